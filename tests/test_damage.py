@@ -73,7 +73,7 @@ def tables(folder):
         return [rx.evaluate(folder / "rows.parquet", folder / "job", GATE, resume=True).resumed]
 
     yield ".parquet", (folder / "rows.parquet").read_bytes(), evaluated, True
-    yield ".parquet", (folder / "runs.parquet").read_bytes(), lambda path: rx.Timings.from_parquet(FFT, path), True
+    yield ".parquet", (folder / "runs.parquet").read_bytes(), lambda path: rx.Timings.of(FFT, path), True
     yield ".json", content, resumed, True
 
 
@@ -104,7 +104,7 @@ def good_files(folder):
     for name in ("campaign-epyc-zen5.welch.samples.jsonl", "xeon.functions.samples.jsonl"):
         yield name, first_lines(f"{name}.gz"), visits, False
         yield f"{name}.gz", gzip.compress(first_lines(f"{name}.gz")), visits, False
-    yield ".csv", csv.encode(), lambda path: rx.Timings.from_csv(FFT, path), False
+    yield ".csv", csv.encode(), lambda path: rx.Timings.of(FFT, path), False
     yield ".json", json.dumps(ADVICE.as_dict()).encode(), read_advice, False
     memory = Memory(folder / "decisions.sqlite", strict=True)
     for number in range(3):

@@ -11,7 +11,7 @@ from rlxjax.fit import (
     CORRECTION_SD,
     COVERED,
     COVERED_SDS,
-    DeviceFits,
+    FitResult,
     LatencyPrior,
     coefficient_names,
     estimate,
@@ -111,7 +111,7 @@ def as_fits(means, sds, converged=True):
     """Return fits with these logarithms and standard deviations, `[devices, c]`."""
     means, sds = np.asarray(means, float), np.asarray(sds, float)
     count = len(means)
-    return DeviceFits(
+    return FitResult(
         coefficients=dict(zip(NAMES, np.exp(means).T, strict=True)),
         loss=np.zeros(count),
         expected_decrease=np.zeros(count),
@@ -121,6 +121,8 @@ def as_fits(means, sds, converged=True):
         log_sd=dict(zip(NAMES, sds.T, strict=True)),
         measured={},
         covariance=np.zeros((count, 3, 3)),
+        inseparable=[],
+        message="",
     )
 
 

@@ -92,7 +92,7 @@ def test_a_command_refuses_a_named_pipe_before_it_measures(tmp_path):
 READERS = {
     "calibration": read_calibration_file,
     "learned FFT": rx.learned.load_learned_fft,
-    "timings": lambda path: rx.Timings.from_csv(FFT, path),
+    "timings": lambda path: rx.Timings.of(FFT, path),
     "samples": read_samples,
     "advice": read_advice,
 }

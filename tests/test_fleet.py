@@ -83,7 +83,7 @@ def test_each_device_has_the_calibration_of_a_lone_fit_with_the_pooled_prior(mad
     prior = read_prior(out / "prior.json", TOY)[0]
     for device in GOOD[::2]:
         rows = pa.concat_tables([pq.read_table(f"{out.parent}/in/part-{part}.parquet") for part in range(2)])
-        own = Timings.from_dataframe(TOY, rows.filter(pa.compute.equal(rows["device"], device)))
+        own = Timings.of(TOY, rows.filter(pa.compute.equal(rows["device"], device)))
         alone = fit_posterior(own, prior).posterior
         with pytest.warns(MachineMismatchWarning, match=f"timings of the device '{device}', of which nothing else"):
             found = rx.load_calibration(out / f"{device}.json", models=[TOY]).posterior
@@ -297,7 +297,7 @@ def test_a_fleet_of_files_that_cannot_be_is_one_line_that_names_the_file(tmp_pat
             fleet_of(good, TOY)
     pq.write_table(pa.table(columns).append_column("time_ns", column), good)
     with pytest.raises(ValueError, match="a.parquet: expected columns of different names, got 'time_ns' twice$"):
-        Timings.from_parquet(TOY, good)
+        Timings.of(TOY, good)
 
 
 def test_columns_may_have_other_names_and_units_and_a_prior_may_be_given(made, tmp_path):
@@ -319,10 +319,10 @@ def test_columns_may_have_other_names_and_units_and_a_prior_may_be_given(made, t
 def test_timings_come_back_from_parquet_as_they_were(tmp_path):
     timings, path = timings_of_device(0), tmp_path / "own.parquet"
     timings.to_parquet(path)
-    assert Timings.from_parquet(TOY, path) == timings
+    assert Timings.of(TOY, path) == timings
     fft = Timings.checked(FFT, variant="fft", batch=[8, 64], n_fft=[256, 512], time_ns=[1e5, 2e5])
     fft.to_parquet(path)
-    assert Timings.from_parquet(FFT, path) == fft
+    assert Timings.of(FFT, path) == fft
     assert [one.name for one in tmp_path.iterdir()] == ["own.parquet"]
     table = pq.read_table(path)
     for changed, said in (
@@ -336,12 +336,12 @@ def test_timings_come_back_from_parquet_as_they_were(tmp_path):
     ):
         pq.write_table(changed, path)
         with pytest.raises(ValueError, match=".") as caught:
-            Timings.from_parquet(FFT, path)
+            Timings.of(FFT, path)
         assert str(caught.value).startswith(f"{path}{said}")
     path.write_text("no")
     with pytest.raises(ValueError, match="own.parquet: cannot be read as Parquet"):
-        Timings.from_parquet(FFT, path)
+        Timings.of(FFT, path)
     with pytest.raises(ValueError, match="none.parquet: no such file"):
-        Timings.from_parquet(FFT, tmp_path / "none.parquet")
+        Timings.of(FFT, tmp_path / "none.parquet")
     with pytest.raises(ValueError, match="expected those of one device"):
         rx.fit.stack_timings([fft, fft])[0].to_parquet(path)

@@ -48,9 +48,9 @@ def test_all_ways_in_give_the_timings_that_arrays_do(tmp_path):
     struct = np.array(rows_of(COLUMNS), [(name, "U9" if name == "variant" else "f8") for name in COLUMNS])
     records = [dict(zip(COLUMNS, row, strict=True)) for row in rows_of(COLUMNS)]
     for found in (
-        *(Timings.from_csv(TILED, file) for file in (path, os.fspath(path))),
-        *(Timings.from_dataframe(TILED, frame) for frame in (COLUMNS, Frame(COLUMNS), Frame(COLUMNS, True), struct)),
-        *(Timings.from_records(TILED, rows) for rows in (records, iter(records))),
+        *(Timings.of(TILED, file) for file in (path, os.fspath(path))),
+        *(Timings.of(TILED, frame) for frame in (COLUMNS, Frame(COLUMNS), Frame(COLUMNS, True), struct)),
+        *(Timings.of(TILED, rows) for rows in (records, iter(records))),
     ):
         assert found == TIMED
 
@@ -59,27 +59,27 @@ def test_all_ways_in_give_the_timings_that_arrays_do(tmp_path):
 def test_frames_of_other_libraries_are_read(library):
     module = pytest.importorskip(library, reason="no dependency; `Frame` has what is used of it")
     make = module.table if library == "pyarrow" else module.DataFrame
-    assert Timings.from_dataframe(TILED, make({name: list(column) for name, column in COLUMNS.items()})) == TIMED
+    assert Timings.of(TILED, make({name: list(column) for name, column in COLUMNS.items()})) == TIMED
 
 
 def test_what_has_a_default_and_the_only_variant_may_be_missing_and_other_columns_are_left_alone():
     columns = {"n": [1, 2], "time_ns": [3.0, 4.0], "host": ["a", "b"], "when": [None, object()]}
-    found = Timings.from_dataframe(TILED, columns | {"variant": ["loop", "pair"]})
+    found = Timings.of(TILED, columns | {"variant": ["loop", "pair"]})
     assert found.runs.inputs["depth"].tolist() == [1.0, 1.0]
-    assert Timings.from_dataframe(TILED, columns | {"variant": [0, 2]}) == found
-    plain = Timings.from_dataframe(FFT, {"batch": [8], "n_fft": [64], "time_ns": [5.0]})
+    assert Timings.of(TILED, columns | {"variant": [0, 2]}) == found
+    plain = Timings.of(FFT, {"batch": [8], "n_fft": [64], "time_ns": [5.0]})
     assert plain == Timings.checked(FFT, variant="fft", batch=[8], n_fft=[64], time_ns=[5.0])
 
 
 @pytest.mark.parametrize(("unit", "unit_ns"), [("ns", 1), ("us", 1e3), ("ms", 1e6), ("s", 1e9)])
 def test_a_column_of_times_is_in_the_unit_that_its_name_ends_in(unit, unit_ns, tmp_path):
     sizes, expected = {"batch": [8, 8], "n_fft": [64, 128]}, [1.5 * unit_ns, 2.5 * unit_ns]
-    assert Timings.from_dataframe(FFT, sizes | {f"time_{unit}": [1.5, 2.5]}).time_ns.tolist() == expected
-    own = Timings.from_dataframe(FFT, sizes | {f"p25_{unit}": [1.5, 2.5], "time_ns": [9, 9]}, time_ns=f"p25_{unit}")
+    assert Timings.of(FFT, sizes | {f"time_{unit}": [1.5, 2.5]}).time_ns.tolist() == expected
+    own = Timings.of(FFT, sizes | {f"p25_{unit}": [1.5, 2.5], "time_ns": [9, 9]}, time_ns=f"p25_{unit}")
     assert own.time_ns.tolist() == expected
     path = tmp_path / "own.csv"
     path.write_text(f"\ufeffbatch, n_fft ,p25_{unit},how\r\n\r\n8,64,1.5,fft\r\n8,128, 2.5,fft\r\n", encoding="utf-8")
-    assert Timings.from_csv(FFT, path, time_ns=f"p25_{unit}", variant="how") == own
+    assert Timings.of(FFT, path, time_ns=f"p25_{unit}", variant="how") == own
 
 
 def refusal_of(call, *arguments):
@@ -118,19 +118,19 @@ def test_a_file_that_cannot_be_is_refused_in_one_sentence(tmp_path):
     path = tmp_path / "own.csv"
     for text, said in FILES.items():
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        assert refusal_of(Timings.from_csv, TILED, path).startswith(f"{path}{said}")
-    assert refusal_of(Timings.from_csv, TILED, tmp_path / "missing.csv").endswith("missing.csv: no such file")
-    assert "expected a file, got a folder" in refusal_of(Timings.from_csv, TILED, tmp_path)
+        assert refusal_of(Timings.of, TILED, path).startswith(f"{path}{said}")
+    assert refusal_of(Timings.of, TILED, tmp_path / "missing.csv").endswith("missing.csv: no such file")
+    assert "expected a file, got a folder" in refusal_of(Timings.of, TILED, tmp_path)
     wide = {"n": [8], "variant": ["loop"], "time_ns": [1.0], **{f"c{number}": [1] for number in range(60_000)}}
     path.write_text(csv_of(wide))
-    assert Timings.from_csv(TILED, path).time_ns == [1.0]
+    assert Timings.of(TILED, path).time_ns == [1.0]
 
 
 @pytest.mark.parametrize("size", ["0", "-2"])
 def test_nothing_takes_no_time(size, tmp_path):
     assert WELCH.inputs["batch"].least == 0.0  # a prediction of nothing is asked for, a timing is not given
     (tmp_path / "own.csv").write_text(f"variant,batch,n_fft,k,time_ns\nhost,8,64,4,5\nhost,{size},64,4,5\n")
-    said = refusal_of(Timings.from_csv, WELCH, tmp_path / "own.csv")
+    said = refusal_of(Timings.of, WELCH, tmp_path / "own.csv")
     assert said.endswith(f"own.csv, line 3: batch: expected a positive size, got {size}")
 
 
@@ -166,11 +166,11 @@ RECORDS = [
 
 
 def test_a_frame_and_records_that_cannot_be_are_refused_in_one_sentence():
-    for way, cases in ((Timings.from_dataframe, FRAMES), (Timings.from_records, RECORDS)):
+    for way, cases in ((Timings.of, FRAMES), (Timings.of, RECORDS)):
         for given, said in cases:
             assert refusal_of(way, TILED, given).startswith(said)
     for model in (type(TILED), "tiled", None):
-        said = refusal_of(Timings.from_dataframe, model, GOOD)
+        said = refusal_of(Timings.of, model, GOOD)
         assert said.startswith("model: expected a LatencyModel, an instance of its class, got ")
 
 
@@ -180,7 +180,7 @@ def test_a_csv_file_becomes_a_calibration_that_predicts_and_picks(tmp_path):
     (tmp_path / "own.csv").write_text(
         csv_of({"n": timed.runs.inputs["n"], "variant": names, "time_ms": timed.time_ns / 1e6})
     )
-    fit = rx.fit_posterior(Timings.from_csv(LINE, tmp_path / "own.csv"))
+    fit = rx.fit_posterior(Timings.of(LINE, tmp_path / "own.csv"))
     assert fit.terms.coefficients == pytest.approx(LINE_TRUTH, rel=0.1)
     rx.save_calibration(tmp_path / "own.json", fit)
     assert json.loads((tmp_path / "own.json").read_text())["models"].keys() == {"line"}

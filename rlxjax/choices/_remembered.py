@@ -9,8 +9,7 @@ from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, field_
 
 from rlxjax._files import Sealed, Strict
 from rlxjax.calibration import Fingerprint, Positive
-from rlxjax.fit import LatencyModel, Runs
-from rlxjax.fit._model import check_timed_size
+from rlxjax.fit import LatencyModel, Runs, check_timed_size
 
 #: Nanoseconds of a call that was timed, and a size of it at most: what is beyond is a mistake.
 MeasuredNs = Annotated[float, Field(ge=1e-3, le=1e15)]

@@ -5,38 +5,38 @@ coefficients (a `FitResult`), `fit_posterior` also how sure they are (a `Posteri
 time next; `condition` makes further times part of what is known. `estimate` predicts runs, and `decision` compares two.
 """
 
-from ._coefficients import LatencyPrior as LatencyPrior
-from ._coefficients import coefficient_names as coefficient_names
-from ._coefficients import named as named
-from ._coefficients import unit_of as unit_of
-from ._coefficients import wide_prior as wide_prior
 from ._conditioning import condition as condition
-from ._decision import SURE as SURE
-from ._decision import Decision as Decision
-from ._decision import decision as decision
+from ._conditioning import learned_spread as learned_spread
 from ._design import Design as Design
 from ._design import next_measurements as next_measurements
 from ._fit import STARTS as STARTS
-from ._fit import DeviceFits as DeviceFits
 from ._fit import FitResult as FitResult
 from ._fit import fit_devices as fit_devices
 from ._fit import fit_latency as fit_latency
 from ._fit import is_measured as is_measured
+from ._fit import pooled_prior as pooled_prior
+from ._fit import transferred_prior as transferred_prior
 from ._model import Facts as Facts
 from ._model import Input as Input
 from ._model import LatencyModel as LatencyModel
+from ._model import LatencyPrior as LatencyPrior
 from ._model import Runs as Runs
 from ._model import StrategySpec as StrategySpec
 from ._model import all_inputs as all_inputs
 from ._model import alternatives_of as alternatives_of
+from ._model import check_timed_size as check_timed_size
+from ._model import coefficient_names as coefficient_names
+from ._model import named as named
 from ._model import strategy_of as strategy_of
-from ._own_covariance import learned_spread as learned_spread
-from ._pooling import pooled_prior as pooled_prior
-from ._pooling import transferred_prior as transferred_prior
+from ._model import unit_of as unit_of
+from ._model import wide_prior as wide_prior
 from ._posterior import CORRECTION_SD as CORRECTION_SD
+from ._posterior import SURE as SURE
+from ._posterior import Decision as Decision
 from ._posterior import LatencyEstimate as LatencyEstimate
 from ._posterior import LatencyPosterior as LatencyPosterior
 from ._posterior import corrected_terms_ns as corrected_terms_ns
+from ._posterior import decision as decision
 from ._posterior import estimate as estimate
 from ._posterior import is_candidate as is_candidate
 from ._posterior import own_correlation as own_correlation
@@ -52,8 +52,11 @@ from ._suite import Cell as Cell
 from ._suite import Suite as Suite
 from ._suite import cell_runs as cell_runs
 from ._timings import MIN_TIMINGS as MIN_TIMINGS
+from ._timings import UNITS_NS as UNITS_NS
+from ._timings import Table as Table
 from ._timings import Timings as Timings
 from ._timings import check_enough as check_enough
+from ._timings import runs_and_times as runs_and_times
 from ._timings import stack_timings as stack_timings
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

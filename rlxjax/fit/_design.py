@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from rlxjax._values import by_value
 
-from ._place import on_cpu
+from ._minimise import on_cpu
 from ._posterior import LatencyEstimate
 
 

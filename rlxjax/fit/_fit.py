@@ -4,18 +4,19 @@ How sure follows from the curvature at the minimum (Laplace's approximation).
 """
 
 import operator
+from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from rlxjax._typing import RealLike
 from rlxjax._values import by_value
 
-from ._coefficients import LatencyPrior, check_prior, coefficient_names
 from ._minimise import RELATIVE_SD, Minimum, minimise
-from ._model import Facts
+from ._model import Facts, LatencyPrior, check_prior, coefficient_names, vector
+from ._posterior import LatencyPosterior
 from ._timings import MIN_TIMINGS, Timings, check_enough, filled_up, with_counted_rows
 
 C = TypeVar("C")
@@ -36,13 +37,18 @@ ROUNDING = 1e-6
 CONVERGED_DECREASE, CONVERGED_SHARE = 1e-3, 1e-5
 #: What is believed of the noise beforehand counts as so many residuals of `RELATIVE_SD`.
 PRIOR_RESIDUALS = 4.0
+#: What one machine says of another: a standard deviation of the logarithm of coefficients, and the share of
+#: the correction that is expected there too; `benchmarks/population_prior.py` judges both.
+TRANSFERRED_LOG_SD, TRANSFERRED_SHARE = 1.0, 0.7
 #: Residuals are never taken to be more exact than this: a clock and a machine are not.
 LEAST_NOISE_SD = 0.005
 
 
 @by_value
-class DeviceFits(NamedTuple, Generic[C]):
-    """What the fits of many devices found, each field with a leading axis `[devices]`.
+class FitResult(NamedTuple, Generic[C]):
+    """What the fit of a device found; of many devices, each field has a leading axis `[devices]`.
+
+    A fit that did not converge is a result that says so.
 
     Attributes:
         coefficients: the fitted coefficients.
@@ -55,40 +61,20 @@ class DeviceFits(NamedTuple, Generic[C]):
             timings, the noise is taken to be closer to 5 %.
         measured: whether the timings say what a coefficient is, rather than its prior, by name: they leave a `log_sd`
             of at most 0.3, and no more than half of the prior's variance.
-        covariance: of the coefficients' logarithms, `[devices, c, c]` in the order of the names.
-    """
-
-    coefficients: C
-    loss: Float[np.ndarray, "devices"]
-    expected_decrease: Float[np.ndarray, "devices"]
-    steps: Int[np.ndarray, "devices"]
-    converged: Bool[np.ndarray, "devices"]
-    noise_sd: Float[np.ndarray, "devices"]
-    log_sd: C
-    measured: dict[str, np.ndarray]
-    covariance: Float[np.ndarray, "devices c c"]
-
-
-@by_value
-class FitResult(NamedTuple, Generic[C]):
-    """What the fit of one device found: the fields of `DeviceFits`, and two more.
-
-    A fit that did not converge is a result that says so.
-
-    Attributes:
+        covariance: of the coefficients' logarithms, `[c, c]` in the order of the names.
         inseparable: combinations that the timings do not settle, the least settled first: names with their
-            share of the direction, from the singular vectors of the Jacobian in units of the prior.
-        message: how it ended, in a sentence.
+            share of the direction, from the singular vectors of the Jacobian in units of the prior; of one device.
+        message: how it ended, in a sentence; of one device.
     """
 
     coefficients: C
-    loss: float
-    expected_decrease: float
-    steps: int
-    converged: bool
-    noise_sd: float
+    loss: Any
+    expected_decrease: Any
+    steps: Any
+    converged: Any
+    noise_sd: Any
     log_sd: C
-    measured: dict[str, bool]
+    measured: dict[str, Any]
     covariance: np.ndarray
     inseparable: list[dict[str, float]]
     message: str
@@ -139,7 +125,7 @@ def fit_devices(
     weights: np.ndarray | Float[Array, "devices n"] | None = None,
     min_timings: int = MIN_TIMINGS,
     facts: Facts | None = None,
-) -> DeviceFits[Any]:
+) -> FitResult[Any]:
     """Fit a latency model to each of many devices' timings: `fit_latency` of each at once, from one start.
 
     Args:
@@ -196,9 +182,10 @@ def minima_and_results(
     return found, results
 
 
-def _result(fits: DeviceFits[C], place: int, count: int, squares: np.ndarray, directions: np.ndarray) -> FitResult[C]:
+def _result(fits: FitResult[C], place: int, count: int, squares: np.ndarray, directions: np.ndarray) -> FitResult[C]:
     """Return the fit of one device with what its timings do not settle, and how it ended."""
-    one: Any = jax.tree.map(lambda leaf: leaf[place].tolist() if leaf.ndim == 1 else leaf[place], fits)
+    arrays = fits._replace(message=None)
+    one: Any = jax.tree.map(lambda leaf: leaf[place].tolist() if leaf.ndim == 1 else leaf[place], arrays)
     measured = {name: bool(column[place]) for name, column in fits.measured.items()}  # in the order of the names
     ending = "converged" if one.converged else "did not converge"
     inseparable, names = [], list(measured)
@@ -211,7 +198,7 @@ def _result(fits: DeviceFits[C], place: int, count: int, squares: np.ndarray, di
         f"The fit of {count} timings {ending} in {one.steps} steps (loss {one.loss:.4g}, "
         f"of which another step promises {one.expected_decrease:.2g})."
     )
-    return FitResult(*one._replace(measured=measured), inseparable=inseparable, message=message)
+    return one._replace(measured=measured, inseparable=inseparable, message=message)
 
 
 def for_each(prior: LatencyPrior[C], devices: int) -> LatencyPrior[C]:
@@ -233,7 +220,7 @@ def checked_fit(
 
 def _fits(
     minima: Minimum, weights: Float[np.ndarray, "devices n"], priors: LatencyPrior[C]
-) -> tuple[DeviceFits[C], np.ndarray, np.ndarray]:
+) -> tuple[FitResult[C], np.ndarray, np.ndarray]:
     """Return what the timings of devices say, and what they leave unknown in units of the prior's deviations.
 
     The curvature is that at the noise which the residuals, what is believed of it beforehand and the
@@ -250,7 +237,7 @@ def _fits(
     left = (directions / (1.0 + squares[..., None, :])) @ np.swapaxes(directions, -2, -1)
     log_sd = prior_sd * np.sqrt(np.diagonal(left, axis1=-2, axis2=-1))
     measured = is_measured(log_sd, prior_sd)
-    fits = DeviceFits(
+    fits = FitResult(
         coefficients=structure.unflatten(list(np.exp(minima.logs).T)),
         loss=minima.loss,
         expected_decrease=minima.expected_decrease,
@@ -260,6 +247,8 @@ def _fits(
         log_sd=structure.unflatten(list(log_sd.T)),
         measured=dict(zip(coefficient_names(priors.median), measured.T, strict=True)),
         covariance=left * scale,
+        inseparable=[],
+        message="",
     )
     return fits, squares, directions
 
@@ -298,3 +287,116 @@ def _likely_sd(noise_sd: np.ndarray, count: np.ndarray, absorbed: np.ndarray) ->
     left = np.maximum(count - absorbed, 0.0) + PRIOR_RESIDUALS
     # Residuals that are not finite say nothing.
     return np.where(np.isfinite(noise_sd), np.maximum(np.sqrt(seen / left), LEAST_NOISE_SD), np.inf)
+
+
+def pooled_prior(
+    fits: FitResult[C] | Sequence[FitResult[C]] | Sequence[LatencyPosterior], prior: LatencyPrior[C]
+) -> LatencyPrior[C]:
+    """Return the log-normal prior of a further device's coefficients, from the fits of several devices.
+
+    With `m_d` and `v_d` the mean and variance of a coefficient's logarithm after the fit of device d, and
+    `m_0`, `v_0` those of the prior, which counts as one device more,
+
+        mean = sum(m_d) / (D + 1),   variance = sum((m_d - mean)**2 + v_d) / (D + 1),   d from 0 to D
+
+    which is a step of expectation and maximisation towards the likeliest mean and variance over devices.
+    To take a further step, fit the devices again with the result, and pool with the first prior again.
+
+    A coefficient that no device measured keeps the prior, and no variance is below `v_0 / (D + 1)`; one that
+    differs more between devices than the prior expected becomes wider than it. Fits that did not converge
+    are left out. Of posteriors, the correction is pooled too, as by `transferred_prior`; fits of terms have none.
+
+    Args:
+        fits: of the devices: of their terms, or posteriors.
+        prior: what is believed without them, the model's own say.
+
+    Raises:
+        ValueError: no fit that converged.
+
+    References:
+        A. Gelman et al., Bayesian Data Analysis, 3rd edition, 2013, chapter 5 and section 13.6.
+
+    Examples:
+        >>> from rlxjax.fit import Timings, fit_latency
+        >>> from rlxjax.models import FFT
+        >>> batch, n_fft = np.repeat([32, 256, 2048], 4), np.tile([64, 256, 1024, 4096], 3)
+        >>> def timings(call_ns):
+        ...     time_ns = call_ns + 12.0 * batch * n_fft
+        ...     return Timings.checked(FFT, variant="fft", batch=batch, n_fft=n_fft, time_ns=time_ns)
+        >>> fits = [fit_latency(timings(call_ns)) for call_ns in (1e6, 2e6, 3e6)]
+        >>> pooled = pooled_prior(fits, FFT.prior)
+        >>> bool(6e4 < pooled.median.call_ns < 3e6)
+        True
+        >>> few = jax.tree.map(lambda column: column[:3], timings(4e6))
+        >>> bool(abs(fit_latency(few, pooled, min_timings=3).coefficients.call_ns / 4e6 - 1) < 0.1)
+        True
+    """
+    if not isinstance(fits, FitResult) and not fits:
+        raise ValueError("fits: expected one at least, got none")
+    correction, pairs = 0.0, []
+    for one in [fits] if isinstance(fits, FitResult) else fits:
+        if isinstance(one, LatencyPosterior):
+            pairs.append((_leaves(one.coefficients), _leaves(one.coefficient_log_sd())))
+        elif (is_used := np.asarray(one.converged)).any():
+            pairs.append(tuple(_leaves(part)[is_used] for part in (one.coefficients, one.log_sd)))
+    if posteriors := [one for one in fits if isinstance(one, LatencyPosterior)]:
+        correction = _shared_correction(posteriors)
+    if not pairs:
+        raise ValueError("fits: expected one at least that converged, got none")
+    structure, last = jax.tree.structure(prior.median), [_leaves(prior.median), _leaves(prior.log_sd)]
+    values, sds = (np.vstack(part) for part in zip(*pairs, last, strict=True))
+    means, variances = np.log(values), sds**2
+    mean = means.mean(0)
+    variance = np.mean((means - mean) ** 2 + variances, 0)
+    medians, log_sds = (structure.unflatten(part.tolist()) for part in (np.exp(mean), np.sqrt(variance)))
+    return LatencyPrior(medians, log_sds, correction)
+
+
+def transferred_prior(*posteriors: LatencyPosterior) -> LatencyPrior[Any]:
+    """Return what the calibrations of some machines say of another, or of one on another day.
+
+    With `m_d` the logarithm of a coefficient on machine d of D,
+
+        median = exp(sum(m_d) / D),   log_sd**2 = (sum((m_d - sum(m_d) / D)**2) + 1) / D
+
+    which is the likeliest mean, and a variance that one machine alone leaves at 1; no larger than the model's own
+    prior has it. What the terms miss belongs to the programs as well as to the machine, so that most of the correction
+    is expected there too: of one machine's 0.7, of several ones' mean more.
+
+    Args:
+        *posteriors: of the other machines, of one model and one version of it.
+
+    Raises:
+        ValueError: no posterior, or posteriors of different models.
+
+    References:
+        A. Gelman et al., Bayesian Data Analysis, 3rd edition, 2013, chapter 5.
+
+    Examples:
+        >>> from rlxjax.fit import prior_posterior
+        >>> from rlxjax.models import FFT
+        >>> prior = transferred_prior(prior_posterior(FFT))
+        >>> round(prior.median.call_ns), prior.log_sd.call_ns
+        (60000, 1.0)
+    """
+    if len({(one.model.name, one.model.version) for one in posteriors}) != 1:
+        raise ValueError("posteriors: expected one at least, all of one model")
+    known, count = posteriors[0].model.prior, len(posteriors)
+    logs = np.log([vector(one.coefficients) for one in posteriors])
+    squares = np.sum((logs - logs.mean(0)) ** 2, 0) + TRANSFERRED_LOG_SD**2
+    log_sd = np.minimum(np.sqrt(squares / count), np.asarray(vector(known.log_sd)))
+    structure = jax.tree.structure(known.median)
+    medians = structure.unflatten(np.exp(logs.mean(0)).tolist())
+    return LatencyPrior(medians, structure.unflatten(log_sd.tolist()), _shared_correction(posteriors))
+
+
+def _leaves(tree: Any) -> np.ndarray:
+    """Return the coefficients of a device, `[c]`, or of many, `[devices, c]`."""
+    return np.moveaxis(np.array(jax.tree.leaves(tree), np.float64), 0, -1)
+
+
+def _shared_correction(posteriors: Sequence[LatencyPosterior]) -> np.ndarray:
+    """Return the part of the mean correction of some machines that is expected of another."""
+    count = len(posteriors)
+    share = count / (count + 1.0 / TRANSFERRED_SHARE - 1.0)
+    return share * np.mean([np.asarray(one.weights) for one in posteriors], 0)

@@ -6,9 +6,11 @@ posterior's curvature where the round before it ended: in such units the curvatu
 direction.
 """
 
+import contextlib
 import functools
 import operator
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
@@ -19,9 +21,7 @@ from jaxtyping import Array, Float
 
 from rlxjax._chunks import for_each_chunk, worker_count
 
-from ._coefficients import LatencyPrior, vector
-from ._model import Facts
-from ._place import on_cpu
+from ._model import Facts, LatencyPrior, vector
 from ._posterior import (
     CORRECTION_SD,
     correction_log_factor,
@@ -85,17 +85,10 @@ def minimise(
     z: Float[np.ndarray, "fits u"],
     features: Float[np.ndarray, "fits n features"],
 ) -> Minimum:
-    """Return the minima of `sum(w * huber(log(predicted / measured) / 0.05)) + sum(z**2) / 2`.
+    """Return the minima of `sum(w * huber(log(predicted / measured) / 0.05)) + sum(z**2) / 2`, from `z`.
 
-    The unknowns are `z = log(coefficients / median) / log_sd`, then `weights / CORRECTION_SD` of the correction.
-
-    Args:
-        timings: every column `[fits, n]`.
-        weights: of the timings, 0 leaves one out.
-        priors: every leaf `[fits]`.
-        facts: how the machines schedule.
-        z: where to begin.
-        features: of the timings, that the correction depends on; without any, the terms are fitted alone.
+    The unknowns are `z = log(coefficients / median) / log_sd`, then `weights / CORRECTION_SD` of the correction, which
+    depends on features; without any, the terms are fitted alone. Every column and leaf is `[fits, ...]`.
 
     References:
         J. Nocedal, S. Wright, Numerical Optimization, 2nd edition, 2006, 3.5 and 7.2.
@@ -228,3 +221,11 @@ def _in_chunks(run: Callable[..., Any], chunk: int, columns: Any) -> Any:
 
     for_each_chunk(of_chunk, fits, chunk)
     return jax.tree.map(lambda *chunks: np.concatenate(chunks), *found)
+
+
+def on_cpu() -> AbstractContextManager[Any]:
+    """Make JAX's CPU this thread's default device, if there is one: a step is some hundred launches of little work."""
+    try:
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:  # of a JAX_PLATFORMS without it
+        return contextlib.nullcontext()

@@ -6,18 +6,24 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Float
 
 from rlxjax._chunks import for_each_chunk
 from rlxjax._values import by_value
 
-from ._alike import LEAST_SPREAD, alike_of
-from ._coefficients import LatencyPrior
 from ._fit import STARTS, FitResult, checked_fit, for_each, has_converged, minima_and_results
 from ._minimise import HUBER_DELTA, RELATIVE_SD, Minimum, minimise
-from ._model import Facts, Runs
+from ._model import Facts, LatencyPrior, Runs
 from ._posterior import CORRECTION_SD, LatencyPosterior, correction_log_factor, prior_posterior
 from ._timings import MIN_TIMINGS, Timings, filled_up
 
+#: No error is taken for smaller than this, relative: what a run is known to at best.
+LEAST_SPREAD = 0.01
+#: The median of the absolute values of a normal variable, and the standard deviations at which errors are clipped.
+MEDIAN_SDS, MOST_SDS = 0.6745, 3.0
+#: Works without a common part that are added to those that were timed. Correlations of works are expected within
+#: about `1 / sqrt(4)`, of which `n` works leave the share `n / (n + 4)`.
+PSEUDO_WORKS = 4.0
 #: Rounds in which the spread and the variances that depend on it settle, to this share.
 SPREAD_ROUNDS, SETTLED_SHARE = 8, 1e-3
 #: Share of errors that the spread is chosen to cover, and a normal variable's bound for it.
@@ -77,8 +83,7 @@ def fit_posterior(
         >>> fit.terms.converged, fit.posterior.weights.shape
         (True, (1, 0))
     """
-    counted = np.ones(np.shape(timings.time_ns)) if weights is None else np.asarray(weights, np.float64)
-    checked_fit(timings, prior, counted, MIN_TIMINGS, facts)
+    _, counted, _ = checked_fit(timings, prior, weights, MIN_TIMINGS, facts)
     one, its_weights = jax.tree.map(lambda column: np.asarray(column)[None], (timings, counted))
     return fit_posteriors(one, prior, its_weights, facts)[0]
 
@@ -154,10 +159,7 @@ def _posterior_at(
     shape: tuple[int, ...],
     prior_factor: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the correction's weights, the covariance's factor, the spread, how alike it is, and the left-out errors.
-
-    Of one device: the minimum of terms and correction, and the timings that it is of; `shape` is that of the weights.
-    """
+    """Return one device's weights (of a shape), covariance factor, spread, correlations, and left-out errors."""
     variant, knee = np.asarray(runs.variant), HUBER_DELTA * RELATIVE_SD
     weights = CORRECTION_SD * minimum.z[len(minimum.logs) :].reshape(shape)
     left = correction_log_factor(features, weights, variant) - minimum.residuals
@@ -223,3 +225,41 @@ def _squares(features: np.ndarray, influence: np.ndarray) -> np.ndarray:
 def _ridge_covariance(squares: np.ndarray, noise_sd: float) -> np.ndarray:
     """Return the covariance of the correction's weights after timings of this noise, `[*folds, f, f]`."""
     return np.linalg.inv(squares / noise_sd**2 + np.eye(squares.shape[-1]) / CORRECTION_SD**2)
+
+
+def alike_of(errors: Float[np.ndarray, "n"], runs: Runs, n_variants: int) -> Float[np.ndarray, "variants variants"]:
+    """Return the correlation of the errors of the variants that do one piece of work: runs of equal inputs.
+
+    With `z` the errors of a variant in units of their median absolute value, as of a normal variable, clipped to
+    `-3 .. 3`, and the sums over the works that both variants were timed at,
+
+        alike[i, j] = sum(z_i z_j) / (sqrt(sum(z_i**2) sum(z_j**2)) + 4),
+
+    so that outliers count little, and few works too. Negative eigenvalues of the matrix are taken as none, and its
+    diagonal scaled back to one. The noise of timings, which is independent, is part of the errors: the correlation is
+    rather too small than too large, and a decision rather less sure than it could be.
+    """
+    if n_variants == 1:
+        return np.ones((1, 1))
+    variant = np.asarray(runs.variant)
+    inputs = np.stack([np.broadcast_to(column, variant.shape) for column in runs.inputs.values()], -1)
+    work = np.unique(inputs, axis=0, return_inverse=True)[1].reshape(-1)
+    shape = (int(work.max(initial=-1)) + 1, n_variants)
+    counts, sums, scaled = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+    np.add.at(counts, (work, variant), 1.0)
+    np.add.at(sums, (work, variant), errors)
+    timed, mean = counts > 0, sums / np.maximum(counts, 1.0)
+    for code in np.flatnonzero(timed.any(0)):
+        own = mean[timed[:, code], code]
+        scale = max(float(np.median(np.abs(own))) / MEDIAN_SDS, LEAST_SPREAD)
+        scaled[timed[:, code], code] = np.clip(own / scale, -MOST_SDS, MOST_SDS)
+    squares = np.sqrt((scaled**2).T @ timed.astype(float))
+    found = scaled.T @ scaled / (squares * squares.T + PSEUDO_WORKS)
+    np.fill_diagonal(found, 1.0)
+    values, vectors = np.linalg.eigh(found)
+    valid = (vectors * np.maximum(values, 0.0)) @ vectors.T
+    # No less than 1, as nothing was taken away.
+    scale = np.sqrt(np.diag(valid))
+    valid = np.clip((valid + valid.T) / (2.0 * np.outer(scale, scale)), -1.0, 1.0)
+    np.fill_diagonal(valid, 1.0)
+    return valid

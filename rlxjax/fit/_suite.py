@@ -8,8 +8,7 @@ import numpy as np
 
 from rlxjax._values import FrozenDict
 
-from ._coefficients import LatencyPrior
-from ._model import Facts, LatencyModel, Runs
+from ._model import Facts, LatencyModel, LatencyPrior, Runs
 
 #: Of the pieces of work of a grid, one in so many is held out.
 HELD_OUT_EVERY = 4

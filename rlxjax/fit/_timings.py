@@ -1,9 +1,10 @@
-"""Measured runs: columns that a fit takes, checked where they enter."""
+"""Measured runs: columns that a fit takes, from files, data frames and records, checked where they enter."""
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -11,9 +12,12 @@ from jaxtyping import Array, Float
 
 from rlxjax._values import by_value
 
-from ._columns import columns_of_csv, columns_of_frame, columns_of_parquet, columns_of_records, runs_and_times
-from ._model import LatencyModel, Runs
+from ._model import LatencyModel, Runs, check_timed_size, variant_codes
 
+#: Nanoseconds of the units that the name of a column of times ends in.
+UNITS_NS = {"_ns": 1.0, "_us": 1e3, "_ms": 1e6, "_s": 1e9}
+#: Names of columns that a message shows at most.
+SHOWN_NAMES = 12
 #: Timings that a fit needs unless its caller says that its prior needs fewer.
 MIN_TIMINGS = 8
 #: Fits are compiled for so many timings at least.
@@ -57,106 +61,49 @@ class Timings:
             raise ValueError(f"{model.name}: expected the inputs {', '.join(model.inputs)}; got {unknown[0]!r}")
         variant = np.broadcast_to(variant, np.shape(time_ns)) if np.ndim(variant) == 0 else variant
         columns = {"variant": variant, "time_ns": time_ns, **inputs}
-        return cls(*runs_and_times(model, columns_of_frame(columns, "timings"), "variant", "time_ns"))
+        return cls(*runs_and_times(model, table_of_frame(columns, "timings"), "variant", "time_ns"))
 
     @classmethod
-    def from_dataframe(
-        cls, model: LatencyModel, frame: Any, *, variant: str = "variant", time_ns: str = "time_ns"
+    def of(
+        cls,
+        model: LatencyModel,
+        source: "str | os.PathLike[str] | Iterable[Mapping[str, Any]] | Any",
+        *,
+        variant: str = "variant",
+        time_ns: str = "time_ns",
     ) -> "Timings":
-        """Build from whatever has columns by name: a DataFrame of pandas or polars, a dictionary of lists.
+        r"""Read from a file, or build from a data frame or from records: one row a timing.
 
         The sizes are in columns of the model's names for its inputs; one with a default may be missing. All other
         columns are left alone.
 
         Args:
             model: whose runs were timed.
-            frame: one row a timing.
+            source: a path of a Parquet file, by its ending, or of a CSV file in UTF-8 with a header; whatever has
+                columns by name, as a DataFrame of pandas or polars, or a dictionary of lists; or mappings, one each.
             variant: the column of variants, names or places in `model.variants`; not needed where there is one.
             time_ns: the column of times, in ns unless its name ends in _us, _ms or _s. Where time_ns is
                 missing, time_us, time_ms or time_s is taken.
 
         Raises:
-            ValueError: a missing column, columns of unequal length, no row, or a cell that cannot be; one sentence
-                with the row, from 0, and the column.
+            ValueError: a file that is missing, empty or neither CSV nor Parquet; a missing column, columns of unequal
+                length, no row, or a cell that cannot be; one sentence with the line, or row from 0, and the column.
+            ImportError: pyarrow is not installed, for a Parquet file.
 
         Examples:
+            >>> import pathlib, tempfile
             >>> from rlxjax.models import FFT
             >>> frame = {"batch": [8, 64], "n_fft": [256, 256], "time_us": [100.0, 200.0], "note": ["a", "b"]}
-            >>> Timings.from_dataframe(FFT, frame).time_ns.tolist()
+            >>> Timings.of(FFT, frame).time_ns.tolist()
             [100000.0, 200000.0]
-        """
-        return cls(*runs_and_times(model, columns_of_frame(frame), variant, time_ns))
-
-    @classmethod
-    def from_records(
-        cls,
-        model: LatencyModel,
-        records: Iterable[Mapping[str, Any]],
-        *,
-        variant: str = "variant",
-        time_ns: str = "time_ns",
-    ) -> "Timings":
-        """Build from mappings, one a timing; columns, arguments and errors as in `from_dataframe`.
-
-        Examples:
-            >>> from rlxjax.models import FFT
-            >>> records = [{"batch": 8, "n_fft": 256, "time_ns": 1e5}, {"batch": 64, "n_fft": 256, "time_ns": 2e5}]
-            >>> Timings.from_records(FFT, records).runs.inputs["batch"].tolist()
-            [8.0, 64.0]
-        """
-        return cls(*runs_and_times(model, columns_of_records(records), variant, time_ns))
-
-    @classmethod
-    def from_csv(
-        cls, model: LatencyModel, path: str | os.PathLike[str], *, variant: str = "variant", time_ns: str = "time_ns"
-    ) -> "Timings":
-        r"""Read a CSV file: a header, then one line a timing; columns and other arguments as in `from_dataframe`.
-
-        Args:
-            model: whose runs were timed.
-            path: of the file, in UTF-8, cells separated by commas; variants by name.
-            variant: the column of variants.
-            time_ns: the column of times.
-
-        Raises:
-            ValueError: a file that is missing, empty or no CSV, or as in `from_dataframe`; with the file and line.
-
-        Examples:
-            >>> import pathlib, tempfile
-            >>> from rlxjax.models import FFT
+            >>> Timings.of(FFT, [{"batch": 8, "n_fft": 256, "time_ns": 1e5}]).runs.inputs["batch"].tolist()
+            [8.0]
             >>> path = pathlib.Path(tempfile.mkdtemp()) / "fft.csv"
             >>> _ = path.write_text("batch,n_fft,time_ms\n8,256,0.1\n64,256,0.2\n")
-            >>> Timings.from_csv(FFT, path).time_ns.tolist()
+            >>> Timings.of(FFT, path).time_ns.tolist()
             [100000.0, 200000.0]
         """
-        return cls(*runs_and_times(model, columns_of_csv(path), variant, time_ns))
-
-    @classmethod
-    def from_parquet(
-        cls, model: LatencyModel, path: str | os.PathLike[str], *, variant: str = "variant", time_ns: str = "time_ns"
-    ) -> "Timings":
-        """Read a Parquet file of one row a timing; columns and other arguments as in `from_dataframe`.
-
-        Args:
-            model: whose runs were timed.
-            path: of the file.
-            variant: the column of variants.
-            time_ns: the column of times.
-
-        Raises:
-            ValueError: a file that is missing, empty or no Parquet, or as in `from_dataframe`; with the file and row.
-            ImportError: pyarrow is not installed.
-
-        Examples:
-            >>> import pathlib, tempfile
-            >>> from rlxjax.models import FFT
-            >>> path = pathlib.Path(tempfile.mkdtemp()) / "fft.parquet"
-            >>> timings = Timings.checked(FFT, variant="fft", batch=[8, 64], n_fft=[256, 256], time_ns=[1e5, 2e5])
-            >>> timings.to_parquet(path)
-            >>> Timings.from_parquet(FFT, path) == timings
-            True
-        """
-        return cls(*runs_and_times(model, columns_of_parquet(path), variant, time_ns))
+        return cls(*runs_and_times(model, table_of(source), variant, time_ns))
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write a Parquet file of one row a timing: the variant's name, the inputs by name, `time_ns`.
@@ -298,3 +245,163 @@ def _first(count: np.ndarray | np.integer, wrong: np.ndarray | np.bool_) -> tupl
     """Return the count of the first device that is wrong, and which one that is."""
     index = int(np.argmax(wrong))
     return int(np.ravel(count)[index]), f" for device {index}" if np.ndim(count) else ""
+
+
+class Table(NamedTuple):
+    """The names of columns, the cells of one as they came, `[n]`, the source, and the place of a row from 0."""
+
+    names: Sequence[str]
+    cells: Callable[[str], Sequence[Any] | np.ndarray]
+    source: str
+    place: Callable[[int], str]
+
+
+def table_of(source: Any) -> Table:
+    """Return the columns of a file, of whatever has columns by name, or of mappings."""
+    from rlxjax._files import read_parquet_file  # loaded when first used
+
+    if isinstance(source, (str, os.PathLike)):
+        is_parquet = os.fspath(source).lower().endswith((".parquet", ".pq"))
+        return table_of_frame(read_parquet_file(source), os.fspath(source)) if is_parquet else _table_of_csv(source)
+    if isinstance(source, Mapping) or _names_of(source) is not None or not isinstance(source, Iterable):
+        return table_of_frame(source)
+    rows = list(source)
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise ValueError(f"records, record {number}: expected cells by column, got {_kind(row)}")
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return Table(names, lambda name: [row.get(name) for row in rows], "records", lambda row: f"records, record {row}")
+
+
+def table_of_frame(frame: Any, source: str = "frame") -> Table:
+    """Return the columns of whatever has some by name: pandas, polars, pyarrow, NumPy's records, a dictionary."""
+    names = list(frame) if isinstance(frame, Mapping) else _names_of(frame)
+    if names is None:
+        raise ValueError(f"{source}: expected columns by name, as a DataFrame or a dictionary has, got {_kind(frame)}")
+
+    def cells(name: str) -> np.ndarray:
+        if list(names).count(name) > 1:
+            raise ValueError(f"{source}: expected columns of different names, got {name!r} twice")
+        column = np.asarray(frame[name])
+        if column.ndim != 1:
+            raise ValueError(f"{source}: {name}: expected one column, got shape {column.shape}")
+        return column
+
+    return Table(list(names), cells, source, lambda row: f"{source}, row {row}")
+
+
+def _names_of(frame: Any) -> Any:
+    dtype_names = getattr(getattr(frame, "dtype", None), "names", None)
+    return getattr(frame, "column_names", getattr(frame, "columns", dtype_names))
+
+
+def _table_of_csv(path: str | os.PathLike[str]) -> Table:
+    """Return the columns of a CSV file with a header, cells as texts; blank lines are skipped."""
+    from rlxjax._files import read_csv_file  # loaded when first used
+
+    source, lines = os.fspath(path), read_csv_file(path)
+    if not lines:
+        raise ValueError(f"{source}: expected a header and a line for each timing, got an empty file")
+    (_, names), *rows = lines
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"{source}: expected columns of different names, got {twice[0]!r} twice")
+    for line, row in rows:
+        if len(row) != len(names):
+            raise ValueError(f"{source}, line {line}: expected {len(names)} cells, as the header has, got {len(row)}")
+    columns = dict(zip(names, zip(*(row for _, row in rows), strict=True), strict=False)) if rows else {}
+    return Table(names, lambda name: columns.get(name, ()), source, lambda row: f"{source}, line {rows[row][0]}")
+
+
+def runs_and_times(model: LatencyModel, table: Table, variant: str, time_ns: str) -> tuple[Runs, np.ndarray]:
+    """Return the runs of a table's rows and their times in ns, `[n]`, every cell checked."""
+    if isinstance(model, type) or not hasattr(model, "variants"):
+        raise ValueError(f"model: expected a LatencyModel, an instance of its class, got {_kind(model)}")
+    others = [f"time{unit}" for unit in list(UNITS_NS)[1:]] if time_ns == "time_ns" else []
+    found = [name for name in ([time_ns] if time_ns in table.names else others) if name in table.names]
+    if len(found) > 1:
+        raise ValueError(f"{table.source}: expected one column of times, got {' and '.join(found)}")
+    name = found[0] if found else _lacks(table, time_ns, f" (or {', '.join(others)})" if others else "")
+    unit_ns = next((unit_ns for unit, unit_ns in UNITS_NS.items() if name.endswith(unit)), 1.0)
+    times_ns = unit_ns * _numbers(table, name, positive=True)
+    if not len(times_ns):
+        raise ValueError(f"{table.source}: expected a row for each timing, got none")
+    if variant in table.names:
+        codes = _codes(model, table, variant)
+    elif len(model.variants) == 1:
+        codes = [0] * len(times_ns)
+    else:
+        _lacks(table, variant, f", one of {', '.join(model.variants)}")
+    inputs: dict[str, np.ndarray] = {}
+    for key, entry in model.inputs.items():
+        if key in table.names:
+            inputs[key] = _numbers(table, key)
+            for row in sorted(np.unique(inputs[key], return_index=True)[1].tolist()):
+                _at(table, row, check_timed_size, inputs[key][row], key, entry)
+        elif entry.default is None:
+            _lacks(table, key, f", a number of {entry.unit}")
+        else:
+            inputs[key] = np.full(len(times_ns), float(entry.default))
+    lengths = {name: len(times_ns), variant: len(codes), **{key: len(column) for key, column in inputs.items()}}
+    if len(set(lengths.values())) > 1:
+        said = ", ".join(f"{key} {length}" for key, length in lengths.items())
+        raise ValueError(f"{table.source}: expected columns of one length, got {said}")
+    return Runs(model, np.array(codes, np.int32), inputs), times_ns
+
+
+def _numbers(table: Table, name: str, positive: bool = False) -> np.ndarray:
+    cells = table.cells(name)
+    is_numbers = isinstance(cells, np.ndarray) and cells.dtype.kind in "iuf"
+    numbers = np.array(cells if is_numbers else [_number(cell) for cell in cells], np.float64)
+    wrong = np.flatnonzero(~(np.isfinite(numbers) & (numbers > 0 if positive else True)))
+    if wrong.size:
+        cell = cells[wrong[0]]
+        text = "" if cell is None else str(cell)
+        got = "nothing" if not text else repr(text) if isinstance(cell, str) else text
+        expected = "a positive finite number" if positive else "a finite number"
+        raise ValueError(f"{table.place(wrong[0])}: {name}: expected {expected}, got {got}")
+    return numbers
+
+
+def _number(cell: Any) -> float:
+    if isinstance(cell, (np.timedelta64, np.datetime64)):  # which are floats of units of their own
+        return np.nan
+    try:
+        return float(cell)
+    except (TypeError, ValueError, OverflowError):
+        return np.nan
+
+
+def _codes(model: LatencyModel, table: Table, name: str) -> list[Any]:
+    """Return the places of a column's variants; each name is looked up once."""
+    codes, known = [], {}
+    for row, cell in enumerate(table.cells(name)):
+        code = known.get(cell) if isinstance(cell, str) else None
+        if code is None:
+            code = _at(table, row, _code, model, cell, name)
+            if isinstance(cell, str):
+                known[cell] = code
+        codes.append(code)
+    return codes
+
+
+def _code(model: LatencyModel, cell: Any, name: str) -> Any:
+    """Return the place of a variant, which is given by name or place."""
+    is_place = isinstance(cell, (int, np.integer)) and not isinstance(cell, bool)
+    return variant_codes(model, int(cell) if is_place else str(cell).strip(), name)
+
+
+def _at(table: Table, row: int, check: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a check returns; what it refuses is said with the place of the row."""
+    try:
+        return check(*arguments)
+    except ValueError as reason:
+        raise ValueError(f"{table.place(row)}: {reason}") from None
+
+
+def _lacks(table: Table, name: str, what: str) -> NoReturn:
+    shown = [str(other) for other in table.names[:SHOWN_NAMES]] + ["..."] * (len(table.names) > SHOWN_NAMES)
+    raise ValueError(f"{table.source}: expected a column {name!r}{what}, got {', '.join(shown) or 'none'}")
+
+
+def _kind(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__

@@ -11,8 +11,7 @@ import numpy as np
 
 from rlxjax._files import check_pyarrow
 from rlxjax._values import FrozenDict
-from rlxjax.fit import LatencyModel, Timings, check_enough
-from rlxjax.fit._columns import UNITS_NS, Table, runs_and_times
+from rlxjax.fit import UNITS_NS, LatencyModel, Table, Timings, check_enough, runs_and_times
 
 from ._rows import Field
 
