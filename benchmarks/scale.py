@@ -153,31 +153,6 @@ def model_table(found: dict[str, Any]) -> str:
     return f"{title}\n\n{table(['', 's', 'CPU s', 'peak MB', 'thousand rows a s'], rows)}"
 
 
-def paper(found: dict[str, Any]) -> str:
-    """Return what machines like this one do in an hour, from the core-seconds that the steps have taken here."""
-    cores, columns = len(os.sched_getaffinity(0)), []
-    for section, name in (("gate", "ours"), ("model", "model")):
-        runs, own, million_rows = found[section]["runs"][name], found[section], found[section]["rows"] / 1e6
-        median = {key: float(np.median([run[key] for run in runs])) for key in runs[0]}
-        busy_s = sum(median[f"{step}_s"] for step in ("decode", "evaluate", "encode"))
-        speeds = [
-            million_rows / (median["cpu_s"] * median[f"{step}_s"] / busy_s) for step in ("decode", "evaluate", "encode")
-        ]
-        billion_an_hour = 3.6 * million_rows / median["wall_s"]
-        hours = [billion_an_hour * machines for machines in (1, 10, 1000)]
-        columns.append([*speeds, *hours, (own["input_mb"] + median["output_mb"]) / median["wall_s"]])
-    titles = [f"million rows a core-second: {step}" for step in ("decode", "evaluate", "encode")]
-    titles += [
-        f"billion rows an hour: {count} of {cores} cores" for count in ("a machine", "ten machines", "a thousand")
-    ]
-    titles += ["GB a second that a thousand read and write"]
-    rows = [
-        [title, *(f"{value:,.{max(0, 1 - int(np.log10(value)))}f}" for value in row)]
-        for title, *row in zip(titles, *columns, strict=True)
-    ]
-    return table(["", "the gate", "the Welch model"], rows)
-
-
 def small(given: Any, folder: Path) -> dict[str, Any]:
     """Evaluate the same number of rows in many small files and in one."""
     seconds, sink, found = [], folder / "small", {}
@@ -224,7 +199,6 @@ def main() -> int:
             found[name] = SECTIONS[name](given, folder)
     makers = {"gate": gate_table, "model": model_table, "small": small_text}
     texts = {name: make(found[name]) for name, make in makers.items() if name in found}
-    texts |= {"paper": paper(found)} if {"gate", "model"} <= found.keys() else {}
     for name, text in texts.items():
         print(f"\n{text}")
         if given.page is not None:
