@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlxjax.calibration import current_fingerprint, write_text_file
-from rlxjax.clock import mean_ns, quiet_collector, visit_ns
+from rlxjax.clock import QUARTILE, mean_ns, quiet_collector, visit_ns
 
 ROOT = Path(__file__).parents[1]
 
@@ -57,6 +57,27 @@ def visits(
             for index in rng.permutation(len(keys)):
                 times[keys[index]].append(visit(calls[keys[index]]))
     return {key: np.array(found) for key, found in times.items()}
+
+
+def judged_ns(calls_of: Sequence[Callable[[], Mapping[Any, Callable[[], Any]]]], seconds: float) -> np.ndarray:
+    """Return the time in ns of each form of each work, timed by turns in two passes over all works.
+
+    Args:
+        calls_of: of each work, what makes the calls of its forms, as many for each.
+        seconds: of a work and pass.
+
+    Returns:
+        The lower quartiles, `[2, works, forms]`.
+    """
+    passes, rng = [], np.random.default_rng()
+    for _ in range(2):
+        own: dict[int, list[float]] = {}
+        for place in rng.permutation(len(calls_of)).tolist():
+            until_s = time.perf_counter() + seconds
+            found = visits(calls_of[place](), 1000, least=6, until_s=until_s, seed=place)
+            own[place] = [float(np.quantile(times, QUARTILE)) for times in found.values()]
+        passes.append([own[place] for place in range(len(calls_of))])
+    return np.array(passes)
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -22,17 +22,16 @@ from typing import Any
 import numpy as np
 
 import rlxjax as rx
-from benchmarks._common import options, table, visits, write
+from benchmarks._common import judged_ns, options, table, write
 from calibrate.suites.welch import GRID_BATCHES, GRID_KS, GRID_N_FFTS
 from rlxjax.calibration import default_calibration_path
 from rlxjax.choices import Choice
-from rlxjax.clock import QUARTILE
 from rlxjax.welch import choose_variant
 
 #: Ways to choose, each a run; the last two of the same words are two fresh runs.
 RUNS = {"never": "never", "always": "always", "undecided": "undecided", "undecided, again": "undecided"}
 VARIANTS = ("host", "fused_maxima", "fused_top_k", "block")
-MOST_ROWS, MOST_PEAKS, MOST_SAMPLES, MOST_ROUNDS = 131_072, 64, 2**22, 200
+MOST_ROWS, MOST_PEAKS, MOST_SAMPLES = 131_072, 64, 2**22
 
 
 def is_smooth(number: int) -> bool:
@@ -90,16 +89,10 @@ def fresh(calibration: Path, given: Any, measure: str) -> list[dict[str, Any]]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def judged(sizes: list[tuple[int, int, int]], judge_s: float) -> np.ndarray:
-    """Return the time in ns of each variant in each of two passes over all workloads, `[2, workloads, variants]`."""
-    times, rng = np.empty((2, len(sizes), len(VARIANTS))), np.random.default_rng()
-    for turn in range(2):
-        for place in rng.permutation(len(sizes)):
-            signal, params = signal_of(*sizes[place])
-            calls = {name: functools.partial(rx.welch_peaks, signal, params, name) for name in VARIANTS}
-            found = visits(calls, MOST_ROUNDS, least=6, until_s=time.perf_counter() + judge_s, seed=int(place))
-            times[turn, place] = [np.quantile(found[name], QUARTILE) for name in VARIANTS]
-    return times
+def forms(sizes: tuple[int, int, int]) -> dict[str, Any]:
+    """Return a call of each variant of a workload."""
+    signal, params = signal_of(*sizes)
+    return {name: functools.partial(rx.welch_peaks, signal, params, name) for name in VARIANTS}
 
 
 def regrets(names: list[str], times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -126,7 +119,8 @@ def main() -> None:
     for name, measure in RUNS.items():
         found[name] = fresh(given.calibration, given, measure)
         print(f"{name}: {sum(own['seconds'] for own in found[name]):.0f} s", file=sys.stderr, flush=True)
-    times, half, rows = judged(sizes, given.judge_s), len(sizes) // 2, []
+    times = judged_ns([functools.partial(forms, own) for own in sizes], given.judge_s)
+    half, rows = len(sizes) // 2, []
     summary: dict[str, Any] = {}
     for name, own in found.items():
         regret, noise = regrets([one["name"] for one in own], times)

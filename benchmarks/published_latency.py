@@ -64,21 +64,6 @@ class PathReport:
         """Return the relative error of each left-out cell, `[n]`."""
         return self.left_out_ns / self.timings.time_ns - 1.0
 
-    def contradicts(self, index: int) -> list[str]:
-        """Return the cells that are larger and yet faster than this one, or smaller and yet slower.
-
-        No model that grows with the batch and with n_fft meets both of such a pair.
-        """
-        (batch, n_fft), time_ns = sizes_of(self.timings), self.timings.time_ns
-        larger = (batch >= batch[index]) & (n_fft >= n_fft[index]) & (time_ns < time_ns[index])
-        smaller = (batch <= batch[index]) & (n_fft <= n_fft[index]) & (time_ns > time_ns[index])
-        return [self.cell(int(other)) for other in np.flatnonzero(larger | smaller)]
-
-    def cell(self, index: int) -> str:
-        """Return a cell's name, `n_fft x batch`."""
-        batch, n_fft = sizes_of(self.timings)
-        return f"{n_fft[index]:.0f} x {batch[index]:.0f}"
-
 
 def sizes_of(timings: Timings) -> tuple[np.ndarray, np.ndarray]:
     """Return batch and n_fft of timings, `[n]` each."""
@@ -144,39 +129,27 @@ def summary(report: PathReport) -> dict:
                 "published_ns": float(report.timings.time_ns[i]),
                 "left_out_ns": float(report.left_out_ns[i]),
                 "is_outlier": bool(errors[i] > OUTLIER_ERROR),
-                "contradicts": report.contradicts(i),
             }
             for i in range(len(errors))
         ],
     }
 
 
-def text(reports: list[PathReport]) -> str:
-    """Return the tables as Markdown."""
-    errors, coefficients, outliers = [], [], []
-    names = list(named(reports[0].fit.coefficients))
-    for report in reports:
-        found = summary(report)
-        shares = [found[f"{name}_error"] for name in ("median", "mean", "worst")]
-        far = np.flatnonzero(np.abs(report.errors()) > OUTLIER_ERROR).tolist()
-        fitted = f"{100 * found['median_error_of_the_fit']:.1f}"
-        errors.append([found["path"], found["cells"], *(f"{100 * one:.1f}" for one in shares), len(far), fitted])
-        values, measured = named(report.fit.coefficients), report.fit.measured
-        coefficients.append(
-            [report.path, *(f"{_number(values[name])}{'' if measured[name] else ' *'}" for name in names)]
-        )
-        for index in far:
-            times = (f"{own[index] / 1e6:.2g}" for own in (report.timings.time_ns, report.left_out_ns))
-            error, others = f"{100 * report.errors()[index]:+.0f}", ", ".join(report.contradicts(index))
-            outliers.append([f"{report.path} {report.cell(index)}", *times, error, others])
+def text(paths: list[dict]) -> str:
+    """Return the tables of summaries as Markdown; a star marks a coefficient that no timing says anything of."""
+    errors = [
+        [path["path"], path["cells"], *(f"{100 * path[f'{name}_error']:.1f}" for name in ("median", "mean", "worst"))]
+        + [sum(row["is_outlier"] for row in path["rows"]), f"{100 * path['median_error_of_the_fit']:.1f}"]
+        for path in paths
+    ]
+    known = [path["coefficients"] for path in paths]
+    coefficients = [
+        [path["path"], *(f"{_number(one['value'])}{'' if one['measured'] else ' *'}" for one in own.values())]
+        for path, own in zip(paths, known, strict=True)
+    ]
     headings = ["path", "cells", "median, %", "mean, %", "worst, %", "outliers", "median of the fit, %"]
-    return "\n\n".join(
-        [
-            table(headings, errors),
-            table(["path", *(f"{name}, {unit_of(name)}" for name in names)], coefficients),
-            table(["outlier", "published, ms", "predicted, ms", "error, %", "contradicts"], outliers),
-        ]
-    )
+    units = [f"{name}, {one['unit']}" for name, one in known[0].items()]
+    return f"{table(headings, errors)}\n\n{table(['path', *units], coefficients)}"
 
 
 def pooled(timings: Timings, weights: np.ndarray) -> LatencyPrior:
@@ -187,25 +160,17 @@ def pooled(timings: Timings, weights: np.ndarray) -> LatencyPrior:
     return prior
 
 
-def few_cells(timings: dict[str, Timings], cells: int = FEW_CELLS, stride: int = 1) -> dict:
-    """Predict each path from choices of a few of its cells, alone and with the others' prior.
+def few_cells(timings: dict[str, Timings], cells: int = FEW_CELLS) -> dict:
+    """Predict each path from every choice of a few of its cells, alone and with the others' prior; return JSON content.
 
     An error is `abs(log(predicted / published))` of the cells that were not chosen.
-
-    Args:
-        timings: of every path.
-        cells: of a choice.
-        stride: every so many of all choices, in lexicographic order; 1 takes all.
-
-    Returns:
-        JSON content.
     """
     stacked, weights = stack_timings(list(timings.values()))
     paths = []
     for index, (path, own) in enumerate(timings.items()):
         others = np.arange(len(timings)) != index
         prior = pooled(jax.tree.map(lambda column, others=others: column[others], stacked), weights[others])
-        choices = np.array(list(itertools.combinations(range(len(own.time_ns)), cells))[::stride])
+        choices = np.array(list(itertools.combinations(range(len(own.time_ns)), cells)))
         row = {
             "path": path,
             "choices": len(choices),
@@ -216,7 +181,7 @@ def few_cells(timings: dict[str, Timings], cells: int = FEW_CELLS, stride: int =
         padded = jax.tree.map(lambda column, index=index: column[index], stacked)
         errors = {name: _few_errors(padded, weights[index], choices, prior) for name, prior in priors.items()}
         paths.append(row | errors)
-    return {"cells": cells, "stride": stride, "paths": paths}
+    return {"cells": cells, "paths": paths}
 
 
 def _few_errors(timings: Timings, weights: np.ndarray, choices: np.ndarray, prior: LatencyPrior) -> dict:
@@ -273,12 +238,11 @@ def main() -> int:
     given = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     timings = read_timings(given.csv)
-    reports = [leave_one_out(path, own) for path, own in timings.items()]
-    print(text(reports))
+    paths = [summary(leave_one_out(path, own)) for path, own in timings.items()]
+    print(text(paths))
     few = few_cells(timings, given.cells) if len(timings) > 1 else None
     if few:
         print("", few_text(few), sep="\n")
-    paths = [summary(report) for report in reports]
     write(given.json, {"outlier_error": OUTLIER_ERROR, "paths": paths, "few_cells": few})
     return not all(path["converged"] and path["median_error"] <= MEDIAN_ERROR for path in paths)
 

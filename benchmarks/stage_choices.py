@@ -22,10 +22,9 @@ import numpy as np
 from jax import lax, nn
 
 import rlxjax as rx
-from benchmarks._common import options, table, visits, write
-from benchmarks.stage_pairs import MOST_ROUNDS, PAIRS, Pair, arrays, look_up, pair, recurrence, sum_of_rows
+from benchmarks._common import judged_ns, options, table, write
+from benchmarks.stage_pairs import PAIRS, Pair, arrays, look_up, pair, recurrence, sum_of_rows
 from rlxjax.calibration import default_calibration_path
-from rlxjax.clock import QUARTILE
 
 #: Forms closer than this have no order worth getting right.
 LEAST_DISTANCE = 0.05
@@ -100,17 +99,10 @@ def chosen(pairs: list[Pair], word: str) -> list[dict[str, Any]]:
     return found
 
 
-def judged(pairs: list[Pair], judge_s: float) -> np.ndarray:
-    """Return the time in ns of each form, apart and together, in each of two passes over all pairs, `[2, pairs, 2]`."""
-    times, rng = np.empty((2, len(pairs), 2)), np.random.default_rng()
-    for turn in range(2):
-        for place in rng.permutation(len(pairs)):
-            args = arrays(pairs[place].flat_args())
-            forms = {"apart": pairs[place].apart(), "together": pairs[place].together()}
-            calls = {name: functools.partial(form, *args) for name, form in forms.items()}
-            found = visits(calls, MOST_ROUNDS, least=6, until_s=time.perf_counter() + judge_s, seed=int(place))
-            times[turn, place] = [np.quantile(found[name], QUARTILE) for name in forms]
-    return times
+def forms(own: Pair) -> dict[str, Any]:
+    """Return a call of a pair's stages apart, and one together."""
+    args = arrays(own.flat_args())
+    return {name: functools.partial(form(), *args) for name, form in (("apart", own.apart), ("together", own.together))}
 
 
 def main() -> None:
@@ -125,7 +117,7 @@ def main() -> None:
         shutil.copy(given.calibration, Path(home) / default_calibration_path().name)
         choices = chosen(pairs, given.measure)
     print(f"choosing took {sum(own['seconds'] for own in choices):.0f} s", file=sys.stderr, flush=True)
-    times = judged(pairs, given.judge_s)
+    times = judged_ns([functools.partial(forms, own) for own in pairs], given.judge_s)
     gains = np.log(times[..., 0] / times[..., 1])
     gain, noise = gains.mean(0), np.abs(gains[0] - gains[1])
     far = np.abs(gain) > np.log1p(LEAST_DISTANCE)

@@ -17,6 +17,7 @@ import numpy as np
 
 import rlxjax as rx
 from benchmarks._common import options, table, visits, write
+from benchmarks.stage_pairs import arrays
 from rlxjax.clock import QUARTILE
 
 
@@ -84,13 +85,10 @@ def measured(
     budget_s: float,
 ) -> dict[str, tuple[float, float]]:
     """Return the lower quartile in ns and the noise of each grouping by its name."""
-    rng, named = np.random.default_rng(0), {stage.__name__: stage for stage in stages}
-    draw = {"f": rng.random, "i": functools.partial(rng.integers, 1024)}
-    arrays = [jnp.asarray(draw[np.dtype(own.dtype).kind](size=own.shape), own.dtype) for own in shapes]
-    calls = {}
+    named, calls, given = {stage.__name__: stage for stage in stages}, {}, arrays(shapes)
     for own in groupings:
         programs = (jax.jit(run([named[name] for name in group])) for group in own.groups)
-        calls[own.name] = functools.partial(run([*programs]), *arrays)
+        calls[own.name] = functools.partial(run([*programs]), *given)
     found = {}
     for name, own_ns in visits(calls, 10_000, least=8, until_s=time.perf_counter() + budget_s).items():
         all_ns, even_ns, odd_ns = (float(np.quantile(part, QUARTILE)) for part in (own_ns, own_ns[::2], own_ns[1::2]))
