@@ -12,27 +12,32 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Bool, Float, Int
 
 from rlxjax._values import by_value
 from rlxjax.fit import (
     COVERED_SDS,
+    LatencyPosterior,
+    Runs,
     all_inputs,
     alternatives_of,
     coefficient_names,
     named,
     strategy_of,
+    total_ns,
     unit_of,
 )
 
-from ._crossings import Crossings, Moved, log_slope, nearest_crossings
 from ._predict import CalibratedModel
 
 #: Inputs and coefficients are moved up and down by at most this factor.
 LARGEST_FACTOR = 100.0
 #: Factors tried along each axis, before the interval in which the choice changes is divided.
 GRID_POINTS = 513
+#: Grids of which each divides an interval of the one before.
+REFINEMENTS = 6
 #: The probability from which on one of two strategies is the faster one beside a jump.
 JUMP_SURE = 0.95
 
@@ -149,6 +154,22 @@ class Explanation:
         """Return the same as plain dictionaries, lists and numbers, as JSON has them; the inputs by their names."""
         found = json.loads(json.dumps(dataclasses.asdict(self)))
         return {**found.pop("inputs"), **found}
+
+
+class Moved(NamedTuple):
+    """Two strategies, the faster first, and what can be moved: coefficients, then inputs; an axis is a leaf's place."""
+
+    variants: Int[np.ndarray, "2 most"]
+    posterior: LatencyPosterior
+    inputs: Mapping[str, float]
+
+
+class Crossings(NamedTuple):
+    """The nearest change along each axis, `[axes]`."""
+
+    log_factor: Float[Array, "axes"]
+    is_jump: Bool[Array, "axes"]
+    log_ratio: Float[Array, "axes grid"]
 
 
 class _Search(NamedTuple):
@@ -305,3 +326,68 @@ def _reach(is_unsure: np.ndarray, values: np.ndarray, at: float, is_beyond: np.n
     decided = np.flatnonzero(is_beyond & ~is_unsure)
     nearest = values[is_beyond][: None if not decided.size else np.sum(is_beyond[: decided[0]])]
     return float(nearest[-1]) if nearest.size else at
+
+
+@jax.jit
+def nearest_crossings(moved: Moved, axes: Int[Array, "axes"], grid: Float[Array, "axes grid"]) -> Crossings:
+    """Return the nearest factor of each axis from which on the first strategy is no more the faster one.
+
+    The first of a grid of factors from which on the other strategy is the faster one is found, then a grid between it
+    and its neighbour, and so on: all axes at a time. Predictions need not meet there: steps in how a machine schedules
+    make them jump.
+    """
+    grid = jnp.asarray(grid, jnp.result_type(float))
+    share, last = jnp.linspace(0.0, 1.0, grid.shape[1])[None], grid.shape[1] - 1
+
+    def refine(index, state):
+        points, inner, outer, gap, first = state
+        log_ratio = log_ratios(moved, axes, points)
+
+        def entry(values, places):
+            return jnp.take_along_axis(values, jnp.clip(places, 0, last)[:, None], 1)
+
+        upward, downward = (log_ratio < 0.0) & (points > 0.0), (log_ratio < 0.0) & (points < 0.0)
+        up, down = jnp.argmax(upward, 1), last - jnp.argmax(downward[:, ::-1], 1)
+        reach_up = jnp.where(upward.any(1, keepdims=True), entry(points, up), jnp.inf)
+        reach_down = jnp.where(downward.any(1, keepdims=True), -entry(points, down), jnp.inf)
+        is_up, is_found = reach_up <= reach_down, jnp.isfinite(jnp.minimum(reach_up, reach_down))
+        found = jnp.where(is_up[:, 0], up, down)
+        before = jnp.where(is_up[:, 0], up - 1, down + 1)
+        nearer = entry(points, before)
+        nearer = jnp.where(is_up, jnp.maximum(nearer, 0.0), jnp.minimum(nearer, 0.0))
+        # At the level of rounding a change may be lost again: what was found then stays.
+        inner = jnp.where(is_found, nearer, inner)
+        outer = jnp.where(is_found, entry(points, found), outer)
+        gap = jnp.where(is_found, entry(log_ratio, before) - entry(log_ratio, found), gap)
+        finer = jnp.where(share < 1.0, inner + (outer - inner) * share, outer)
+        finer = jnp.where(outer < 0.0, finer[:, ::-1], finer)
+        return finer, inner, outer, gap, jnp.where(index == 0, log_ratio, first)
+
+    nothing = jnp.full_like(grid[:, :1], jnp.nan)
+    state = (grid, nothing, nothing, nothing, grid)
+    _, _, outer, gap, first = jax.lax.fori_loop(0, REFINEMENTS, refine, state)
+    # Where the predictions meet, what is left of their difference is rounding.
+    is_jump = gap > jnp.sqrt(jnp.finfo(grid.dtype).eps)
+    return Crossings(jnp.where(jnp.isnan(outer[:, 0]), jnp.inf, outer[:, 0]), is_jump[:, 0], first)
+
+
+@jax.jit
+def log_slope(moved: Moved, place: Int[Array, ""]) -> Float[Array, ""]:
+    """Return the derivative of `log(second / first)` by the logarithm of the leaf at a place."""
+    here = jnp.zeros((1, 1), jnp.result_type(float))
+    axes = jnp.asarray(place)[None]
+    return jax.jvp(lambda x: log_ratios(moved, axes, x)[0, 0], (here,), (here + 1.0,))[1]
+
+
+def log_ratios(
+    moved: Moved, axes: Int[Array, "axes"], log_factor: Float[Array, "axes steps"]
+) -> Float[Array, "axes steps"]:
+    """Return `log(second / first)` where the quantity of each axis is multiplied by factors."""
+    leaves, structure = jax.tree.flatten((moved.posterior.coefficients, moved.inputs))
+    # Both strategies and their variants are leading axes, so that all is one evaluation.
+    factors = [jnp.exp(jnp.where(axes[:, None] == place, log_factor, 0.0))[None, None] for place in range(len(leaves))]
+    coefficients, inputs = structure.unflatten([leaf * factor for leaf, factor in zip(leaves, factors, strict=True)])
+    posterior = dataclasses.replace(moved.posterior, coefficients=coefficients)
+    runs = Runs(posterior.model, jnp.asarray(moved.variants)[:, :, None, None], inputs)
+    time_ns = total_ns(posterior, runs).min(1)
+    return jnp.log(time_ns[1]) - jnp.log(time_ns[0])
