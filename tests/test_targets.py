@@ -19,7 +19,7 @@ from rlxjax import targets
 from rlxjax.gate import Provenance
 from rlxjax.jaxpr._primitives import UNKNOWN_LINE
 from rlxjax.jaxpr._xla import CompiledProgram
-from rlxjax.targets import _compile, _worker
+from rlxjax.targets import _compile
 from tests._documented import assert_documented
 
 TABLE = Path(targets.__file__).with_name("devices.json")
@@ -120,7 +120,7 @@ def test_bad_targets_are_one_line(monkeypatch):
         rx.profile_function(jnp.sin, SQUARE, target="h100")
     with pytest.raises(ValueError, match="a mesh of at most 256 devices, got 257"):
         targets.target_device("tpu-v5e").compiler_target(257)
-    monkeypatch.setattr(_worker, "_is_installed", lambda module: False)
+    monkeypatch.setattr(_compile, "_is_installed", lambda module: False)
     for name, extra in (("tpu-v6e", "tpu-compiler"), ("l4", "cuda-compiler")):
         with pytest.raises(ValueError, match=rf"install it with: pip install 'rlxjax\[{extra}\]'"):
             compiled(jnp.sin, SQUARE, target=name)
@@ -146,7 +146,7 @@ while line := sys.stdin.buffer.readline():
 
 
 def test_a_process_is_kept_and_one_that_crashes_or_hangs_is_ended_and_followed_by_another():
-    worker = _worker.Worker("tpu", (sys.executable, "-c", FAKE))
+    worker = _compile.Worker("tpu", (sys.executable, "-c", FAKE))
     large = b"x" * 3_000_000  # more than a pipe holds
     first = worker.ask({"name": "good"}, large, 60)
     assert first["bytes"] == len(large)
@@ -168,7 +168,7 @@ def test_a_process_is_kept_and_one_that_crashes_or_hangs_is_ended_and_followed_b
     with pytest.raises(ProcessLookupError):
         os.kill(last, 0)
     with pytest.raises(ValueError, match=r"crashed \(exit status 3\)"):
-        _worker.Worker("tpu", (sys.executable, "-c", "raise SystemExit(3)")).ask({"name": "ends"}, b"", 60)
+        _compile.Worker("tpu", (sys.executable, "-c", "raise SystemExit(3)")).ask({"name": "ends"}, b"", 60)
 
 
 def test_what_was_compiled_is_kept_and_what_is_refused_says_why(monkeypatch, tmp_path):

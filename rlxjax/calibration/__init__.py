@@ -46,9 +46,9 @@ from ._explanation import Explanation as Explanation
 from ._explanation import Flip as Flip
 from ._explanation import StrategyExplanation as StrategyExplanation
 from ._explanation import explain as explain
-from ._functions import FunctionPrediction as FunctionPrediction
-from ._functions import FunctionTimes as FunctionTimes
-from ._functions import predict_profiles as predict_profiles
+from ._function_times import FunctionPrediction as FunctionPrediction
+from ._function_times import FunctionTimes as FunctionTimes
+from ._function_times import predict_profiles as predict_profiles
 from ._predict import CalibratedModel as CalibratedModel
 from ._predict import Pick as Pick
 from ._sections import MACHINE_FIELDS as MACHINE_FIELDS

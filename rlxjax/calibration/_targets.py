@@ -16,7 +16,7 @@ from rlxjax.targets import TargetDevice, target_device
 
 from ._artefact import population
 from ._conversion import coefficients_of, posterior_of
-from ._functions import FunctionPrediction, FunctionTimes, HasModels, predict_profiles, predicted_times
+from ._function_times import FunctionPrediction, FunctionTimes, HasModels, predict_profiles, predicted_times
 from ._predict import CalibratedModel
 
 #: Standard deviations of the logarithm of a time: of hosts with one kind of card, of which two differ by 0.27; and of

@@ -19,8 +19,8 @@ from rlxjax._checks import is_traced
 from rlxjax._counts import Columns
 from rlxjax._typing import RealLike
 
+from ._latency_model import Runs
 from ._minimise import HUBER_DELTA, on_cpu
-from ._model import Runs
 from ._posterior import LatencyPosterior, estimate
 from ._timings import Timings, filled_up
 

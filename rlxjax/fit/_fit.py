@@ -14,8 +14,8 @@ from jaxtyping import Array, Bool, Float
 from rlxjax._typing import RealLike
 from rlxjax._values import by_value
 
+from ._latency_model import Facts, LatencyPrior, check_prior, coefficient_names, vector
 from ._minimise import RELATIVE_SD, Minimum, minimise
-from ._model import Facts, LatencyPrior, check_prior, coefficient_names, vector
 from ._posterior import LatencyPosterior
 from ._timings import MIN_TIMINGS, Timings, check_enough, filled_up, with_counted_rows
 

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 
 from rlxjax._chunks import for_each_chunk, worker_count
 
-from ._model import Facts, LatencyPrior, vector
+from ._latency_model import Facts, LatencyPrior, vector
 from ._posterior import (
     CORRECTION_SD,
     correction_log_factor,

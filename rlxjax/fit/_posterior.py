@@ -19,7 +19,7 @@ from rlxjax._numerics import namespace_of, temperature_from_sd
 from rlxjax._typing import Code, Nanoseconds, RealLike
 from rlxjax._values import by_value
 
-from ._model import Facts, LatencyModel, LatencyPrior, Runs, vector
+from ._latency_model import Facts, LatencyModel, LatencyPrior, Runs, vector
 
 #: Prior standard deviation of a weight: the correction is meant to be small, and to change little.
 CORRECTION_SD = 0.05

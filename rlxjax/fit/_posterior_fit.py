@@ -12,8 +12,8 @@ from rlxjax._chunks import for_each_chunk
 from rlxjax._values import by_value
 
 from ._fit import STARTS, FitResult, checked_fit, for_each, has_converged, minima_and_results
+from ._latency_model import Facts, LatencyPrior, Runs
 from ._minimise import HUBER_DELTA, RELATIVE_SD, Minimum, minimise
-from ._model import Facts, LatencyPrior, Runs
 from ._posterior import CORRECTION_SD, LatencyPosterior, correction_log_factor, prior_posterior
 from ._timings import MIN_TIMINGS, Timings, filled_up
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from rlxjax._values import FrozenDict
 
-from ._model import Facts, LatencyModel, LatencyPrior, Runs
+from ._latency_model import Facts, LatencyModel, LatencyPrior, Runs
 
 #: Of the pieces of work of a grid, one in so many is held out.
 HELD_OUT_EVERY = 4

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from rlxjax._values import by_value
 
-from ._model import LatencyModel, Runs, check_timed_size, variant_codes
+from ._latency_model import LatencyModel, Runs, check_timed_size, variant_codes
 
 #: Nanoseconds of the units that the name of a column of times ends in.
 UNITS_NS = {"_ns": 1.0, "_us": 1e3, "_ms": 1e6, "_s": 1e9}

@@ -6,11 +6,11 @@ compiles comes with the extras `tpu-compiler` and `cuda-compiler`.
 
 from ._compile import CompiledFor as CompiledFor
 from ._compile import DoesNotFitError as DoesNotFitError
+from ._compile import check_compiler as check_compiler
 from ._compile import compile_for as compile_for
 from ._devices import TargetDevice as TargetDevice
 from ._devices import load_target as load_target
 from ._devices import target_device as target_device
 from ._devices import target_names as target_names
-from ._worker import check_compiler as check_compiler
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]
