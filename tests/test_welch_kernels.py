@@ -37,14 +37,6 @@ def test_peaks_of_any_number_of_rows_segments_and_peaks_are_those_of_float64(pla
 
 
 @each_platform
-def test_tones_at_every_bin_have_their_peak_there(platform):
-    bins = np.arange(SMALL.n_bins)
-    time = np.arange(SMALL.frame_len)
-    tones = np.cos(2 * np.pi * np.outer(bins, time) / SMALL.n_fft).astype(np.float32)
-    np.testing.assert_array_equal(kernel_of(SMALL, platform)(tones)[:, 0, 0], bins)
-
-
-@each_platform
 def test_equal_powers_keep_the_lower_bin_first_and_nan_comes_last_in_its_row_alone(platform):
     params = rx.WelchPeakParams(256, 1, 4)
     signal = noise(4, params)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from _built_in_models import FACTS, LEARNED_FACTS, machine, runs_of, times
 
-from rlxjax._schedule import padded_rows
 from rlxjax.fit import LatencyPrior, Runs, Timings, estimate, fit_posterior, named, predicted_ns, prior_posterior
 from rlxjax.models import WELCH, heap_rates, welch_micro_prior
 from rlxjax.models._welch_terms import (
@@ -38,12 +37,6 @@ def terms(coefficients, runs, facts):
 def test_the_variants_of_the_model_are_those_that_the_runner_dispatches_on():
     assert WELCH.variants == tuple(VARIANTS)
     assert {name for name in VARIANTS if VARIANTS[name].transform == "fft"} == {*FUSED, "block"}
-
-
-def test_the_host_waits_for_no_device_and_others_do():
-    found = terms(machine(WELCH, 0), Runs.checked(WELCH, range(4), batch=64, n_fft=256, k=16), WELCH.facts)
-    for name in ("launch_and_sync_ns", "upload_ns", "readback_ns"):
-        np.testing.assert_array_equal(np.asarray(found[name]) > 0, [False, True, True, True])
 
 
 def test_processors_share_what_is_more_than_one_works_on_alone_each_at_least_half_of_that():
@@ -115,14 +108,6 @@ def test_a_learned_run_is_a_fused_one_but_for_its_transform_and_the_bins_that_it
     assert learned["selection_ns"] < fused["selection_ns"]
 
 
-def test_padding_is_to_so_many_sizes_an_octave():
-    batch = np.arange(1.0, 2000.0)
-    step = 2.0 ** np.maximum(np.floor(np.log2(np.maximum(batch - 1, 1) / 4)), 0)
-    for dtype in (np.float32, np.float64):
-        found = padded_rows(jnp.asarray(batch, dtype), {"sizes_per_octave": 4.0})
-        np.testing.assert_array_equal(found, np.ceil(batch / step) * step)
-
-
 @pytest.mark.parametrize("processors", [1, 2, 8])
 @pytest.mark.parametrize("variant", ["fused_maxima", "block"])
 def test_a_device_runs_the_rows_that_the_runner_plans_and_the_gradient_is_that_of_the_batch(variant, processors):
@@ -169,12 +154,6 @@ def test_a_partition_is_of_fewer_peaks_than_bins_and_each_form_of_selection_grow
         assert np.all(np.diff(count, axis=1)[np.asarray(4 * k[:, 1:] < bins)] > 0)
 
 
-def test_passes_of_maxima_find_no_more_candidates_than_there_are_bins():
-    bins, k = np.array([2.0, 33.0, 2049.0])[:, None], np.array([[1.0, 16.0, 50.0]])
-    passes = np.asarray(maxima_passes(bins, k))
-    assert np.all((np.minimum(k, bins) <= passes) & (passes <= bins))
-
-
 def test_the_correction_of_traced_runs_is_that_of_numpy_and_is_level_where_nothing_was_timed():
     runs = runs_of(WELCH)
     mine = WELCH.features(jax.tree.map(np.asarray, runs), WELCH.facts)
@@ -185,13 +164,6 @@ def test_the_correction_of_traced_runs_is_that_of_numpy_and_is_level_where_nothi
     np.testing.assert_array_equal(*WELCH.features(far, WELCH.facts))
     np.testing.assert_array_equal(mine[:, -1], 1.0)
     np.testing.assert_array_equal(WELCH.folds(runs), [runs.inputs["batch"], runs.inputs["n_fft"]])
-
-
-def test_strategies_run_their_variants_and_imply_their_segments():
-    found = WELCH.strategies
-    assert found["fused"].variants == ("fused_maxima", "fused_top_k")
-    assert {name: found[name].fixed["n_segments"] for name in ("ultra", "fast")} == {"ultra": 1.0, "fast": 2.0}
-    assert {variant for strategy in found.values() for variant in strategy.variants} == set(WELCH.variants)
 
 
 def test_a_rate_of_a_micro_benchmark_is_a_median_that_is_better_known():
@@ -213,14 +185,6 @@ def test_rates_of_a_heap_are_those_that_give_its_times():
     rows, bins, k = np.array([64, 256, 16]), np.array([2049.0, 129.0, 513.0]), np.array([1.0, 64.0, 16.0])
     time_ns = rows * (bins * 2.0 + np.asarray(heap_comparisons(bins, k)) * 9.0)
     assert heap_rates(rows, bins, k, time_ns) == pytest.approx({"topk_bin_ns": 2.0, "topk_compare_ns": 9.0})
-
-
-def test_checked_coefficients_are_numbers_of_at_least_zero():
-    values = named(WELCH.prior.median)
-    assert type(WELCH.prior.median).checked(**values) == WELCH.prior.median
-    for bad in (-1.0, np.nan):
-        with pytest.raises(ValueError, match="launch_ns: expected a number of at least 0"):
-            type(WELCH.prior.median).checked(**{**values, "launch_ns": bad})
 
 
 @pytest.mark.slow  # the calibrate job with learned FFTs (test_learned_job.py) has the same law

@@ -144,13 +144,6 @@ def test_peaks_are_the_places_with_their_powers_zeros_beyond_the_bins_and_the_nu
         np.testing.assert_array_equal(named[..., 1], expected[..., 1])
 
 
-# Eagerly, maxima compile their every step.
-@pytest.mark.parametrize("selection", ["top_k", pytest.param("maxima", marks=pytest.mark.slow)])
-def test_jit_equals_eager(selection):
-    power = kinds_of_rows(3, 20)
-    np.testing.assert_array_equal(top_places(jnp.asarray(power), 4, selection), sorted_places(power, 4))
-
-
 @each_selection
 @pytest.mark.parametrize(("n_rows", "axis"), [(3, 1), (32, 0)])
 def test_vmap_equals_a_loop(selection, n_rows, axis):

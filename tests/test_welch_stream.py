@@ -36,23 +36,11 @@ def assert_same_peaks(found, signals, path="host"):
         np.testing.assert_array_equal(peaks, rx.welch_peaks(signal, PARAMS, path, model=MODEL))
 
 
-@each_array
 @each_path
-def test_peaks_are_those_of_each_signal_in_order(path, as_array):
-    signals = [as_array(noise(batch, batch)) for batch in (3, 1, 0, 17, 3, 17)]
-    assert_same_peaks(stream(signals, path), signals, path)
-
-
-@each_path
-def test_signals_beyond_a_chunk_are_those_of_welch_peaks(path):
+def test_peaks_are_those_of_each_signal_in_order_and_of_its_kind(path):
     chunk = rx.welch.schedule("cpu").chunk_samples // 32
-    signals = [noise(batch, batch) for batch in (chunk + 68, 33, 2 * chunk + 100)]
+    signals = [noise(2), jnp.asarray(noise(3)), noise(1)[0], jnp.asarray(noise(1)[0]), noise(0), noise(chunk + 68)]
     assert_same_peaks(stream(signals, path), signals, path)
-
-
-def test_a_stream_of_one_kind_after_the_other_keeps_each_kind_and_an_empty_one_has_no_peaks():
-    signals = [noise(2), jnp.asarray(noise(3)), noise(1)[0], jnp.asarray(noise(1)[0])]
-    assert_same_peaks(stream(signals), signals)
     assert list(stream([])) == list(stream(iter(()))) == []
 
 
@@ -123,11 +111,6 @@ def test_an_invalid_signal_and_what_the_source_raises_come_after_the_peaks_of_th
         assert list(peaks) == []
 
 
-def test_a_traced_signal_is_refused_with_the_function_that_takes_one():
-    with pytest.raises(ValueError, match="concrete.*use welch_peaks"):
-        jax.jit(lambda signal: next(stream([signal], "fused")))(noise(2))
-
-
 @each_path
 def test_constant_signals_inside_jit_have_their_peaks(path):
     signals = [noise(2), noise(3)]
@@ -135,6 +118,8 @@ def test_constant_signals_inside_jit_have_their_peaks(path):
     for peaks, signal in zip(inside, signals, strict=True):
         expected = rx.welch_peaks(signal, PARAMS, path, model=MODEL)
         np.testing.assert_allclose(peaks, expected, rtol=1e-6)
+    with pytest.raises(ValueError, match="concrete.*use welch_peaks"):
+        jax.jit(lambda signal: next(stream([signal], path)))(noise(2))
 
 
 @pytest.mark.slow  # waits for threads to end; `.ci/run` runs it
@@ -182,12 +167,3 @@ def test_at_most_two_signals_are_held(as_array, monkeypatch):
         assert alive(held) <= 2
         # Of NumPy signals that which the source itself holds: a copy is computed.
         assert alive(made) <= (1 if as_array is np.asarray else 2)
-
-
-@pytest.mark.parametrize("has_x64", [True, False])
-def test_the_settings_of_whoever_asks_hold_in_the_background(has_x64, monkeypatch):
-    seen = []
-    monkeypatch.setattr(_run, "welch_peaks", lambda signal, *_, **__: seen.append(jnp.asarray(np.zeros(1)).dtype))
-    with jax.enable_x64(has_x64):
-        assert list(stream([noise(1)] * 3)) == [None] * 3
-    assert seen == [np.float64 if has_x64 else np.float32] * 3

@@ -45,14 +45,7 @@ def padded_batch(batch: int | np.integer) -> int:
 
 
 def piece_rows(batch: Any, params: WelchPeakParams, platform: str) -> Any:
-    """Return the rows that a program transforms at a time, a piece.
-
-    Of those that leave no rest the most, if they are at least half as many as a piece may have.
-
-    Examples:
-        >>> [piece_rows(batch, WelchPeakParams.fast(256, 16), "cpu") for batch in (48, 80, 1024, 1001)]
-        [48, 40, 64, 64]
-    """
+    """Return the most rows of a piece that leave no rest, if they are at least half as many as a piece may have."""
     if is_symbolic(batch):
         return batch
     plan = schedule(platform)
@@ -147,12 +140,7 @@ def fused_peaks(
 
 
 def default_fused_selection(batch: Any, params: WelchPeakParams, platform: str) -> str:
-    """Return how the fused program selects peaks of rows where no calibration says.
-
-    Examples:
-        >>> [default_fused_selection(64, WelchPeakParams.fast(256, 16), platform) for platform in ("cpu", "gpu")]
-        ['maxima', 'kernel']
-    """
+    """Return how the fused program selects peaks of rows where no calibration says."""
     if has_kernel(batch, params, platform) and _is_right_here(params, platform):
         return "kernel"
     return default_selection(batch, params.n_bins, platform)

@@ -34,18 +34,11 @@ _ZERO = np.int32(0)
 
 
 def has_kernel(batch: Any, params: WelchPeakParams, platform: str) -> bool:
-    """Return whether one kernel computes the peaks of rows on a platform.
-
-    Examples:
-        >>> [has_kernel(64, WelchPeakParams.fast(256, 16), platform) for platform in ("cpu", "gpu", "tpu")]
-        [False, True, True]
-    """
+    """Return whether one kernel computes the peaks of rows on a platform."""
     plan, n_fft = schedule(platform), params.n_fft
-    if not _compiles_kernels(platform):
-        return False
-    is_power_of_two = n_fft & (n_fft - 1) == 0
-    is_sized = is_power_of_two and plan.least_n_fft_kernel <= n_fft <= plan.most_n_fft_kernel
-    return is_sized and params.k <= plan.most_k_kernel and not is_symbolic(batch) and batch > 0
+    is_sized = n_fft & (n_fft - 1) == 0 and plan.least_n_fft_kernel <= n_fft <= plan.most_n_fft_kernel
+    is_counted = params.k <= plan.most_k_kernel and not is_symbolic(batch) and batch > 0
+    return is_sized and is_counted and _compiles_kernels(platform)
 
 
 def kernel_rows(params: WelchPeakParams, platform: str) -> int:
@@ -123,11 +116,9 @@ def _like(shape: tuple[int, ...], signal: Array) -> Any:
 
 @functools.lru_cache(maxsize=8)
 def _tpu_tables(params: WelchPeakParams) -> list[np.ndarray]:
-    """Return the window, the number of each bin, and the matrices of halved segments, `[cosines then sines, samples]`.
-
-    The sum of a segment's halves has its even bins, the difference its odd ones. The sine of DC, which is zero, gives
-    its place to Nyquist.
-    """
+    """Return window, number of each bin, and matrices of halved segments, `[cosines then sines, samples]`."""
+    # The sum of a segment's halves has its even bins, the difference its odd ones. The sine of DC, which is zero, gives
+    # its place to Nyquist.
     n_fft, matrices, bins = params.n_fft, [], []
     step, samples = 1, n_fft
     while samples > MOST_WHOLE_SAMPLES:

@@ -37,20 +37,7 @@ def is_on_several_devices(where: Any) -> bool:
 
 
 def row_axes(where: Any, shape: tuple[Any, ...]) -> Axes:
-    """Return the axes of a mesh over which the rows of a signal are sharded, none where each device has all rows.
-
-    Args:
-        where: the sharding of the signal.
-        shape: `[batch, length]`, or one row `[length]`.
-
-    Raises:
-        ValueError: rows whose samples are sharded, or a sharding of several devices without a mesh.
-
-    Examples:
-        >>> mesh = jax.sharding.AbstractMesh((4, 2), ("x", "y"))
-        >>> row_axes(NamedSharding(mesh, PartitionSpec(("y", "x"))), (8, 96))
-        ('y', 'x')
-    """
+    """Return the axes of a mesh over which the rows of a signal are sharded, none where each device has all rows."""
     if not isinstance(where, NamedSharding):
         raise ValueError(
             f"signal: expected one of a single device or with a NamedSharding, got {type(where).__name__}; "
@@ -69,23 +56,12 @@ def row_axes(where: Any, shape: tuple[Any, ...]) -> Axes:
 
 
 def split_rows(axes: Axes) -> PartitionSpec:
-    """Return how an array is sharded whose first axis is that of rows.
-
-    Examples:
-        >>> tuple(split_rows(("x",))), tuple(split_rows(()))
-        (('x',), ())
-    """
+    """Return how an array is sharded whose first axis is that of rows."""
     return PartitionSpec(axes) if axes else PartitionSpec()
 
 
 def rows_of_a_device(where: Any, shape: tuple[Any, ...]) -> Any:
-    """Return how many of the rows of a signal a device has; arguments and errors are those of `row_axes`.
-
-    Examples:
-        >>> mesh = jax.sharding.AbstractMesh((4, 2), ("x", "y"))
-        >>> rows_of_a_device(NamedSharding(mesh, PartitionSpec("x")), (8, 96))
-        2
-    """
+    """Return how many of the rows of a signal a device has."""
     n_parts = math.prod(where.mesh.shape[name] for name in row_axes(where, shape))
     rows = (1, *shape)[-2]
     return rows if n_parts == 1 else rows // n_parts
@@ -125,10 +101,7 @@ class _Plan(NamedTuple):
 def whole_program(
     shape: tuple[int, ...], params: WelchPeakParams, variant: WelchVariant, where: Sharding | None
 ) -> Callable[[], Any] | None:
-    """Return the recipe of the program of a small float32 signal, None where rows are shaped, shared or brought first.
-
-    The signal is `[batch, length]` or one row `[length]`, and lies in NumPy's memory where `where` is None.
-    """
+    """Return the recipe of the program of a small float32 signal, None where rows are shaped or shared first."""
     devices, (batch, length) = () if where is None else where.device_set, (1, *shape)[-2:]
     platform, device = _place(*devices)
     if len(devices) > 1 or batch * length > schedule(platform).piece_samples:
@@ -142,10 +115,7 @@ def whole_program(
 def run_variant(
     variant: WelchVariant, signal: np.ndarray | jax.Array, params: WelchPeakParams, model: Any
 ) -> np.ndarray | jax.Array:
-    """Return the peaks of concrete rows by a variant, `[batch, k, 2]`, NumPy or JAX as it leaves them.
-
-    A JAX array of one device is computed on where it lies, a NumPy array on JAX's default device.
-    """
+    """Return the peaks of concrete rows by a variant, on the device where they lie or JAX's default one."""
     if variant.transform == "numpy":
         return host_peaks(np.asarray(signal), params)
     platform, device = _place(*signal.devices() if isinstance(signal, jax.Array) else ())
@@ -179,10 +149,7 @@ def run_variant(
 def run_sharded(
     variant: WelchVariant, signal: jax.Array, params: WelchPeakParams, model: Any
 ) -> np.ndarray | jax.Array:
-    """Return the peaks of concrete rows that several devices hold, sharded as the rows are if JAX has them.
-
-    One program runs on all devices, each on its own rows; what the host selects, it reads from all of them.
-    """
+    """Return the peaks of concrete rows that several devices hold, each its own; what the host selects, it reads."""
     if variant.selection == "numpy":
         return run_variant(variant, np.asarray(signal), params, model)
     where: Any = signal.sharding
@@ -258,11 +225,7 @@ def _by_default(variant: WelchVariant, rows: Any, params: WelchPeakParams, platf
 def _plan(
     variant: WelchVariant, batch: int, params: WelchPeakParams, platform: str, n_processors: int, stays: bool
 ) -> _Plan:
-    """Return how a batch runs on a platform.
-
-    A signal that stays lies on an accelerator, so that one program goes through all its pieces; processors share the
-    rows on a CPU.
-    """
+    """Return how a batch runs; of a signal that stays on an accelerator, one program goes through all pieces."""
     numbers, row_samples, is_block = schedule(platform), params.n_segments * params.n_fft, variant == RUNS["block"]
     if is_block:  # its program gives spectra, whatever peaks are selected of them
         params = WelchPeakParams(params.n_fft, params.n_segments, k=1)
@@ -336,10 +299,7 @@ def _sharding(device: Any) -> Sharding | None:
 
 
 def _prepared(rows: np.ndarray | jax.Array, shape: tuple[int, int], stays: bool) -> np.ndarray | jax.Array:
-    """Return the first samples of rows as float32 of a shape, with copies of the last row beyond it.
-
-    A copy takes the way of any row; of a row of zeros all powers are equal, which selecting peaks is slow at.
-    """
+    """Return the first samples of rows as float32 of a shape, with copies of the last row: zeros select slowly."""
     if rows.shape == shape and rows.dtype == np.float32:
         return rows
     if stays:

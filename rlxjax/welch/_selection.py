@@ -136,24 +136,8 @@ def _leading_bits(bits: Int[Array, "*batch"], n_places: int) -> UInt[Array, "*ba
 
 
 def _spare_candidates(n_bins: int) -> int:
-    """Return how many candidates beyond k are found, so that the least one seldom has the k-th one's key.
-
-    The fewer bits of the power a key keeps, the more powers share one.
-    """
+    """Return how many candidates beyond k are found: the fewer bits of a power a key keeps, the more share one."""
     return 2 + max(0, (n_bins - 1).bit_length() - 8) // 2
-
-
-def blocks_of(n_bins: int) -> tuple[int, int]:
-    """Return the width and the number of blocks of bins, which overlap: a maximum may see a key twice.
-
-    Examples:
-        >>> blocks_of(129), blocks_of(2049)
-        ((16, 9), (64, 33))
-    """
-    # The least width and number are those that XLA's CPU compiler makes vector code of.
-    plan = schedule("cpu")
-    width = min(n_bins, max(plan.least_block_bins, 1 << ((n_bins - 1).bit_length() + 1) // 2))
-    return width, max(plan.least_blocks, -(-n_bins // width))
 
 
 def _largest_below(keys: UInt[Array, "tiles bins rows"], limit: UInt[Array, "tiles rows"]) -> UInt[Array, "tiles rows"]:
@@ -164,7 +148,9 @@ def _largest_below(keys: UInt[Array, "tiles bins rows"], limit: UInt[Array, "til
     branch, where CPUs get no vector code for a plain reduction over the bins.
     """
     n_bins = keys.shape[1]
-    width, n_blocks = blocks_of(n_bins)
+    plan = schedule("cpu")  # the least width and number are those that XLA's CPU compiler makes vector code of
+    width = min(n_bins, max(plan.least_block_bins, 1 << ((n_bins - 1).bit_length() + 1) // 2))
+    n_blocks = max(plan.least_blocks, -(-n_bins // width))  # which overlap: a maximum may see a key twice
     starts = sorted({round(start) for start in np.linspace(0, n_bins - width, n_blocks).tolist()})
     largest = _maximum([keys[:, start : start + width] - limit[:, None] for start in starts])
     # Keeps the compiler from computing the blocks anew for each of their bins.
