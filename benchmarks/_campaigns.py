@@ -15,10 +15,9 @@ import numpy as np
 from calibrate.judge import timings_of
 from calibrate.machine import micro_times_ns
 from calibrate.measure import made_ready, measure_rounds
-from calibrate.samples import SampleLog, SampleWriter, header_of, read_samples
+from calibrate.samples import SampleLog, SampleWriter, Visits, header_of, noise_floor, quantile_ns, read_samples
 from calibrate.suites.welch import WelchSuite
 from calibrate.terminal import Deadline
-from calibrate.visits import Visits, noise_floor, quantile_ns
 from rlxjax import Timings
 from rlxjax.calibration import current_fingerprint
 from rlxjax.fit import Cell, Facts, LatencyEstimate, LatencyPosterior, LatencyPrior, cell_runs, estimate

@@ -20,7 +20,7 @@ from benchmarks import decision_metrics as metrics
 from benchmarks._campaigns import Campaign, estimates, read_campaign
 from benchmarks._common import options, placed, table, write
 from calibrate.judge import error_summaries
-from calibrate.visits import quantile_ns
+from calibrate.samples import quantile_ns
 from rlxjax.fit import Cell, LatencyEstimate, LatencyPosterior, fit_posterior, predicted_ns
 
 #: The rows of the table of methods that are judged by an estimate, with its probability.

@@ -17,8 +17,8 @@ import numpy as np
 import rlxjax as rx
 from benchmarks._common import options, table, visits, write
 from benchmarks.foreign_table import TABLES
+from calibrate.samples import Visits, noise_floor, quantile_ns
 from calibrate.suites.functions import timed_functions
-from calibrate.visits import Visits, noise_floor, quantile_ns
 from rlxjax.clock import call_ns
 from rlxjax.fit import COVERED_SDS, corrected_terms_ns
 from rlxjax.models import FUNCTIONS, function_runs

@@ -17,8 +17,7 @@ from typing import Any
 import matplotlib
 
 import rlxjax as rx
-from calibrate.samples import read_samples
-from calibrate.visits import quantile_ns
+from calibrate.samples import quantile_ns, read_samples
 from rlxjax.fit import cell_runs
 from rlxjax.models import WELCH
 

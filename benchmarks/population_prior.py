@@ -24,9 +24,9 @@ import numpy as np
 from benchmarks import decision_metrics as metrics
 from benchmarks._campaigns import Campaign, estimates, read_campaign, suite
 from benchmarks._common import options, table, write
-from calibrate.design import by_work, measuring_order
 from calibrate.judge import fitted
 from calibrate.machine import CANARIES, micro_times_ns
+from calibrate.measure import by_work, measuring_order
 from calibrate.samples import read_samples
 from calibrate.suites import suite_of
 from calibrate.suites.functions import KernelsSuite

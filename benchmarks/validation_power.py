@@ -19,8 +19,7 @@ from benchmarks._campaigns import WITHOUT_MODEL, busy_processor, estimates, samp
 from benchmarks._common import options, table, write
 from calibrate.check import DRIFTED, Validation, drift_of, verdict_of
 from calibrate.machine import micro_times_ns, slowness, used_by_others
-from calibrate.samples import SampleLog, read_samples
-from calibrate.visits import noise_floor, quantile_ns
+from calibrate.samples import SampleLog, noise_floor, quantile_ns, read_samples
 from rlxjax import Calibration
 from rlxjax.calibration import CalibrationFile, read_calibration_file
 from rlxjax.models import WELCH

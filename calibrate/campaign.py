@@ -30,11 +30,10 @@ from rlxjax.fit import Cell, LatencyModel, LatencyPrior, Suite, cell_runs
 from rlxjax.models import BUILT_IN
 
 from .command_line import refuse_input
-from .design import by_work, measuring_order
 from .interrupts import last_act
 from .judge import OUTLIER_FACTOR, Verdict, enough_known, fitted, said_of_pace, verdict_on, what_pays
 from .machine import measured_gate, micro_times_ns, pace_of, time_micro
-from .measure import Ready, made_ready, measure_rounds, memory_limit_bytes
+from .measure import Ready, by_work, made_ready, measure_rounds, measuring_order, memory_limit_bytes
 from .named import users_code
 from .outcome import Outcome, shortened
 from .samples import (

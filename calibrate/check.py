@@ -21,14 +21,12 @@ from rlxjax.calibration import (
 )
 from rlxjax.fit import Cell, LatencyEstimate, Suite, cell_runs, estimate
 
-from .design import by_work
 from .judge import MOST_OTHERS
 from .machine import MICRO_REPEATS, micro_times_ns, slowness, time_micro, used_by_others
-from .measure import made_ready, measure_rounds, memory_limit_bytes
-from .samples import SampleLog, SampleWriter, header_of
+from .measure import by_work, made_ready, measure_rounds, memory_limit_bytes
+from .samples import SampleLog, SampleWriter, header_of, noise_floor, quantile_ns
 from .suites import suite_of_file
 from .terminal import Deadline, Progress
-from .visits import noise_floor, quantile_ns
 
 GOOD, DRIFTED, NOT_THIS_MACHINE = "good", "drifted", "not this machine"
 #: Exit statuses; a file that cannot be used has that of another machine.

@@ -25,9 +25,8 @@ from rlxjax.fit import (
     predicted_ns,
 )
 
-from .samples import SampleLog
+from .samples import SampleLog, noise_floor, quantile_ns
 from .terminal import Deadline
-from .visits import noise_floor, quantile_ns
 
 #: A campaign has enough once each group's held-out error, and the mean noise of its timings, are no larger; and
 #: seconds between two fits that say so.

@@ -12,8 +12,8 @@ from rich.console import Console
 from rlxjax.calibration import CalibratedModel, ModelSection, Samples
 from rlxjax.fit import Suite
 
-from .design import by_work
 from .judge import Fitted, Verdict
+from .measure import by_work
 from .terminal import counted, ns, number, print_table, say
 
 SKIPPED_SHOWN, WORKS_SHOWN = 4, 4

@@ -20,11 +20,10 @@ from typer.testing import CliRunner
 
 from calibrate import campaign, judge, measure
 from calibrate.cli import app
-from calibrate.design import by_work, measuring_order
+from calibrate.measure import by_work, measuring_order
 from calibrate.outcome import print_outcome
-from calibrate.samples import read_samples
+from calibrate.samples import quantile_ns, read_samples
 from calibrate.terminal import Progress
-from calibrate.visits import quantile_ns
 from rlxjax import load_calibration
 from rlxjax.calibration import read_calibration_file, sha256_of
 from rlxjax.fit import Cell, fit_posterior, is_measured, named, transferred_prior

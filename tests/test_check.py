@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from calibrate import check
 from calibrate.check import CANARY_FACTOR, chosen_cells, drift_of, renewal, verdict_of
 from calibrate.cli import app
-from calibrate.design import by_work
 from calibrate.machine import CANARIES
+from calibrate.measure import by_work
 from calibrate.samples import SampleLog, header_of
 from rlxjax import load_calibration
 from rlxjax.calibration import current_fingerprint

@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 import rlxjax as rx
 from calibrate.cli import app
 from calibrate.report import calibration_page
-from calibrate.samples import read_samples
-from calibrate.visits import quantile_ns
+from calibrate.samples import quantile_ns, read_samples
 from rlxjax.calibration import default_calibration_path
 
 __all__ = ["files", "page"]  # fixtures

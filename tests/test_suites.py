@@ -12,8 +12,7 @@ import rlxjax as rx
 from calibrate.campaign import refit
 from calibrate.samples import read_samples
 from calibrate.suites import suite_of, suite_of_file
-from calibrate.suites.draws import Draw
-from calibrate.suites.functions import FunctionsSuite, KernelsSuite, timed_functions
+from calibrate.suites.functions import Draw, FunctionsSuite, KernelsSuite, timed_functions
 from calibrate.suites.welch import GRID_SAMPLES, HELD_OUT_BATCHES, HELD_OUT_N_FFTS, TIMED, WelchSuite, welch_cell
 from rlxjax.calibration import sha256_of
 from rlxjax.fit import cell_runs

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from calibrate.visits import PACE_VISITS, Visits, noise_floor, quantile_ns
+from calibrate.samples import PACE_VISITS, Visits, noise_floor, quantile_ns
 
 CELL_NS = np.array([1e4, 3e5, 2e6, 5e3, 7e4])
 

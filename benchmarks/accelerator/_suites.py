@@ -4,8 +4,7 @@ import time
 
 import jax
 
-from calibrate.design import by_work
-from calibrate.measure import memory_limit_bytes
+from calibrate.measure import by_work, memory_limit_bytes
 from calibrate.suites.functions import KINDS, FunctionsSuite
 from calibrate.suites.welch import WelchSuite
 

@@ -26,8 +26,7 @@ from rlxjax.choices import Remembered
 from rlxjax.fit import LatencyModel
 from rlxjax.models import BUILT_IN
 
-from .cells import Measured, measured_beside, model_of, some
-from .changes import change_section, earlier_calibration
+from .changes import Measured, change_section, earlier_calibration, measured_beside, model_of, some
 from .decided import decided_sections
 from .page import Section, Table, Verdict, drawn, page, rows_of
 
