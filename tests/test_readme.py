@@ -7,8 +7,10 @@ import warnings
 
 import jax
 import pytest
+import typer
 
 import rlxjax as rx
+from calibrate.cli import app
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -51,6 +53,20 @@ def test_every_relative_link_leads_to_a_file_and_a_heading(page):
         linked = (page.parent / path).resolve() if path else page
         assert linked.exists(), target
         assert not anchor or anchor in anchors(linked), target
+
+
+@each_page
+def test_the_commands_options_and_benchmarks_of_a_page_exist(page):
+    text = page.read_text(encoding="utf-8")
+    for line in re.findall(r"^(?:\$ )?rlxjax (.*)$", text, re.MULTILINE):
+        words, command = line.partition("#")[0].split(), typer.main.get_command(app)
+        while isinstance(command, typer.core.TyperGroup):
+            command = command.commands[words.pop(0)]
+        options = {name for option in command.params for name in option.opts}
+        assert {word for word in words if re.fullmatch("--?[a-z].*", word)} <= options, line
+    columns = "".join(re.findall(r"`python -m benchmarks\.` \|\n((?:\|.*\n)+)", text))
+    for name in re.findall(r"benchmarks\.(\w+)", text) + re.findall(r"\| `(\w+)` \|$", columns, re.MULTILINE):
+        assert {name, f"{name}.py"} & {path.name for path in (ROOT / "benchmarks").iterdir()}, name
 
 
 def test_the_readmes_commands_exist():
