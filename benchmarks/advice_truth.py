@@ -38,7 +38,7 @@ def judged(calibration: rx.Calibration, truth: dict[str, dict[str, float]], half
             apart = [
                 rx.profile_function(stage, *args) for stage, args in zip(pair.stages, pair.stage_args(), strict=True)
             ]
-        times = predict_profiles(calibration, [together, *apart])
+        times = predict_profiles(calibration.of("functions"), [together, *apart])
         sides = [0], range(1, 1 + len(apart))
         said = times.decision(*sides)
         rows.append(

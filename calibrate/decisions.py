@@ -1,17 +1,17 @@
-"""The commands of what was decided and measured: to see it, pin it, forget it, and take it to another machine."""
+"""Choices that were measured: commands to see, pin, forget and move them, and what explanations say of them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .command_line import NOT_WRITTEN_STATUS, AsJson, epilog, one_line_errors, set_up_jax, warn
-from .remembered import by_whom, summary
 from .terminal import Progress, console, counted, json_text, ns, print_table, say
 
 if TYPE_CHECKING:
-    from rlxjax.choices import Alternative, Memory, Remembered
+    from rlxjax.calibration import CalibratedModel
+    from rlxjax.choices import Choice, Memory, Way
 
 #: Characters of a key that are shown at least, and of a workload at most.
 KEY_WIDTH, LABEL_WIDTH = 8, 44
@@ -42,13 +42,13 @@ def list_decisions(as_json: AsJson = False) -> None:
         print_table(console(), counted(len(found), "decision"), headings, [_row(one, length) for one in found])
 
 
-def _row(one: "Remembered", length: int) -> list[str]:
+def _row(one: "Choice", length: int) -> list[str]:
     """Return a decision as a row of the table, with so many characters of its key."""
     label = one.label if len(one.label) <= LABEL_WIDTH else f"{one.label[: LABEL_WIDTH - 3]}..."
-    by = ", ".join([by_whom(one), *(["tie"] if one.is_tie else [])])
-    next_best = ("-", "-") if one.next_best is None else (one.next_best.name, _time(one.next_best.time_ns))
+    by = ", ".join([one.by, *(["tie"] if one.is_tie else [])])
+    next_best = ("-", "-") if one.next_best is None else (one.next_best.name, _time(one.next_best.measured_ns))
     when = one.created[:16].replace("T", " ")
-    return [one.key[:length], one.kind, label, one.choice.name, by, _time(one.choice.time_ns), *next_best, when]
+    return [one.key[:length], one.kind, label, one.name, by, _time(one.chosen.measured_ns), *next_best, when]
 
 
 def _key_length(keys: Sequence[str]) -> int:
@@ -66,16 +66,16 @@ def show(key: Key, as_json: AsJson = False) -> None:
     """Show one decision: what each alternative was predicted to take and took, how sure it is, and which machine."""
     one = _found(_memory(), key)
     if as_json:
-        typer.echo(json_text(_details(one)))
+        typer.echo(json_text(one.as_dict()))
         return
-    say(f"{one.kind}, {one.label}: {one.choice.name}, {by_whom(one)}")
+    say(f"{one.kind}, {one.label}: {one.name}, {one.by}")
     say(_how_sure(one))
     headings = ["alternative", "predicted ns", "from", "to", "measured ns", "from", "to"]
     print_table(console(), "What a call takes", headings, map(_times, one.alternatives))
     for alternative in one.alternatives:
         if alternative.failed:
             say(f"{alternative.name} could not run: {alternative.failed}")
-    machine = one.machine
+    assert (machine := one.machine) is not None  # what is remembered was measured on one
     device = " ".join(dict.fromkeys((machine.platform, machine.device_kind)))
     software = f"jax {machine.jax}, jaxlib {machine.jaxlib}"
     cores = counted(machine.cores, "core")
@@ -83,32 +83,22 @@ def show(key: Key, as_json: AsJson = False) -> None:
     say(f"key {one.key}")
 
 
-def _how_sure(one: "Remembered") -> str:
+def _how_sure(one: "Choice") -> str:
     """Return how clear the measurement was, in a sentence; a pin says what it overrules."""
-    chosen, within = one.by_content(one.chosen), f"within {100 * one.regret:.3g} %"
-    clear = f"{chosen.name} is the fastest {within}, probability {100 * one.probability:.1f} %"
+    name, within = one.without_pin or one.name, f"within {100 * one.regret:.3g} %"
+    clear = f"{name} is the fastest {within}, probability {100 * (one.probability or 0.0):.1f} %"
     if one.is_tie:
-        clear = f"a tie: others are as fast as {chosen.name} {within}"
-    return f"{'measured without the pin: ' if one.pinned else ''}{clear}; {counted(one.rounds, 'round')}"
+        clear = f"a tie: others are as fast as {name} {within}"
+    return f"{'measured without the pin: ' if one.without_pin else ''}{clear}; {counted(one.rounds, 'round')}"
 
 
-def _times(one: "Alternative") -> list[str]:
-    predicted = one.predicted_ns, *(one.predicted_interval_ns or (None, None))
-    return [one.name, *map(_time, (*predicted, one.time_ns, one.low_ns, one.high_ns))]
+def _times(way: "Way") -> list[str]:
+    none = (None, None)
+    predicted, measured = way.predicted_interval_ns or none, way.measured_interval_ns or none
+    return [way.name, *map(_time, (way.predicted_ns, *predicted, way.measured_ns, *measured))]
 
 
-def _details(one: "Remembered") -> dict[str, Any]:
-    """Return what JSON says of one decision."""
-    names = {"chosen": one.by_content(one.chosen).name, "pinned": one.choice.name if one.pinned else None}
-    alternatives = []
-    for alternative in one.alternatives:
-        content = alternative.model_dump(mode="json")
-        ends = [content.pop("low_ns"), content.pop("high_ns")]
-        alternatives.append(content | {"interval_ns": None if None in ends else ends})
-    return one.model_dump(mode="json") | names | {"by": by_whom(one), "alternatives": alternatives}
-
-
-def _found(memory: "Memory", start: str) -> "Remembered":
+def _found(memory: "Memory", start: str) -> "Choice":
     """Return the decision whose key begins so."""
     if (found := memory.look_up(memory.key_of(start))) is None:
         raise ValueError(f"{start!r}: forgotten by another process meanwhile")
@@ -130,7 +120,7 @@ def pin(
         raise ValueError(f"expected {', '.join(each.name for each in one.alternatives)} or --off, got {got}")
     memory.pin(one.key, name)
     one = _found(memory, one.key)
-    say(f"{one.kind}, {one.label}: {one.choice.name}, {by_whom(one)}")
+    say(f"{one.kind}, {one.label}: {one.name}, {one.by}")
 
 
 @decisions.command("forget", epilog=epilog("decisions forget"))
@@ -171,3 +161,51 @@ def import_decisions(file: Annotated[FilePath, typer.Argument(help="A file of `r
         warn(f"{text}; it is left out")
     if done.left_out:
         raise typer.Exit(NOT_WRITTEN_STATUS)
+
+
+# --- For explanations and pages ------------------------------------------------------------------
+
+
+def decided_here(calibrated: "CalibratedModel", sizes: Mapping[str, float]) -> "Choice | None":
+    """Return the newest choice for some sizes that holds on this machine, beside the predictions of this model."""
+    from rlxjax.calibration import current_fingerprint, fingerprint_differences
+    from rlxjax.choices import Memory
+
+    def is_own(one: "Choice") -> bool:
+        return any(run["inputs"] == sizes for own in one.alternatives for run in own.runs)
+
+    here = current_fingerprint()
+    found = (one for one in Memory().all(kind=calibrated.model.name) if is_by(one, calibrated) and is_own(one))
+    return next((one for one in found if one.machine and not fingerprint_differences(one.machine, here)), None)
+
+
+def is_by(one: "Choice", calibrated: "CalibratedModel") -> bool:
+    """Return whether a calibrated model predicted the alternatives of a choice."""
+    from rlxjax.choices import digest_of_model
+
+    return one.calibration == digest_of_model(calibrated)
+
+
+def summary(one: "Choice") -> dict[str, Any]:
+    """Return what JSON says of a choice in a few keys."""
+    return {
+        "key": one.key,
+        "kind": one.kind,
+        "label": one.label,
+        "chosen": one.name,
+        "by": one.by,
+        "is_tie": one.is_tie,
+        "time_ns": one.chosen.measured_ns,
+        "next_best": None if one.next_best is None else one.next_best.name,
+        "next_best_ns": None if one.next_best is None else one.next_best.measured_ns,
+        "created": one.created,
+    }
+
+
+def in_words(one: "Choice") -> str:
+    """Return what was measured, and what runs by that, in a sentence."""
+    timed = sorted((own.measured_ns, own.name) for own in one.alternatives if own.measured_ns is not None)
+    times = ", ".join(f"{name} {ns(time_ns)} ns" for time_ns, name in timed)
+    tie = " (a tie)" if one.is_tie else ""
+    pinned = f"; pinned, and runs: {one.name}" if one.without_pin else ""
+    return f"measured here: {times}; chosen: {one.without_pin or one.name}{tie}{pinned}"

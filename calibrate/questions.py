@@ -24,7 +24,7 @@ from .command_line import (
     set_up_jax,
     workload,
 )
-from .remembered import decided_here, in_words, summary
+from .decisions import decided_here, in_words, summary
 from .terminal import Progress, console, json_text, plain, say
 
 #: Exit status of an advice that decides nothing.

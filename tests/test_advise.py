@@ -21,9 +21,8 @@ from calibrate.cli import app
 from calibrate.named import arguments_of, named, shape_of
 from calibrate.report.advice import advice_page, read_advice
 from rlxjax.calibration import CalibratedModel, Calibration, predict_profiles
-from rlxjax.choices import Choice, Considered, Memory
-from rlxjax.choices._contender import Contender, Question
-from rlxjax.choices._decided import Decided
+from rlxjax.choices import Choice, Memory, Way
+from rlxjax.choices._answer import why
 from rlxjax.fit import Timings, fit_posterior
 from rlxjax.models import FFT, FUNCTIONS, function_runs
 
@@ -86,7 +85,7 @@ def test_one_program_saves_what_the_stages_hand_on_and_the_code_is_the_change_an
     assert found.gain_ns == found.apart_ns - found.together_ns > 0
     assert found.apart_interval_ns[0] < found.apart_ns < found.apart_interval_ns[1]
     profiles = [rx.profile_function(fn, real(2048, 2048)) for fn in (square, total)]
-    parts = [own.time_ns for own in predict_profiles(here, profiles).predictions]
+    parts = [own.time_ns for own in predict_profiles(here.of("functions"), profiles).predictions]
     np.testing.assert_allclose([stage.time_ns for stage in found.stages], parts, rtol=1e-12)
     np.testing.assert_allclose(found.apart_ns, sum(parts), rtol=1e-6)
     assert rx.advise([square, total], real(8, 8), calibration=here).reason_code == "saves_launches"
@@ -133,7 +132,7 @@ def test_of_four_stages_every_grouping_is_priced_and_the_best_is_advised(here, t
     # A grouping takes what its programs take, each by the profile of its stages as one function.
     first = rx.profile_function(lambda x, i: sined(*prepared(x, i)), *TABLE_ARGS)
     second = rx.profile_function(lambda x, i: shifted(look_up(x, i)), *TABLE_ARGS)
-    parts = predict_profiles(here, [first, second]).predictions
+    parts = predict_profiles(here.of("functions"), [first, second]).predictions
     np.testing.assert_allclose(found.together_ns, sum(part.time_ns for part in parts), rtol=1e-12)
     np.testing.assert_allclose(found.together_interval_ns, np.sum([part[1:3] for part in parts], 0), rtol=1e-12)
     assert "prepared+sined | look_up+shifted saves" in str(found)
@@ -310,10 +309,13 @@ def test_a_measured_verdict_is_the_form_that_takes_the_least_and_is_remembered(u
         again = rx.advise(TABLE, *args, calibration=unsure, measure=word)
         assert again.decided_by == "remembered"
         assert again.measured == measured._replace(compile_s=None)
+        groupings = tuple(dataclasses.replace(own, compile_s=None) for own in found.groupings)
         changed = {"decided_by": "measured", "measured": measured}
-        assert dataclasses.replace(again, **changed) == found
+        assert dataclasses.replace(again, **changed) == dataclasses.replace(found, groupings=groupings)
     (kept,) = Memory(strict=True).all(kind="functions")
-    assert {one.name: one.time_ns for one in kept.alternatives} == {n: t for n, t in took.items() if n in names(kept)}
+    assert {one.name: one.measured_ns for one in kept.alternatives} == {
+        n: t for n, t in took.items() if n in names(kept)
+    }
     assert all(one.runs for one in kept.alternatives)
     Memory(strict=True).pin(kept.key, "prepared+sined | look_up+shifted")
     pinned = rx.advise(TABLE, *args, calibration=unsure)
@@ -328,16 +330,12 @@ def names(kept):
 
 def test_what_was_measured_decides_by_its_sign_and_what_it_says_against_the_model():
     def said(apart_ns, together_ns, *, is_tie=False, by="measured", predicted=(3e3, 2e3), extra_ns=0.0, failed=""):
-        forms = [
-            Considered("apart", predicted[0], None, apart_ns),
-            Considered("together", predicted[1], None, together_ns, None, failed),
-        ]
+        forms = (
+            Way("apart", predicted[0], None, apart_ns),
+            Way("together", predicted[1], None, together_ns, failed=failed, extra_ns=extra_ns),
+        )
         best = "apart" if together_ns is None or apart_ns <= together_ns + extra_ns else "together"
-        choice = Choice(best, square, by, tuple(forms), 0.99, is_tie, 0.02, 8)
-        contenders = [Contender(own.name, own.name, square, list) for own in forms]
-        contenders[1] = contenders[1]._replace(extra_ns=extra_ns)
-        asked = Question(contenders, "functions", "", {}, None, lambda known: None, "always", 0.02, 1.0)
-        return Decided(choice, asked).why()
+        return why(Choice(best, by, forms, 0.99, is_tie, 0.02, 8))
 
     assert said(2e3, 1e3) == ("measured_faster", "as measured one program 1,000 ns a call, the stages apart 2,000 ns")
     code, reason = said(1e3, 2e3)

@@ -17,7 +17,7 @@ import pytest
 import rlxjax as rx
 from rlxjax.calibration import Calibration
 from rlxjax.choices import choose
-from rlxjax.choices._content import content_of
+from rlxjax.choices._description import content_of
 
 #: No model has to be compiled to say what is measured, or what one alternative is alone.
 NONE = Calibration({}, None, {})

@@ -83,7 +83,7 @@ def first_lines(name):
 
 def remembered(path):
     """Return what a database of decisions holds, as a command reads it."""
-    return [one.model_dump_json() for one in Memory(path, strict=True).all()]
+    return [json.dumps(one.as_dict()) for one in Memory(path, strict=True).all()]
 
 
 def imported(path):
@@ -92,7 +92,7 @@ def imported(path):
         memory = Memory(Path(folder) / "decisions.sqlite", strict=True)
         for text in memory.load(path).left_out:
             warnings.warn(text, stacklevel=1)
-        return [one.model_dump_json() for one in memory.all()]
+        return [json.dumps(one.as_dict()) for one in memory.all()]
 
 
 def good_files(folder):

@@ -187,7 +187,7 @@ def test_a_rule_of_ones_own_prices_a_primitive_in_any_family(family):
         primitive, lambda inputs, outputs, params: rx.jaxpr.OperationCounts(10**9, 0, 10**9), family=family
     )
     cheap, dear = (rx.profile_function(fn, real(8, 8)) for fn in (lambda x: x + 1, primitive.bind))
-    of_dear, of_cheap = predict_profiles(calibration(), [dear, cheap]).predictions
+    of_dear, of_cheap = predict_profiles(calibration().of("functions"), [dear, cheap]).predictions
     assert of_dear.time_ns > 10 * of_cheap.time_ns
 
 
@@ -269,11 +269,11 @@ def test_a_function_beyond_what_was_measured_is_extrapolated():
 
 def test_what_two_programs_share_cancels():
     one = rx.profile_function(mlp, real(512, 512), real(512, 512))
-    same = predict_profiles(calibration(), [one, one]).decision([0], [1])
+    same = predict_profiles(calibration().of("functions"), [one, one]).decision([0], [1])
     assert float(same.margin_ns) == 0
     assert float(same.probability) == 0.5
     first, second = (rx.profile_function(f, real(512, 512), real(512, 512)) for f in (lambda x, w: x @ w, mlp))
-    times = predict_profiles(calibration(), [one, first, second])
+    times = predict_profiles(calibration().of("functions"), [one, first, second])
     apart = times.decision([0], [1, 2])
     # What is a program's own is a share of the smaller time, and less where the compiler's choices are counted.
     parts_ns = np.array([found.time_ns for found in times.predictions])
@@ -286,7 +286,7 @@ def test_what_two_programs_share_cancels():
     assert times._replace(predictions=tuple(compiled)).decision([0], [1, 2]).margin_sd_ns < apart.margin_sd_ns
     np.testing.assert_allclose(
         float(apart.kept_ns),
-        sum(own.time_ns for own in predict_profiles(calibration(), [first, second]).predictions),
+        sum(own.time_ns for own in predict_profiles(calibration().of("functions"), [first, second]).predictions),
         rtol=1e-6,
     )
     assert float(apart.margin_ns) > 0

@@ -154,7 +154,7 @@ def test_nothing_sure_is_said_of_what_is_not_counted():
     model = CalibratedModel(rx.fit.prior_posterior(FUNCTIONS), {}, {}, dict.fromkeys(FUNCTIONS.inputs, (0.0, 1e18)))
     known = Calibration({"functions": model}, None, {})
     sine = rx.profile_function(jnp.sin, X)
-    assert sine.uncounted == () == predict_profiles(known, [sine]).predictions[0].uncounted
+    assert sine.uncounted == () == predict_profiles(known.of("functions"), [sine]).predictions[0].uncounted
     for name, function in UNKNOWN.items():
         profile = rx.profile_function(function, X)
         assert profile.uncounted, name
@@ -165,7 +165,7 @@ def test_nothing_sure_is_said_of_what_is_not_counted():
         assert str(found).startswith("at least ")
         assert profile.uncounted[0] in str(found)
         for one, several in ((profile, [sine]), (sine, [profile, sine])):
-            decided = predict_profiles(known, [one, *several]).decision([0], range(1, 1 + len(several)))
+            decided = predict_profiles(known.of("functions"), [one, *several]).decision([0], range(1, 1 + len(several)))
             assert (float(decided.probability), decided.verdict(), decided.in_domain) == (0.5, "undecided", False), name
         assert rx.advise([function, jnp.shape], X, calibration=known).verdict == "cannot model", name
         with pytest.raises(ValueError, match="work: "):

@@ -1,4 +1,4 @@
-"""The page of an advice: the verdict, the terms of both forms, and what one program saves."""
+"""The page of an advice, with its verdict, terms and savings, and the section of choices that were measured."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -7,11 +7,20 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from calibrate.decisions import is_by, summary
 from calibrate.terminal import ns
 from calibrate.terminal import plain as readable
 from rlxjax import Advice, plot
-from rlxjax.calibration import StrategyExplanation, first_refusal, read_json
-from rlxjax.choices import DECIDED, Measured
+from rlxjax.calibration import (
+    MACHINE_FIELDS,
+    Calibration,
+    CalibrationFile,
+    StrategyExplanation,
+    fingerprint_differences,
+    first_refusal,
+    read_json,
+)
+from rlxjax.choices import DECIDED, Measured, Memory
 
 from .page import Section, Table, Verdict, drawn, page
 
@@ -51,7 +60,8 @@ def advice_page(path: FilePath, *, command: str) -> str:
         sections.append(Section("stages", "The stages", tables=[Table("Each stage, jitted by itself", rows, "")]))
     if len(advice.groupings) > 2:
         rows = [
-            {"programs": one.name, "takes (ns)": one.time_ns, **dict(zip(ENDS, one.interval_ns, strict=True))}
+            {"programs": one.name, "takes (ns)": one.predicted_ns}
+            | dict(zip(ENDS, one.predicted_interval_ns or (None, None), strict=True))
             | ({} if advice.measured is None else {"measured (ns)": one.measured_ns})
             | {"peak (bytes)": one.peak_bytes}
             for one in advice.groupings
@@ -153,3 +163,32 @@ def _counts(advice: Advice) -> Section:
     found |= {f"{form}_peak_bytes": getattr(advice, f"{form}_peak_bytes") for form in ("apart", "together")}
     rows = [{"what": name.replace("_", " "), "count": value} for name, value in found.items()]
     return Section("counts", "What one program saves", tables=[Table("In a call; what is negative is lost", rows, "")])
+
+
+def decided_sections(content: CalibrationFile, calibration: Calibration) -> Iterator[Section]:
+    """Yield the section of what is remembered of choices on the machine of a calibration, if anything is."""
+    rows = []
+    for one in Memory().all():
+        section = content.models.get(one.kind)
+        if (
+            section is None
+            or not one.machine
+            or fingerprint_differences(one.machine, section.fingerprint, MACHINE_FIELDS)
+        ):
+            continue
+        said = summary(one)
+        is_own = one.kind in calibration.models and is_by(one, calibration.of(one.kind))
+        rows.append(
+            {"workload": one.label, "model": one.kind, "chosen": said["chosen"], "by": said["by"]}
+            | {"a tie": "yes" if one.is_tie else "no", "takes (ns)": said["time_ns"]}
+            | {"next best": said["next_best"], "its time (ns)": said["next_best_ns"]}
+            | {"beside this calibration": "yes" if is_own else "no"}
+        )
+    if rows:
+        said = (
+            "Where the model was not sure, the alternatives were timed on this machine, and what was measured is "
+            "remembered: later calls choose by it, and the model learns from it. A tie is between alternatives "
+            "that the measurement does not tell apart: the model's favourite stays. What was decided beside another "
+            "calibration is not used with this one."
+        )
+        yield Section("decided", "What was decided, by what", [said], tables=[Table("The newest first", rows, "")])

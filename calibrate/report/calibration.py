@@ -7,10 +7,10 @@ from pathlib import Path as FilePath
 
 import numpy as np
 
+from calibrate.decisions import decided_here, in_words
 from calibrate.explanation import crossed, flip_notes, flips_title, margin, possible
 from calibrate.judge import said_of_pace, verdict_on, what_pays
 from calibrate.outcome import ERROR_COLUMNS
-from calibrate.remembered import decided_here, in_words
 from rlxjax import plot
 from rlxjax.calibration import (
     CalibratedModel,
@@ -22,12 +22,12 @@ from rlxjax.calibration import (
     load_calibration,
     sections_of_file,
 )
-from rlxjax.choices import Remembered
+from rlxjax.choices import Choice
 from rlxjax.fit import LatencyModel
 from rlxjax.models import BUILT_IN
 
+from .advice import decided_sections
 from .changes import Measured, change_section, earlier_calibration, measured_beside, model_of, some
-from .decided import decided_sections
 from .page import Section, Table, Verdict, drawn, page, rows_of
 
 #: Values of the first input along which a picture goes.
@@ -211,7 +211,7 @@ def _choices(calibrated: CalibratedModel, measured: Measured | None, asked: Mapp
     yield _terms(possible(explain(calibrated, **sizes), model), name, decided_here(calibrated, sizes))
 
 
-def _terms(explanation: Explanation, name: str, decided: Remembered | None) -> Section:
+def _terms(explanation: Explanation, name: str, decided: Choice | None) -> Section:
     sizes = _in_words(explanation.inputs)
     said = [
         f"The workload is {sizes}. Each term begins where the one before it ends; the grey bar is their sum, with the "

@@ -13,7 +13,7 @@ from rlxjax._numerics import temperature_from_sd
 from rlxjax._values import by_value, whole_ns
 from rlxjax.fit import Decision, LatencyEstimate, LatencyPosterior, Runs, corrected_terms_ns, estimate
 from rlxjax.jaxpr import FunctionProfile
-from rlxjax.models import FUNCTIONS, function_runs
+from rlxjax.models import function_runs
 
 from ._predict import CalibratedModel
 
@@ -36,6 +36,10 @@ class HasModels(Protocol):
     @property
     def models(self) -> Mapping[str, CalibratedModel]:
         """What timings say of each latency model."""
+        ...
+
+    def of(self, model: str | None = None) -> CalibratedModel:
+        """Return one calibrated model by its name."""
         ...
 
 
@@ -155,22 +159,13 @@ class FunctionTimes(NamedTuple):
         return Decision(fused_ns, kept_ns, margin_ns, sd_ns, probability, inside)  # pyright: ignore
 
 
-def predict_profiles(calibration: HasModels, profiles: Sequence[FunctionProfile]) -> FunctionTimes:
+def predict_profiles(calibrated: CalibratedModel, profiles: Sequence[FunctionProfile]) -> FunctionTimes:
     """Return what functions with these profiles take, all by one estimate.
 
     Args:
-        calibration: that holds the functions model.
+        calibrated: the functions model of a calibration, `calibration.of("functions")`.
         profiles: of the functions.
-
-    Raises:
-        ValueError: a calibration without the functions model.
     """
-    if FUNCTIONS.name not in calibration.models:
-        raise ValueError(
-            "calibration: expected one with the functions model, got "
-            f"{', '.join(calibration.models) or 'none'}; measure it with `rlxjax calibrate --only functions`"
-        )
-    calibrated = calibration.models[FUNCTIONS.name]
     return predicted_times(calibrated, function_runs(profiles), profiles, [profile.uncounted for profile in profiles])
 
 

@@ -11,7 +11,7 @@ from rlxjax._typing import Provenance
 from rlxjax._values import by_value
 from rlxjax.fit import LatencyPrior, coefficient_names, prior_posterior
 from rlxjax.jaxpr import FunctionProfile, TripCounts, profile_function
-from rlxjax.models import GPU_KERNELS, gpu_facts, gpu_facts_of_kind, gpu_runs
+from rlxjax.models import FUNCTIONS, GPU_KERNELS, gpu_facts, gpu_facts_of_kind, gpu_runs
 from rlxjax.targets import TargetDevice, target_device
 
 from ._artefact import population
@@ -51,8 +51,9 @@ def predict_function(
     """
     if target is not None:
         return predict_for_target(fn, *args, target=target, calibration=calibration, trip_counts=trip_counts, **kwargs)
+    calibrated = calibration.of(FUNCTIONS.name)
     profile = profile_function(fn, *args, trip_counts=trip_counts, **kwargs)
-    return predict_profiles(calibration, [profile]).predictions[0]
+    return predict_profiles(calibrated, [profile]).predictions[0]
 
 
 @by_value

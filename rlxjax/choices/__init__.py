@@ -1,8 +1,9 @@
-"""Before and after: whether jitted stages should be one program, and why.
+"""Which way to do some work is the fastest here: by the model where it is sure, measured and remembered where not.
 
-`advise` takes the stages and their arguments and returns an `Advice`; `rank_targets` says what one function takes of
-devices that need not be there, `target_times` what programs that were compiled for one take. A `Memory` keeps what was
-decided and measured: each choice is `Remembered` with every `Alternative`.
+`choose` takes functions and returns a `Choice` of one `Way`; `advise` says which jitted stages should be one program,
+and returns an `Advice`. `rank_targets` says what one function takes of devices that need not be there, `target_times`
+what programs that were compiled for one take. A `Memory` keeps each `Choice` that was measured; `clear_choices` forgets
+what the process keeps. `decide` takes any `Work` along the same path.
 """
 
 from ._advice import DECIDED as DECIDED
@@ -11,24 +12,22 @@ from ._advice import Grouping as Grouping
 from ._advice import Measured as Measured
 from ._advice import StageCost as StageCost
 from ._advise import advise as advise
-from ._choice import Choice as Choice
-from ._choice import Considered as Considered
-from ._choice import measure_word as measure_word
 from ._choose import choose as choose
-from ._contender import Contender as Contender
-from ._contender import Question as Question
-from ._content import digest as digest
-from ._content import digest_of_model as digest_of_model
-from ._decide import decide as decide
-from ._decide import recalled as recalled
+from ._choose import clear_choices as clear_choices
+from ._choose import decide as decide
+from ._choose import recalled as recalled
+from ._description import digest as digest
+from ._description import digest_of_model as digest_of_model
 from ._memory import Loaded as Loaded
 from ._memory import Memory as Memory
-from ._of_variants import forecast_of_variants as forecast_of_variants
+from ._programs import Work as Work
+from ._programs import predicted_variants as predicted_variants
 from ._rank_targets import RankedTarget as RankedTarget
 from ._rank_targets import TargetRanking as TargetRanking
 from ._rank_targets import rank_targets as rank_targets
-from ._remembered import Alternative as Alternative
-from ._remembered import Remembered as Remembered
-from ._target import target_times as target_times
+from ._rank_targets import target_times as target_times
+from ._way import Choice as Choice
+from ._way import Way as Way
+from ._way import measure_word as measure_word
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

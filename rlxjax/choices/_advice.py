@@ -5,7 +5,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from rlxjax._values import by_value, counted, whole_ns
+from rlxjax._values import counted, whole_ns
+
+from ._way import Record, Way
 
 #: The fastest groupings that are shown, and the names of those that always are.
 MOST_SHOWN, ENDS = 8, ("apart", "together")
@@ -34,29 +36,19 @@ class StageCost(NamedTuple):
     peak_bytes: int
 
 
-class Grouping(NamedTuple):
-    """One way to group stages into programs.
+@dataclasses.dataclass(frozen=True)
+class Grouping(Way):
+    """One way to group stages into programs; `name` is the stages, joined where they run as one program.
 
     Attributes:
         groups: names of the stages of each program.
-        time_ns: predicted, of all programs.
-        interval_ns: that holds it with 90 %.
         peak_bytes: that live at once while the largest program runs, arguments of the first one held.
         probability: that it saves more than what is asked; None of the stages apart.
-        measured_ns: what it took; None if it was not timed.
     """
 
-    groups: tuple[tuple[str, ...], ...]
-    time_ns: float
-    interval_ns: tuple[float, float]
-    peak_bytes: int
-    probability: float | None
-    measured_ns: float | None = None
-
-    @property
-    def name(self) -> str:
-        """The stages, joined where they run as one program."""
-        return grouping_name(self.groups)
+    groups: tuple[tuple[str, ...], ...] = ()
+    peak_bytes: int = 0
+    probability: float | None = None
 
 
 def grouping_name(groups: tuple[tuple[str, ...], ...]) -> str:
@@ -84,9 +76,8 @@ class Measured(NamedTuple):
     one_program_ns: float | None = None
 
 
-@by_value
 @dataclasses.dataclass(frozen=True)
-class Advice:
+class Advice(Record):
     """Whether stages should run as fewer programs, and which; figures are per call of all of them.
 
     What is compared with the stages apart is the *grouping* of `groups`: the one program of all stages, or of three
@@ -180,11 +171,7 @@ class Advice:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain numbers, strings and lists, for JSON."""
-        found = dataclasses.asdict(self)
-        found["stages"] = [stage._asdict() for stage in self.stages]
-        found["groupings"] = [grouping._asdict() for grouping in self.groupings]
-        found["measured"] = None if self.measured is None else self.measured._asdict()
-        return found | {"gain_ns": self.gain_ns, "calls_to_pay_back": self.calls_to_pay_back}
+        return super().as_dict() | {"gain_ns": self.gain_ns, "calls_to_pay_back": self.calls_to_pay_back}
 
     def __str__(self) -> str:
         lines = [f"{self.verdict}: {self.reason} ({self.reason_code})"]
@@ -206,9 +193,9 @@ class Advice:
         if len(self.groupings) > 2:
             shown = [own for place, own in enumerate(self.groupings) if place < MOST_SHOWN or own.name in ENDS]
             for own in shown:
-                low, high = map(whole_ns, own.interval_ns)
+                low, high = map(whole_ns, own.predicted_interval_ns or (math.nan, math.nan))
                 took = "" if own.measured_ns is None else f", measured {whole_ns(own.measured_ns)} ns"
-                lines.append(f"  {whole_ns(own.time_ns):>13} ns  ({low} to {high})  {own.name}{took}")
+                lines.append(f"  {whole_ns(own.predicted_ns or math.nan):>13} ns  ({low} to {high})  {own.name}{took}")
         if self.measured is not None:
             lines += self._measured_lines(self.measured)
         lines += [f"  {stage.name}: {whole_ns(stage.time_ns)} ns, limited by {stage.limit}" for stage in self.stages]

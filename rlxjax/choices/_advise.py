@@ -1,5 +1,6 @@
 """The question: which of these jitted stages should be one program here?"""
 
+import functools
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -8,24 +9,41 @@ from typing import Any
 import jax
 
 from rlxjax._checks import check_at_least, is_traced
-from rlxjax.calibration import Calibration, default_calibration, load_calibration, predict_profiles
+from rlxjax.calibration import (
+    CalibratedModel,
+    Calibration,
+    default_calibration,
+    load_calibration,
+    predict_profiles,
+)
+from rlxjax.fusion import StagePlan
 from rlxjax.jaxpr import FunctionProfile, TripCounts
 from rlxjax.models import FUNCTIONS
 from rlxjax.targets import TargetDevice, target_device
 
 from ._advice import Advice
-from ._answer import answer, by_measurement_alone, without_stages
-from ._choice import measure_word
-from ._decide import decide, recalled
-from ._decided import Decided
-from ._learned import learned_here
-from ._memory import Memory
-from ._of_functions import devices_of
-from ._of_stages import question_of_stages
-from ._plans import Plans
+from ._answer import Plans, answer, by_measurement_alone, compared, without_stages
+from ._choose import decide, recalled
+from ._description import content_of, setting_of
+from ._memory import Memory, learned
 from ._processes import ALONE, Party
-from ._stages import groups_of, in_order, parts_of, profiles_of
-from ._target import target_times
+from ._programs import (
+    SURE_OF_FUNCTIONS,
+    Predicted,
+    Work,
+    check_repeatable,
+    devices_of,
+    filled,
+    in_words,
+    predicted_programs,
+    where_of,
+)
+from ._rank_targets import target_times
+from ._stages import Span, composed, groups_of, in_order, parts_of, profiles_of
+from ._way import Way, measure_word
+
+#: The most groupings that are considered beside the stages apart.
+MOST_CONSIDERED = 6
 
 
 def advise(
@@ -126,32 +144,30 @@ def advise(
         return without_stages(whole, alone, profiles.get((0, len(whole) - 1)), device)
     if device is None:
         assert calibration is not None
-        found = predict_profiles(calibration, list(profiles.values()))
+        found = predict_profiles(calibration.of(FUNCTIONS.name), list(profiles.values()))
         has = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
     else:
         found, has = target_times(list(profiles.values()), device), device.memory_bytes
     limit = has if memory_bytes is None else memory_bytes
     options = (math.inf if limit is None else limit, float(min_gain_ns), float(peak_price_ns_per_byte))
     plans = Plans(found, groups, profiles, refused, device, *options)
-    decided = None
+    choice = None
     is_shared = Party.of(devices_of(args)) is not ALONE  # by processes that all ask, or none of them
     is_decided = word != "never" or not is_traced_call and (is_shared or Memory().path.exists())
     if calibration is not None and is_decided and len(plans.plans) > 1 and min_gain_ns < math.inf:
         calibrated = calibration.of(FUNCTIONS.name)
-        how = {"measure": word, "check": check}
-        asked = question_of_stages(plans, functions, args, calibrated, how, teaches=trip_counts is None)
-        choice = recalled(asked) if word == "never" else decide(asked)
-        decided = None if choice is None else Decided(choice, asked)
-        if decided is None or decided.is_by_model:
-            taught = learned_here(calibrated, asked.devices)
+        work = _work_of_stages(plans, functions, args, calibrated, word, teaches=trip_counts is None)
+        choice = recalled(work, check=check) if word == "never" else decide(work, word, check=check)
+        if choice is None or choice.by == "model":
+            taught = learned(calibrated, Memory(), setting_of(calibrated, work.devices)[0], FUNCTIONS.name)
             if taught is not calibrated:
-                also = [] if decided is None else [plans.plan(decided.grouping)]
-                found = predict_profiles(Calibration({FUNCTIONS.name: taught}, None, {}), list(profiles.values()))
+                also = [] if choice is None else [plans.plan(compared(choice))]
+                found = predict_profiles(taught, list(profiles.values()))
                 plans = Plans(found, groups, profiles, refused, device, *options, also)
     is_plain = len(functions) == 1
     if unmodelled is not None:
-        return unmodelled if decided is None else by_measurement_alone(plans, decided, whole, is_plain)
-    return answer(plans, whole, is_plain=is_plain, decided=decided)
+        return unmodelled if choice is None else by_measurement_alone(plans, choice, whole, is_plain)
+    return answer(plans, whole, is_plain, choice)
 
 
 def _unmodelled(profile: FunctionProfile, device: TargetDevice | None) -> Advice | None:
@@ -163,3 +179,58 @@ def _unmodelled(profile: FunctionProfile, device: TargetDevice | None) -> Advice
     code = "unknown_loop" if profile.unknown_loops or unread else "uncosted"
     why = profile.uncounted or ("loops that depend on data turn different numbers of times",)
     return Advice("cannot model", code, why[0], target=None if device is None else device.name)
+
+
+def _work_of_stages(
+    plans: Plans,
+    functions: Sequence[Callable[..., Any]],
+    args: tuple[Any, ...],
+    calibrated: CalibratedModel,
+    measure: str,
+    *,
+    teaches: bool,
+) -> Work:
+    """Return the plans of stages as ways to run them, whose times may teach the model.
+
+    Which plans are considered is by the calibration alone, whatever was learned since: else no measurement of them
+    would be found again.
+    """
+    arrays = functools.cache(lambda: filled(args))
+    is_plain = len(functions) == 1  # it runs where it is not jitted
+
+    @functools.cache
+    def traced(span: Span) -> Any:
+        return plans.groups[span].fn.trace(*plans.groups[span].args)
+
+    def way(plan: StagePlan) -> Way:
+        spans = [(group[0], group[-1]) for group in plan.groups]
+        name, programs = plans.name(plan), [traced(span) for span in spans]
+        if measure != "never":
+            for one in programs:
+                check_repeatable(name, one)
+        is_given = is_plain and plan == plans.apart
+        fn = functions[0] if is_given else composed([plans.groups[span].fn for span in spans])
+        asked_ns = 0.0 if plan == plans.apart else plans.min_gain_ns
+        return Way(
+            name,
+            extra_ns=asked_ns + plans.price * plan.peak_bytes,
+            content=content_of(programs),
+            fn=fn,
+            call=lambda: fn(*arrays()),
+            make=None if is_given else lambda: [one.lower().compile() for one in programs],
+        )
+
+    def predict(known: CalibratedModel) -> Predicted:
+        times = plans.found
+        if known is not calibrated:
+            times = predict_profiles(known, [one.profile for one in times.predictions])
+        return predicted_programs(ways, times, [plans.places(plan) for plan in considered], teaches)
+
+    others = [plan for plan in plans.plans if plan != plans.apart]
+    considered = [plans.apart, *others[:MOST_CONSIDERED]]
+    if plans.fits and plans.together not in considered:
+        considered[-1] = plans.together
+    ways = [way(plan) for plan in considered]
+    stages = f"the parts of {plans.groups[0, len(plans.names) - 1].name}" if is_plain else ", ".join(plans.names)
+    label, workload = f"{stages}, of {in_words(args)}", where_of(args) | {"stages": len(functions)}
+    return Work(ways, predict, calibrated, FUNCTIONS.name, label, workload, devices_of(args), sure=SURE_OF_FUNCTIONS)

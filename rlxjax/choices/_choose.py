@@ -1,8 +1,15 @@
-"""Which of several functions to run, or of the ways that a latency model knows: sure by the model, or measured."""
+"""Which of several functions to run, or of the variants of a suite: sure by the model, or measured and remembered.
+
+Every choice takes one path: the key of what it depends on, what is remembered of it, what the model predicts, and where
+that rules out too little, the contest of those that are left, which is recorded.
+"""
 
 import contextlib
 import dataclasses
+import datetime
+import math
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,23 +19,29 @@ import numpy as np
 
 from rlxjax._checks import check_at_least, is_traced
 from rlxjax._chunks import callers_settings
+from rlxjax._numerics import temperature_from_sd
 from rlxjax._values import handle
 from rlxjax.calibration import Calibration, default_calibration
 from rlxjax.fit import Suite
 
-from ._choice import Choice, measure_word
-from ._contender import LIMIT_MS, REGRET
-from ._decide import decide
-from ._of_functions import question_of_functions
-from ._of_variants import question_of_suite
-from ._processes import ALONE, Party
+from ._contest import Contest, contest, longest_s
+from ._description import digest, digest_of_model, setting_of
+from ._memory import Memory, clear_learned, learn, learned
+from ._processes import ALONE, Caller, FailedError, Party
+from ._programs import Work, work_of_functions, work_of_suite
+from ._results import difference
+from ._way import LIMIT_MS, REGRET, Choice, Way, choice_of_json, json_of_choice, measure_word
 
 #: Choices of this process that are kept, about 2 kB each; none holds a function or an argument.
 MOST_CHOICES = 16_384
+#: Seconds that a compiler may take.
+COMPILE_S = 3600.0
 #: What `jax.jit` returns.
 JITTED = type(jax.jit(abs))
 _choices: dict[Any, Choice] = {}
 _keeping = threading.Lock()
+#: Held while programs are timed: those of two threads at once would disturb each other.
+_timing = threading.RLock()
 
 
 def choose(
@@ -98,35 +111,40 @@ def choose(
     if calibration is not None and not isinstance(calibration, Calibration):
         given = type(calibration).__name__
         raise ValueError(f"calibration: expected a Calibration (load_calibration), got {given}")
-    options = {"measure": word, "regret": float(regret), "limit_ms": float(limit_ms), "check": check}
     # Inside of a function that is being traced everything here is computed all the same.
     with jax.ensure_compile_time_eval() if is_traced(jnp.zeros(())) else contextlib.nullcontext():
         known = default_calibration() if calibration is None else calibration
         if isinstance(alternatives, Suite):
             if args:
                 raise ValueError("args: expected none beside a suite, whose model has `inputs`")
-            question = question_of_suite(alternatives, inputs, known, options)
+            work = work_of_suite(alternatives, inputs, known)
         else:
             if inputs is not None:
                 raise ValueError("inputs: expected none of functions, which take arguments")
-            question = question_of_functions(alternatives, args, known, options)
-        found = decide(question)
-    _keep(None if Party.of(question.devices) is not ALONE else asked, found)
+            work = work_of_functions(alternatives, args, known, word, check)
+        found = decide(work, word, regret=float(regret), limit_ms=float(limit_ms), check=check)
+    with _keeping:
+        kept = found
+        if found.by == "measured":  # what the model said beforehand does not outlive a measurement
+            for own in [key for key, one in _choices.items() if one.by == "model"]:
+                del _choices[own]
+            kept = _recalled(found, "remembered")
+        if asked is not None and Party.of(work.devices) is ALONE:
+            if len(_choices) >= MOST_CHOICES:
+                del _choices[next(iter(_choices))]
+            _choices[asked] = dataclasses.replace(kept, fn=None)  # pyright: ignore[reportArgumentType]
     return found
 
 
-def _keep(asked: Any, found: Choice) -> None:
-    """Keep a choice for later calls; what the model said beforehand does not outlive a measurement."""
+def clear_choices() -> None:
+    """Forget what this process keeps of choices and what models learned from them; what the database holds stays.
+
+    Examples:
+        >>> clear_choices()
+    """
     with _keeping:
-        if found.by == "measured":
-            for own in [key for key, one in _choices.items() if one.by == "model"]:
-                del _choices[own]
-            found = dataclasses.replace(found, by="remembered", measuring_s=0.0)
-        if asked is None:
-            return
-        if len(_choices) >= MOST_CHOICES:
-            del _choices[next(iter(_choices))]
-        _choices[asked] = dataclasses.replace(found, fn=None)  # pyright: ignore[reportArgumentType]
+        _choices.clear()
+        clear_learned()
 
 
 def _asked(
@@ -166,3 +184,248 @@ def _shape_of(arg: Any) -> Any:
         return type(arg), repr(arg)
     leaves, structure = jax.tree.flatten(arg)
     return handle(arg) if len(leaves) == 1 and leaves[0] is arg else (structure, *map(_shape_of, leaves))
+
+
+# --- The path of a choice ------------------------------------------------------------------------
+
+
+def recalled(work: Work, measure: str = "never", regret: float = REGRET, check: bool = True) -> Choice | None:
+    """Return the choice that is remembered, if there is one whose alternative still runs.
+
+    Args:
+        work: that may be done in several ways.
+        measure: when to measure where too little is remembered.
+        regret: as of `choose`.
+        check: as there.
+
+    Raises:
+        ValueError: no alternative runs.
+    """
+    return _remembered(work, Memory(), _key_of(work, check)[0], measure, regret)
+
+
+def decide(
+    work: Work, measure: str, *, regret: float = REGRET, limit_ms: float = LIMIT_MS, check: bool = True
+) -> Choice:
+    """Return the way to do some work: as remembered, else by the model where it is sure, else measured.
+
+    Args:
+        work: that may be done in several ways.
+        measure: "never", "undecided" or "always".
+        regret: as of `choose`.
+        limit_ms: as there.
+        check: as there.
+
+    Raises:
+        ValueError: no alternative runs, alternatives that are run differ in their results, or nothing says which
+            is faster and nothing is to be measured; processes of one job that ask differently, or one that has ended.
+    """
+    key, context, machine = _key_of(work, check)
+    memory, party, ways = Memory(), Party.of(work.devices), [*work.ways]
+    if {*party.gathered(key)} != {key}:
+        raise ValueError(
+            "alternatives: expected the same question in all processes that hold the arguments, got several; "
+            "all of them have to choose between the same programs, in the same order"
+        )
+    if (found := _remembered(work, memory, key, measure, regret)) is not None:
+        return found
+    usable = [place for place, own in enumerate(ways) if not own.failed]
+    ways, sd_ns = _predicted(work, memory, context, party)
+    is_predicted = any(ways[place].predicted_ns is not None for place in usable)
+    order, chances = _by_model(ways, sd_ns, usable if is_predicted else [], regret) if is_predicted else (usable, {})
+    count = len(usable)
+    chances = dict.fromkeys(usable, 0.5) | chances
+    # What the model rules out is neither compiled nor timed: surely it is not faster by more than the regret. By an
+    # extrapolation nothing is sure.
+    entrants = [
+        place
+        for place in order
+        if place == order[0] or not (chances[place] >= work.sure and ways[order[0]].in_domain and ways[place].in_domain)
+    ]
+    entrants = {"never": order[:1], "undecided": entrants, "always": order}[measure] if count > 1 else order
+    said = {"regret": regret, "key": key, "kind": work.kind, "label": work.label, "context": context}
+    if len(entrants) < 2:
+        if not is_predicted and count > 1:
+            raise ValueError(
+                f"measure: nothing predicts which of {', '.join(ways[place].name for place in usable)} is the "
+                "fastest here; measure them, as with measure='undecided', or calibrate with `rlxjax calibrate`"
+            )
+        sure = min((chances[place] for place in order[1:]), default=1.0) if is_predicted else None
+        return _answer(ways, order[0], by="model", probability=sure, **said)
+    # Processes that choose together do not wait: one of them could wait for another that waits for all.
+    with _timing, memory.timing() if party is ALONE else contextlib.nullcontext():
+        # Another thread, or another process, may have timed it meanwhile.
+        if (found := _remembered(work, memory, key, measure, regret)) is not None:
+            return found
+        begun_s = time.perf_counter()
+        timed, ways = _timed(ways, order, entrants, party, regret, limit_ms / 1e3, check)
+        ruled_out = [chances[place] for place in order if place not in entrants]
+        found = _answer(
+            ways,
+            timed.best,
+            by="measured",
+            probability=float(min([timed.probability, *ruled_out])),
+            is_tie=bool(timed.is_tie),
+            rounds=timed.rounds,
+            measuring_s=time.perf_counter() - begun_s,
+            calibration=None if work.calibrated is None else digest_of_model(work.calibrated),
+            machine=machine,
+            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            **said,
+        )
+        kept = dataclasses.replace(found, fn=None)  # pyright: ignore[reportArgumentType]
+        if party.is_first:
+            memory.keep(kept)
+        learn(kept, memory, is_own=True)
+    return found
+
+
+def _answer(ways: list[Way], place: int, **fields: Any) -> Choice:
+    """Return the choice of one way, which holds no other function."""
+    chosen = ways[place]
+    bare = tuple(dataclasses.replace(own, fn=None, call=None, make=None) for own in ways)
+    return Choice(chosen.name, alternatives=bare, fn=chosen.fn, **fields)  # pyright: ignore[reportArgumentType]
+
+
+def _key_of(work: Work, check: bool) -> tuple[str, str, Any]:
+    """Return the key of what a choice depends on, the part of it that is not its own, and the machine."""
+    if all(own.failed for own in work.ways):
+        failures = "; ".join(f"{own.name}: {own.failed}" for own in work.ways)
+        raise ValueError(f"alternatives: none of them runs: {failures}")
+    context, machine = setting_of(work.calibrated, work.devices, work.runner)
+    contents = sorted((own.content, own.extra_ns) for own in work.ways)
+    return digest(context, work.kind, contents, work.workload, check), context, machine
+
+
+def _recalled(known: Choice, by: str) -> Choice:
+    """Return a choice that was measured earlier."""
+    ways = tuple(dataclasses.replace(own, compile_s=None) for own in known.alternatives)
+    return dataclasses.replace(known, by=by, alternatives=ways, measuring_s=0.0)
+
+
+def _remembered(work: Work, memory: Memory, key: str, measure: str, regret: float) -> Choice | None:
+    """Return the choice that is remembered, if its alternative still runs and as much was measured as is asked.
+
+    What a person pinned holds whatever is asked.
+    """
+    party = Party.of(work.devices)
+    known = memory.look_up(key) if party.is_first else None
+    if party is not ALONE:
+        said = party.gathered(None if known is None else json_of_choice(known))[0]
+        known = None if said is None else choice_of_json(said)
+    if known is None:
+        return None
+    learn(known, memory, is_own=False)
+    places = {own.content: place for place, own in reversed([*enumerate(work.ways)]) if not own.failed}
+    by_content = {own.content: own for own in known.alternatives}
+    content = known.chosen.content
+    if content not in places or not by_content.keys() >= {own.content for own in work.ways}:
+        return None
+    running = [own for own in by_content.values() if not own.failed]
+    is_whole = len(running) == 1 or all(own.measured_ns is not None for own in running)
+    is_fine = known.regret <= regret
+    is_enough = {"never": True, "undecided": is_fine, "always": is_fine and is_whole}[measure]
+    if known.by != "pinned" and not is_enough:
+        return None
+    chosen = work.ways[places[content]]
+    ways = tuple(dataclasses.replace(by_content[own.content], name=own.name) for own in work.ways)
+    known = dataclasses.replace(known, name=chosen.name, alternatives=ways, without_pin=None, fn=chosen.fn)  # pyright: ignore
+    return _recalled(known, "pinned" if known.by == "pinned" else "remembered")
+
+
+def _predicted(work: Work, memory: Memory, context: str, party: Party) -> tuple[list[Way], np.ndarray]:
+    """Return what is predicted of the ways, in all processes what the first one says."""
+    ways, sd_ns = [*work.ways], np.full((len(work.ways),) * 2, np.inf)
+    if work.calibrated is not None:
+        ways, sd_ns = work.predict(learned(work.calibrated, memory, context, work.kind))
+    if party is not ALONE:
+        names = ("predicted_ns", "predicted_interval_ns", "in_domain")
+        said = party.gathered([[[getattr(own, name) for name in names] for own in ways], sd_ns.tolist()])[0]
+        sd_ns = np.array(said[1])
+        for place, (predicted_ns, interval_ns, in_domain) in enumerate(said[0]):
+            ends = None if interval_ns is None else tuple(interval_ns)
+            ways[place] = dataclasses.replace(
+                ways[place], predicted_ns=predicted_ns, predicted_interval_ns=ends, in_domain=in_domain
+            )
+    return ways, sd_ns
+
+
+def _by_model(
+    ways: list[Way], sd_ns: np.ndarray, usable: list[int], regret: float
+) -> tuple[list[int], dict[int, float]]:
+    """Return the ways in the order of their predicted costs, and of those that have one the chance that the first stands.
+
+    That is the probability that it is not slower than the other by more than the regret.
+    """
+    costs = np.array([math.inf if own.predicted_ns is None else own.predicted_ns + own.extra_ns for own in ways])
+    order = sorted(usable, key=lambda place: costs[place])
+    sd_ns = sd_ns[order[0]]
+    margins_ns = costs - costs[order[0]] / (1.0 + regret)
+    is_doubtful = (sd_ns > 0.0) & np.isfinite(sd_ns)
+    odds = np.divide(margins_ns, temperature_from_sd(sd_ns), out=np.full(len(costs), np.inf), where=is_doubtful)
+    chances = np.where(np.isfinite(sd_ns), 0.5 + 0.5 * np.tanh(0.5 * odds), 0.5)
+    return order, {place: float(chances[place]) for place in usable if np.isfinite(costs[place])}
+
+
+def _timed(
+    ways: list[Way], order: list[int], entrants: list[int], party: Party, regret: float, limit_s: float, check: bool
+) -> tuple[Contest, list[Way]]:
+    """Compile, check and time the entrants, the first of them the favourite; places are those of all ways.
+
+    Others that may run, in `order`, are ruled out beside the favourite: they take part where that fails.
+    """
+    ways, first_s, failed = [*ways], {}, {}
+    expected: Any = None
+    with Caller() as caller:
+        for place in order:
+            if place not in entrants and order[0] not in failed:
+                continue
+            begun_s, own = time.perf_counter(), ways[place]
+            result, reason = _outcome(caller, own.make or int, COMPILE_S)
+            # All have compiled before any of them waits for the others' results.
+            if not (reason := party.first_text(reason)):
+                result, reason = _outcome(caller, lambda own=own: jax.block_until_ready(own.call()), longest_s(limit_s))
+                reason = party.first_text(reason)
+            if reason:
+                failed[place] = reason
+                continue
+            first_s[place] = time.perf_counter() - begun_s
+            if not check:
+                continue
+            if expected is None:
+                expected = own, result
+                continue
+            wrong = difference(expected[1], result)
+            if party.first_text(wrong):  # all look closer, as one program may run on all of them
+                wrong = party.first_text(difference(expected[1], result, [expected[0].call, own.call]))
+            if wrong:
+                raise ValueError(
+                    f"alternatives: expected the same result of all, but that of {own.name!r} differs "
+                    f"from that of {expected[0].name!r}: {wrong}; check=False takes them as they are"
+                )
+    result = expected = None
+    left = [*first_s]
+    calls, extra_ns = [ways[place].call for place in left], [ways[place].extra_ns for place in left]
+    found = contest(calls, regret=regret, limit_s=limit_s, extra_ns=extra_ns, party=party) if left else None
+    failed |= {left[number]: reason for number, reason in found.failed.items()} if found else {}
+    if found is None or len(found.failed) == len(left):
+        said = "; ".join(f"{ways[place].name} {reason}" for place, reason in sorted(failed.items()))
+        longer = "; a larger limit_ms waits longer" if "did not end" in said else ""
+        raise ValueError(f"alternatives: none of them runs: {said}{longer}")
+    for place, reason in failed.items():
+        ways[place] = dataclasses.replace(ways[place], failed=reason)
+    times = zip(left, *(own.tolist() for own in (found.time_ns, found.low_ns, found.high_ns)), strict=True)
+    for place, time_ns, low_ns, high_ns in times:
+        if math.isfinite(time_ns):
+            seconds = max(first_s[place] - time_ns / 1e9, 0.0)
+            measured = {"measured_ns": time_ns, "measured_interval_ns": (low_ns, high_ns), "compile_s": seconds}
+            ways[place] = dataclasses.replace(ways[place], **measured)
+    return found._replace(best=left[found.best]), ways
+
+
+def _outcome(caller: Caller, call: Callable[[], Any], limit_s: float) -> tuple[Any, str]:
+    """Return what a call gives, and why it gives nothing."""
+    try:
+        return caller(call, limit_s), ""
+    except FailedError as reason:
+        return None, str(reason)

@@ -1,4 +1,4 @@
-"""What was decided and measured, kept from one process to the next in SQLite.
+"""What was chosen by measuring: kept from one process to the next in SQLite, and what models learn from it.
 
 A connection lives as long as one question, 0.1 ms: none is shared by threads, or carried into a forked process. The
 rollback journal works on network file systems too, and is whole after a process is killed.
@@ -6,20 +6,25 @@ rollback journal works on network file systems too, and is whole after a process
 
 import atexit
 import contextlib
+import dataclasses
 import datetime
+import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
+import numpy as np
 from pydantic import ValidationError
 
-from rlxjax._files import first_refusal, home_folder, locked, read_json_file, write_json_file
-from rlxjax.calibration import MACHINE_FIELDS, current_fingerprint, fingerprint_differences
+from rlxjax._files import Sealed, first_refusal, home_folder, locked, read_json_file, write_json_file
+from rlxjax._values import Handle, handle
+from rlxjax.calibration import MACHINE_FIELDS, CalibratedModel, current_fingerprint, fingerprint_differences
+from rlxjax.fit import LatencyModel, Runs, Timings, condition, learned_spread
 from rlxjax.models import BUILT_IN
 
-from ._remembered import Export, Remembered, timed_runs
+from ._way import Choice, Way, choice_of_json, json_of_choice
 
 if TYPE_CHECKING:
     import sqlite3
@@ -42,13 +47,15 @@ _KEEP = (
     "kind = excluded.kind, created = excluded.created, content = excluded.content, "
     "pinned = coalesce(pinned, excluded.pinned)"
 )
-#: The mend where the place is at fault.
-_ELSEWHERE = "make room for it there, or set RLXJAX_HOME to a folder that can be written"
+#: What helps where the place is at fault.
+_ELSEWHERE = "free some space there, or set RLXJAX_HOME to a folder that can be written"
+#: The newest choices that a model learns from, and the settings of which one process keeps what it learned.
+MOST_LEARNED, MOST_SETTINGS = 512, 64
 #: Of this process: the databases that it warned of, those that another process held too long, and by database what is
 #: to be written as soon as that is possible.
 _WARNED_OF: set[str] = set()
 _BUSY: set[FilePath] = set()
-_UNWRITTEN: dict[FilePath, list[Remembered]] = {}
+_UNWRITTEN: dict[FilePath, list[Choice]] = {}
 
 
 class Loaded(NamedTuple):
@@ -65,6 +72,13 @@ class Loaded(NamedTuple):
     known: int
     elsewhere: int
     left_out: tuple[str, ...] = ()
+
+
+class Export(Sealed):
+    """An export of decisions, as a file: each is a `Choice`, and is checked when it is taken."""
+
+    schema_version: Literal[1] = 1
+    decisions: list[dict[str, Any]]
 
 
 class Memory:
@@ -95,20 +109,20 @@ class Memory:
         """The place of the database, whether or not there is one."""
         return self._given or home_folder("data") / "decisions.sqlite"
 
-    def look_up(self, key: str) -> Remembered | None:
+    def look_up(self, key: str) -> Choice | None:
         """Return what is remembered of a key."""
         found = self._leniently(lambda: self._read("WHERE key = ?", key), [])
         return found[0] if found else None
 
-    def all(self, context: str | None = None, kind: str | None = None) -> list[Remembered]:
+    def all(self, context: str | None = None, kind: str | None = None) -> list[Choice]:
         """Return all that is remembered, of one context and kind where they are given, the newest first."""
         asked = {name: value for name, value in {"context": context, "kind": kind}.items() if value is not None}
         where = f"WHERE {' AND '.join(f'{name} = ?' for name in asked)}" if asked else ""
         return self._leniently(lambda: self._read(where, *asked.values()), [])
 
-    def keep(self, remembered: Remembered) -> None:
+    def keep(self, choice: Choice) -> None:
         """Remember a choice, in the place of an earlier one of the same key, whose pin stays."""
-        self._leniently(lambda: self._write([remembered]), None)
+        self._leniently(lambda: self._write([choice]), None)
 
     @contextlib.contextmanager
     def timing(self) -> Iterator[None]:
@@ -142,7 +156,7 @@ class Memory:
             row = database.execute("SELECT content, pinned FROM decisions WHERE key = ?", (key,)).fetchone()
             if row is None:
                 raise ValueError(f"{key[:80]!r} is a key of nothing that is remembered; see `rlxjax decisions list`")
-            named = {one.name: one for one in self._entry(key, *row).alternatives}
+            named = {own.name: own for own in self._entry(key, *row).alternatives}
             if name is not None and name not in named:
                 raise ValueError(f"expected one of {', '.join(named)}, got {name!r}")
             if name is not None and (reason := named[name].failed):
@@ -173,7 +187,7 @@ class Memory:
         if self.path.exists() and os.path.exists(path) and self.path.samefile(path):
             raise ValueError(f"expected another file than the database itself, got {os.fspath(path)}")
         found = self._read("")
-        write_json_file(Export(decisions=[one.model_dump(mode="json") for one in found]), path)
+        write_json_file(Export(decisions=[one.as_dict() for one in found]), path)
         return len(found)
 
     def load(self, path: str | os.PathLike[str]) -> Loaded:
@@ -193,7 +207,7 @@ class Memory:
             except ValueError as reason:
                 key, why = entry.get("key"), first_refusal(reason) if isinstance(reason, ValidationError) else reason
                 left_out.append(f"{key[:SHOWN_KEY] if isinstance(key, str) else f'entry {number}'}: {why}")
-        own = [one for one in found if not fingerprint_differences(one.machine, here, MACHINE_FIELDS)]
+        own = [one for one in found if one.machine and not fingerprint_differences(one.machine, here, MACHINE_FIELDS)]
         taken = 0
         if own:
             with self._writing() as database:
@@ -217,7 +231,7 @@ class Memory:
                 warnings.warn(f"{reason}; choices go on without what is remembered there", stacklevel=3)
             return otherwise
 
-    def _write(self, new: Sequence[Remembered]) -> None:
+    def _write(self, new: Sequence[Choice]) -> None:
         """Write entries, and those of earlier answers that could not be written."""
         waiting = _UNWRITTEN.setdefault(self.path, [])
         waiting += new
@@ -227,7 +241,7 @@ class Memory:
                 _insert(database, one)
         del waiting[: len(entries)]
 
-    def _read(self, where: str, *values: str) -> list[Remembered]:
+    def _read(self, where: str, *values: str) -> list[Choice]:
         with self._reading() as database:
             if database is None:
                 return []
@@ -236,15 +250,19 @@ class Memory:
         found = [self._leniently(lambda row=row: self._entry(*row), None) for row in rows]
         return [one for one in found if one is not None]
 
-    def _entry(self, key: str, content: str, pinned: str | None) -> Remembered:
+    def _entry(self, key: str, content: str, pinned: str | None) -> Choice:
         try:
-            found = Remembered.model_validate_json(content)
-        except ValidationError as reason:
-            start = ascii(str(key)[:SHOWN_KEY])[1:-1]  # of a damaged file it may be anything
-            mend = f"drop it with `rlxjax decisions forget {start}`"
-            raise ValueError(f"{self.path}: the entry {start}: {first_refusal(reason)}; {mend}") from None
-        is_there = any(one.content == pinned for one in found.alternatives)
-        return found.model_copy(update={"pinned": pinned if is_there else None})
+            found = choice_of_json(content)
+        except ValueError as reason:
+            start = ascii(str(key)[:SHOWN_KEY])[1:-1]  # in a damaged file it may be anything
+            why = first_refusal(reason) if isinstance(reason, ValidationError) else reason
+            raise ValueError(
+                f"{self.path}: the entry {start}: {why}; drop it with `rlxjax decisions forget {start}`"
+            ) from None
+        name = next((own.name for own in found.alternatives if own.content == pinned and not own.failed), None)
+        if pinned is None or name is None:
+            return found
+        return dataclasses.replace(found, name=name, by="pinned", without_pin=found.name)
 
     @contextlib.contextmanager
     def _reading(self) -> "Iterator[sqlite3.Connection | None]":
@@ -277,13 +295,13 @@ class Memory:
                 database.execute("COMMIT")
 
 
-def _sane(entry: dict[str, Any]) -> Remembered:
+def _sane(entry: dict[str, Any]) -> Choice:
     """Return a choice of an export; refuse one that says what no measurement says."""
-    one = Remembered.model_validate(entry)
+    one = choice_of_json(json.dumps(entry))
     if _time(one.created) > datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1):
         raise ValueError(f"created: expected a time that has come, got {one.created}")
-    if one.kind in BUILT_IN and one.taught:
-        timed_runs(BUILT_IN[one.kind], one.taught)
+    if one.kind in BUILT_IN and (taught := _taught(one)):
+        _timed_runs(BUILT_IN[one.kind], taught)
     return one
 
 
@@ -291,9 +309,10 @@ def _time(created: str) -> datetime.datetime:
     return datetime.datetime.fromisoformat(created)
 
 
-def _insert(database: "sqlite3.Connection", one: Remembered) -> None:
-    content = one.model_dump_json(exclude={"pinned"})
-    database.execute(_KEEP, (one.key, one.context, one.kind, one.created, content, one.pinned))
+def _insert(database: "sqlite3.Connection", one: Choice) -> None:
+    pinned = one.chosen.content if one.by == "pinned" else None
+    kept = dataclasses.replace(one, name=one.without_pin or one.name, by="measured", without_pin=None)
+    database.execute(_KEEP, (one.key, one.context, one.kind, one.created, json_of_choice(kept), pinned))
 
 
 def _connected(path: FilePath, mode: str) -> "contextlib.closing[sqlite3.Connection]":
@@ -347,3 +366,96 @@ def write_the_rest() -> None:
     for path in [path for path, waiting in _UNWRITTEN.items() if waiting]:
         with contextlib.suppress(ValueError, OSError):
             Memory(path)._write([])
+
+
+# --- What models learn ---------------------------------------------------------------------------
+
+
+class _Setting:
+    """What one model has learned in one setting: the choices that were measured by key, and what it knows by them."""
+
+    def __init__(self, choices: Sequence[Choice]) -> None:
+        self.choices = {one.key: one for one in choices}
+        self.known: tuple[Handle, list[Choice], CalibratedModel] | None = None
+
+
+#: By database, context and kind; what other processes measured is read once.
+_settings: dict[tuple[str, str, str], _Setting] = {}
+
+
+def clear_learned() -> None:
+    """Forget what models learned; the next question reads the database anew."""
+    _settings.clear()
+
+
+def learn(choice: Choice, memory: Memory, *, is_own: bool) -> None:
+    """Add a choice to those that a model learns from: one of this process in the place of an earlier one."""
+    setting = _settings.get((str(memory.path), choice.context, choice.kind))
+    if setting is not None and is_own:
+        setting.choices.pop(choice.key, None)
+    if setting is not None:
+        setting.choices.setdefault(choice.key, choice)
+
+
+def learned(calibrated: CalibratedModel, memory: Memory, context: str, kind: str) -> CalibratedModel:
+    """Return a model that knows what was measured in its setting."""
+    place = str(memory.path), context, kind
+    if place not in _settings:
+        for oldest in [*_settings][: max(len(_settings) + 1 - MOST_SETTINGS, 0)]:
+            _settings.pop(oldest, None)
+        _settings[place] = _Setting(memory.all(context, kind)[::-1])
+    setting, own = _settings[place], handle(calibrated)
+    choices = [*setting.choices.values()][-MOST_LEARNED:]
+    if setting.known is not None and setting.known[:2] == (own, choices):
+        return setting.known[2]
+    try:
+        found = _conditioned(calibrated, choices)
+    except ValueError:  # a person edited an entry
+        setting.choices = {one.key: one for one in choices if _teaches(calibrated, one)}
+        if len(setting.choices) == len(choices):
+            raise
+        return learned(calibrated, memory, context, kind)
+    setting.known = own, choices, found
+    return found
+
+
+def _taught(choice: Choice) -> list[Way]:
+    """Return the alternatives from which a model learns: they were timed, and their runs are known."""
+    return [own for own in choice.alternatives if own.measured_ns is not None and own.runs]
+
+
+def _timed_runs(model: LatencyModel, ways: Sequence[Way]) -> Runs:
+    """Return the runs of alternatives that were timed, checked as those of any measurement."""
+    runs: list[Any] = [(run, own.measured_ns) for own in ways for run in own.runs]
+    columns = {name: np.array([run["inputs"].get(name, np.nan) for run, _ in runs], float) for name in model.inputs}
+    model.check(columns)
+    variants, times_ns = [run["variant"] for run, _ in runs], [time_ns for _, time_ns in runs]
+    return Timings.checked(model, variant=variants, time_ns=times_ns, **columns).runs
+
+
+def _conditioned(calibrated: CalibratedModel, choices: list[Choice]) -> CalibratedModel:
+    """Return the model that all measured times of some choices condition: those of one choice are a probe.
+
+    How far off its predictions were says how far off the next ones are. What was measured is in its domain.
+    """
+    taught = [(number, own) for number, choice in enumerate(choices) for own in _taught(choice)]
+    if not taught:
+        return calibrated
+    probes, ways = np.array([number for number, _ in taught]), [own for _, own in taught]
+    timed = _timed_runs(model := calibrated.model, ways)
+    times, predicted_ns = np.array([own.measured_ns for own in ways]), [own.predicted_ns for own in ways]
+    measurement = np.repeat(np.arange(len(times)), [len(own.runs) for own in ways])
+    posterior = condition(calibrated.posterior, timed, times, measurement=measurement, probe=probes)
+    if len(model.variants) > 1 and len(times) == len(measurement) and None not in predicted_ns:
+        own = learned_spread(calibrated.posterior, timed, np.log(times / np.array(predicted_ns, float)), probes)
+        posterior = dataclasses.replace(posterior, spread=own.spread, alike=own.alike)
+    return dataclasses.replace(calibrated, posterior=posterior, domain=calibrated.domain_with(timed))
+
+
+def _teaches(calibrated: CalibratedModel, one: Choice) -> bool:
+    try:
+        _conditioned(calibrated, [one])
+    except ValueError as reason:
+        warnings.warn(f"the entry {one.key[:8]} of {one.kind} teaches nothing: {reason}", stacklevel=4)
+        return False
+    return True

@@ -4,6 +4,7 @@ It is chosen as `rlxjax.choose` chooses: by what is remembered, by a calibration
 that is asked for. The reference's built-in costs decide where no calibration is known.
 """
 
+import dataclasses
 import functools
 import hashlib
 import math
@@ -36,7 +37,7 @@ from .costs import (
 
 if TYPE_CHECKING:
     from rlxjax.calibration import CalibratedModel, Calibration
-    from rlxjax.choices import Choice, Question
+    from rlxjax.choices import Choice, Work
 
 #: The name of this workload among a calibration's models.
 MODEL_NAME = "welch"
@@ -182,45 +183,34 @@ def candidates(call: Call, calibration: "Calibration | str | None", model: Any, 
     return Candidates(names, tuple(variants), sizes, platform, by, is_open)
 
 
-def question_of(call: Call, own: Candidates, model: Any, measure: str | None, run: Callable[[str], Any]) -> "Question":
-    """Return the question which of the variants that may run is the fastest for a call."""
-    from rlxjax.choices import Contender, Question, digest, forecast_of_variants, measure_word
+def work_of(call: Call, own: Candidates, model: Any, run: Callable[[str], Any]) -> "Work":
+    """Return the variants that may run as ways to do a call."""
+    from rlxjax.choices import Way, Work, digest, predicted_variants
 
-    sizes = {name: float(size) for name, size in own.sizes.items()}
-    contenders = [
-        Contender(
-            variant,
-            digest(MODEL_NAME, RUNNER_VERSION, variant, _content_of(model) if variant == "learned" else ""),
-            fn=functools.partial(run, variant),
-            call=functools.partial(run, variant),
-            runs=lambda variant=variant: ((variant, sizes),),
-        )
-        for variant in own.variants
-    ]
+    sizes, ways = {name: float(size) for name, size in own.sizes.items()}, []
+    for variant in own.variants:
+        content = digest(MODEL_NAME, RUNNER_VERSION, variant, _content_of(model) if variant == "learned" else "")
+        run_variant = functools.partial(run, variant)
+        ways.append(Way(variant, content=content, fn=run_variant, call=run_variant))
 
-    def forecast(known: "CalibratedModel") -> Any:
+    def predict(known: "CalibratedModel") -> Any:
         by = _with_work(known, model, call.params) if "learned" in own.variants else known
-        return forecast_of_variants(contenders, by)
+        found, sd_ns = predicted_variants(ways, sizes, by)
+        # The model's facts do not say the work of this learned FFT: its time is not to teach them.
+        return [dataclasses.replace(one, runs=()) if one.name == "learned" else one for one in found], sd_ns
 
-    # The model's facts do not say the work of this learned FFT: its time is not to teach them.
-    return Question(
-        [one._replace(runs=tuple) if one.name == "learned" else one for one in contenders],
-        MODEL_NAME,
-        ", ".join(f"{name} {size}" for name, size in own.sizes.items()),
-        {**own.sizes, "shape": list(call.shape), "dtype": str(call.dtype), "platform": own.platform},
-        None if own.calibration is None else own.calibration.models.get(MODEL_NAME),
-        forecast,
-        measure_word(measure, "never") if own.sizes["batch"] else "never",
-        check=False,  # a learned FFT is approximate, and the others are tested
-        runner=RUNNER_VERSION,
-    )
+    label = ", ".join(f"{name} {size}" for name, size in own.sizes.items())
+    workload = {**own.sizes, "shape": list(call.shape), "dtype": str(call.dtype), "platform": own.platform}
+    calibrated = None if own.calibration is None else own.calibration.models.get(MODEL_NAME)
+    return Work(ways, predict, calibrated, MODEL_NAME, label, workload, runner=RUNNER_VERSION)
 
 
-def decided(question: "Question") -> "Choice":
+def decided(work: "Work", measure: str | None) -> "Choice":
     """Return the choice; calls may ask again once something was measured."""
-    from rlxjax.choices import decide
+    from rlxjax.choices import decide, measure_word
 
-    found = decide(question)
+    word = measure_word(measure, "never") if work.workload["batch"] else "never"
+    found = decide(work, word, check=False)  # a learned FFT is approximate, and the others are tested
     if found.by == "measured":
         forget_choices()
     return found
@@ -241,8 +231,9 @@ def _chosen(call: Call, own: Candidates, model: Any, measure: str | None, run: C
     is_asked = measure_word(measure, "never") != "never"
     if not is_asked and not Memory().path.exists():
         return ""
-    question = question_of(call, own, model, measure, run)
-    found = decided(question) if is_asked or question.calibrated is not None else recalled(question)
+    work = work_of(call, own, model, run)
+    is_known = is_asked or work.calibrated is not None
+    found = decided(work, measure) if is_known else recalled(work, check=False)
     return "" if found is None else found.name
 
 

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from rlxjax._checks import as_index, is_traced
 from rlxjax._chunks import background, is_forked
 
-from ._choice import Call, candidates, choice, decided, question_of
+from ._choice import Call, candidates, choice, decided, work_of
 from ._launch import (
     compiled,
     is_on_several_devices,
@@ -162,7 +162,7 @@ def choose_variant(
         raise ValueError("signal: expected rows that are not traced, on one device")
     call = Call(rows.shape, rows.dtype, where, None, False, is_forked(), params, strategy)
     run = functools.partial(welch_peaks, rows, params, model=model)
-    found = decided(question_of(call, candidates(call, calibration, model, measure), model, measure, run))
+    found = decided(work_of(call, candidates(call, calibration, model, measure), model, run), measure)
     fn = functools.partial(welch_peaks, params=params, strategy=found.name, model=model)  # which holds no signal
     return dataclasses.replace(found, fn=fn)
 

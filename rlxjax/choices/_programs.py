@@ -1,0 +1,319 @@
+"""Functions, and the variants of a suite, as ways to do one piece of work: traced, counted and predicted."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlxjax._values import Handle, handle
+from rlxjax.calibration import CalibratedModel, Calibration, FunctionTimes, predict_profiles
+from rlxjax.fit import SURE, Cell, Runs, Suite, decision, estimate
+from rlxjax.jaxpr import FunctionProfile, profile_function
+from rlxjax.models import FUNCTIONS, function_runs
+
+from ._description import content_of, default_device, description_of, digest
+from ._stages import in_order, parts_of
+from ._way import Way
+
+#: Probability from which on the model of functions rules one out: it is off by more than it says where a compiler does
+#: what it does not expect. `benchmarks.stage_choices` tells how often what it rules out is right.
+SURE_OF_FUNCTIONS = 0.99
+#: Whole numbers that stand for shapes lie below this, so that they index whatever has as many rows.
+INTEGERS = 100
+#: Programs of suites that are kept, the latest used.
+MOST_PROGRAMS = 32
+#: What a model says of ways: they with their predictions and runs, and in ns the standard deviation of the difference
+#: of each two, `[n, n]`, infinite where nothing says.
+Predicted = tuple[list[Way], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """A piece of work that may be done in several ways.
+
+    Attributes:
+        ways: to do it.
+        predict: gives what a model, which may have learned more than the calibration, says of them.
+        calibrated: the model of the calibration; None where there is none.
+        kind: "functions", or the name of the latency model whose runs they are.
+        label: the workload in words.
+        workload: what is the same of all ways, for JSON: sizes, dtypes.
+        devices: that hold the arguments.
+        runner: version of the programs, as JSON writes it; a model learns from those of one version alone.
+        sure: probability from which on the model rules a way out.
+    """
+
+    ways: Sequence[Way]
+    predict: Callable[[CalibratedModel], Predicted]
+    calibrated: CalibratedModel | None
+    kind: str
+    label: str
+    workload: Mapping[str, Any]
+    devices: Sequence[Any] = ()
+    runner: Any = None
+    sure: float = SURE
+
+
+def work_of_functions(
+    alternatives: Mapping[str, Any], args: tuple[Any, ...], known: Calibration | None, measure: str, check: bool
+) -> Work:
+    """Return functions, traced, as ways to do the same."""
+    if not isinstance(alternatives, Mapping) or not alternatives:
+        raise ValueError(f"alternatives: expected functions by name, or a Suite, got {alternatives!r}")
+    arrays = functools.cache(lambda: filled(args))
+    ways, profiles, devices = [], [], devices_of(args)
+    results: dict[str, Any] = {}
+    for name, given in alternatives.items():
+        if not isinstance(name, str):
+            raise ValueError(f"alternatives: expected names that are texts, got {name!r}")
+        if not callable(given):
+            raise ValueError(f"alternatives: expected a function as {name!r}, got {given!r}")
+        try:
+            whole = in_order([given], args)[0]
+        except ValueError as error:
+            said = str(error).partition("but it ")[2] or str(error)
+            ways.append(Way(name, content=digest("fails", name), fn=given, failed=said))
+            profiles.append(list)
+            continue
+        program = whole.fn.trace(*whole.args)
+        if len(program.jaxpr.jaxpr.invars) > len(jax.tree.leaves(program.args_info)):
+            raise ValueError(f"alternatives: expected {name!r} to close over arrays, got traced values; choose outside")
+        if measure != "never":
+            check_repeatable(name, program)
+        results[name] = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), whole.result)
+        is_jitted = isinstance(given, jax.stages.Wrapped)
+        devices += devices_of([program.jaxpr.consts, _places_in(program.jaxpr.jaxpr)])
+        profiles.append(functools.partial(_profiles, whole, is_jitted))
+        make = (lambda program=program: program.lower().compile()) if is_jitted else None
+        content = content_of([program], is_jitted)
+        ways.append(Way(name, content=content, fn=given, call=lambda fn=given: fn(*arrays()), make=make))
+    # Names tell apart programs that only their compiler's options do, of which the model knows nothing.
+    contents = [own.content for own in ways]
+    are_alike = np.array([[one == other for other in contents] for one in contents]) & ~np.eye(len(ways), dtype=bool)
+    ways = [
+        dataclasses.replace(own, content=digest(own.content, own.name)) if row.any() else own
+        for own, row in zip(ways, are_alike, strict=True)
+    ]
+    if check:
+        first, *others = results.items() or [("", None)]
+        for name, result in others:
+            if result != first[1]:
+                raise ValueError(
+                    f"alternatives: expected the same result of all, but that of {name!r} is {result}, and that of "
+                    f"{first[0]!r} is {first[1]}; check=False takes them as they are"
+                )
+
+    def predict(calibrated: CalibratedModel) -> Predicted:
+        each = [own() for own in profiles]
+        if not any(each):
+            return ways, np.full(are_alike.shape, np.inf)
+        times = predict_profiles(calibrated, [profile for own in each for profile in own])
+        ends = np.cumsum([len(own) for own in each]).tolist()
+        places = [range(end - len(own), end) for end, own in zip(ends, each, strict=True)]
+        found, sd_ns = predicted_programs(ways, times, places)
+        return found, np.where(are_alike, np.inf, sd_ns)
+
+    calibrated = None if known is None else known.models.get(FUNCTIONS.name)
+    label = f"{' or '.join(alternatives)} of {in_words(args)}"
+    return Work(ways, predict, calibrated, FUNCTIONS.name, label, where_of(args), devices, sure=SURE_OF_FUNCTIONS)
+
+
+def in_words(args: tuple[Any, ...]) -> str:
+    """Return the dtypes and shapes of arguments."""
+    leaves = jax.tree.leaves(args)
+    return ", ".join(f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else str(leaf) for leaf in leaves)
+
+
+def check_repeatable(name: str, program: Any) -> None:
+    """Refuse to time what does something beside giving results."""
+    if effects := ", ".join(sorted(str(effect) for effect in program.jaxpr.effects)):
+        raise ValueError(
+            f"alternatives: expected no side effects where {name!r} is to be measured again and again, got {effects}; "
+            "take them out, or decide with measure='never'"
+        )
+    inner = [any(equation.params.get("donated_invars", ())) for equation in program.jaxpr.eqns]
+    if any(inner) or any(argument.donated for argument in jax.tree.leaves(program.args_info)):
+        raise ValueError(
+            f"alternatives: expected no donated arguments where {name!r} is to be measured, which would be gone after "
+            "one call; choose without donation, or with measure='never'"
+        )
+
+
+def _profiles(whole: Any, is_jitted: bool) -> list[FunctionProfile]:
+    """Return the profiles of what a function runs; none where a part cannot be counted."""
+    try:
+        return [profile_function(own.fn, *own.args) for own in ([whole] if is_jitted else parts_of(whole))]
+    except ValueError:
+        return []
+
+
+def predicted_programs(
+    ways: Sequence[Way], times: FunctionTimes, places: Sequence[Sequence[int]], teaches: bool = True
+) -> Predicted:
+    """Return what is predicted of ways that each run some programs, one after another; their times may teach."""
+    found, count = [], len(ways)
+    for way, own in zip(ways, places, strict=True):
+        each = [times.predictions[place] for place in own]
+        # A time says nothing of what is not counted whole.
+        if not each or any(one.uncounted or one.profile.unknown_loops for one in each):
+            found.append(way)
+            continue
+        time_ns, low_ns, high_ns = (
+            sum(getattr(one, name) for one in each) for name in ("time_ns", "low_ns", "high_ns")
+        )
+        is_inside = all(one.in_domain for one in each)
+        runs = _runs_of([one.profile for one in each]) if teaches else ()
+        said = {"predicted_ns": time_ns, "predicted_interval_ns": (low_ns, high_ns), "in_domain": is_inside}
+        found.append(dataclasses.replace(way, **said, runs=runs))
+    sd_ns = np.full((count, count), np.inf)
+    known = [place for place in range(count) if found[place].predicted_ns is not None]
+    for row in known:
+        for column in known:
+            sd_ns[row, column] = float(times.decision(places[row], places[column]).margin_sd_ns)
+    return found, sd_ns
+
+
+def _runs_of(profiles: Sequence[FunctionProfile]) -> tuple[dict[str, Any], ...]:
+    """Return the runs of the functions model."""
+    runs, count = function_runs(profiles), len(profiles)
+    columns = {name: np.broadcast_to(np.asarray(own, float), (count,)).tolist() for name, own in runs.inputs.items()}
+    variants = [FUNCTIONS.variants[code] for code in np.broadcast_to(runs.variant, (count,)).tolist()]
+    return tuple(
+        {"variant": variants[row], "inputs": {name: column[row] for name, column in columns.items()}}
+        for row in range(count)
+    )
+
+
+def where_of(args: tuple[Any, ...]) -> dict[str, Any]:
+    """Return what of the arguments no jaxpr says: which are arrays of NumPy, and how those of JAX are sharded.
+
+    A shape stands for an array of JAX, on its default device unless it says otherwise. A device is known by its place
+    among those of its process.
+    """
+    here, default = jax.local_devices(), jax.sharding.SingleDeviceSharding(default_device())
+
+    def kind(leaf: Any) -> str:
+        if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
+            return type(leaf).__name__
+        place = leaf.sharding or default
+        single = isinstance(place, jax.sharding.SingleDeviceSharding)
+        numbers = [here.index(device) for device in place.device_set if device in here] if single else place
+        return f"{numbers} {place.memory_kind}"
+
+    return {"arguments": [kind(leaf) for leaf in jax.tree.leaves(args)]}
+
+
+def devices_of(args: Any) -> list[Any]:
+    """Return the devices that hold arrays, or that shapes are to be on."""
+    places = [getattr(leaf, "sharding", leaf) for leaf in jax.tree.leaves(args)]
+    devices = {device for place in places if isinstance(place, jax.sharding.Sharding) for device in place.device_set}
+    return sorted(devices - {None}, key=lambda device: device.id)
+
+
+def _places_in(jaxpr: Any) -> list[jax.sharding.Sharding]:
+    """Return where the equations of a jaxpr place arrays, on meshes that other processes may be part of."""
+    found = []
+    for equation in jaxpr.eqns if jax.process_count() > 1 else ():
+        for value in jax.tree.leaves(
+            [*equation.params.values()], is_leaf=lambda own: isinstance(own, jax.sharding.Mesh)
+        ):
+            if hasattr(value, "eqns") or hasattr(getattr(value, "jaxpr", None), "eqns"):
+                found += _places_in(getattr(value, "jaxpr", value))
+            elif isinstance(value, jax.sharding.Mesh):
+                found.append(jax.sharding.NamedSharding(value, jax.sharding.PartitionSpec()))
+            elif isinstance(value, jax.sharding.Sharding):
+                found.append(value)
+    return found
+
+
+def filled(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return arguments with arrays in the place of shapes, at random and the same each time.
+
+    Floating-point and complex numbers are normal, integers are from 0 to 99, booleans and random keys are drawn.
+    """
+    rng = np.random.default_rng(0)
+    return jax.block_until_ready(jax.tree.map(lambda arg: _array(arg, rng), args))
+
+
+def _array(arg: Any, rng: np.random.Generator) -> Any:
+    if not isinstance(arg, jax.ShapeDtypeStruct):
+        return arg
+    shape, dtype = arg.shape, arg.dtype
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        found = jax.random.split(jax.random.key(0), shape) if shape else jax.random.key(0)
+    elif jnp.issubdtype(dtype, jnp.complexfloating):
+        parts = rng.standard_normal((2, *shape))
+        found = jnp.asarray(parts[0] + 1j * parts[1], dtype)
+    elif jnp.issubdtype(dtype, jnp.floating):
+        found = jnp.asarray(rng.standard_normal(shape, np.float32)).astype(dtype)
+    elif dtype == jnp.bool_:
+        found = jnp.asarray(rng.integers(0, 2, shape), dtype)
+    else:
+        most = min(INTEGERS, int(jnp.iinfo(dtype).max) + 1)
+        found = jnp.asarray(rng.integers(0, most, shape)).astype(dtype)
+    return found if arg.sharding is None else jax.device_put(found, arg.sharding)
+
+
+# --- The variants of a suite ---------------------------------------------------------------------
+
+
+def work_of_suite(suite: Suite, inputs: Mapping[str, float] | None, known: Calibration | None) -> Work:
+    """Return the variants of a suite's model as ways to do one workload."""
+    model = suite.model
+    if inputs is not None and not isinstance(inputs, Mapping):
+        raise ValueError(f"inputs: expected sizes by name, got {inputs!r}")
+    columns = Runs.checked(model, 0, **(inputs or {})).inputs
+    if several := [name for name, column in columns.items() if np.ndim(column)]:
+        raise ValueError(f"inputs: expected those of one workload, got several of {', '.join(several)}")
+    sizes = {name: float(column) for name, column in columns.items()}
+    model.check({name: np.asarray(size) for name, size in sizes.items()})
+    calibrated = None if known is None else known.models.get(model.name)
+    facts = suite.facts() if calibrated is None else calibrated.posterior.facts
+    label = ", ".join(f"{name} {size:g}" for name, size in sizes.items())
+    programs = f"{type(suite).__module__}.{type(suite).__qualname__}", suite.runner, dict(suite.given)
+    if dataclasses.is_dataclass(suite):  # whose fields say which of several it is
+        programs = *programs, description_of(suite)
+    is_same = np.ravel(np.asarray(model.same_result(Runs.checked(model, 0, **sizes), facts))).tolist()
+    ways = []
+    for variant in (name for name, is_own in zip(model.variants, is_same, strict=True) if is_own):
+        program = functools.partial(_program, handle(suite), Cell(f"{variant} {label}", variant, sizes))
+        call = lambda program=program: program()()  # noqa: E731
+        ways.append(Way(variant, content=digest(model.name, model.version, programs, variant), fn=call, call=call))
+    predict = functools.partial(predicted_variants, ways, sizes)
+    return Work(ways, predict, calibrated, model.name, label, sizes, runner=programs)
+
+
+@functools.lru_cache(maxsize=MOST_PROGRAMS)
+def _program(suite: Handle, cell: Cell) -> Callable[[], Any]:
+    """Return the program of a cell, which is compiled once however often a suite's owner chooses."""
+    own: Any = suite()
+    return own.program(cell)
+
+
+def predicted_variants(ways: Sequence[Way], sizes: Mapping[str, float], calibrated: CalibratedModel) -> Predicted:
+    """Return what a model says of ways that are one run each, by their names, all of one workload."""
+    with jax.ensure_compile_time_eval():
+        runs = Runs.checked(calibrated.model, [own.name for own in ways], **sizes)
+        found = jax.tree.map(np.asarray, estimate(calibrated.on_device(), runs.together()))
+        low_ns, high_ns = calibrated.bounds_ns(found)
+        row, column = (jax.tree.map(functools.partial(np.expand_dims, axis=axis), found) for axis in (1, 0))
+        codes, alike = np.asarray(runs.variant), calibrated.posterior.alike
+        shared = np.zeros((len(codes),) * 2) if alike is None else np.asarray(alike, float)[np.ix_(codes, codes)]
+        sd_ns = np.array(decision(row, column, shared).margin_sd_ns, float)
+    np.fill_diagonal(sd_ns, 0.0)
+    is_inside = bool(calibrated.domain) and bool(calibrated.in_domain(**sizes))
+    said = zip(ways, *(np.asarray(own, float).tolist() for own in (found.time_ns, low_ns, high_ns)), strict=True)
+    return [
+        dataclasses.replace(
+            own,
+            predicted_ns=time_ns,
+            predicted_interval_ns=(low, high),
+            in_domain=is_inside,
+            runs=({"variant": own.name, "inputs": dict(sizes)},),
+        )
+        for own, time_ns, low, high in said
+    ], sd_ns
