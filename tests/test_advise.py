@@ -324,10 +324,6 @@ def test_a_measured_verdict_is_the_form_that_takes_the_least_and_is_remembered(u
     assert pinned.code
 
 
-def names(kept):
-    return {one.name for one in kept.alternatives}
-
-
 def test_what_was_measured_decides_by_its_sign_and_what_it_says_against_the_model():
     def said(apart_ns, together_ns, *, is_tie=False, by="measured", predicted=(3e3, 2e3), extra_ns=0.0, failed=""):
         forms = (

@@ -353,10 +353,7 @@ def _predicted(work: Work, memory: Memory, context: str, party: Party) -> tuple[
 def _by_model(
     ways: list[Way], sd_ns: np.ndarray, usable: list[int], regret: float
 ) -> tuple[list[int], dict[int, float]]:
-    """Return the ways in the order of their predicted costs, and of those that have one the chance that the first stands.
-
-    That is the probability that it is not slower than the other by more than the regret.
-    """
+    """Return ways by predicted cost, and the probability that each is not faster than the first by over the regret."""
     costs = np.array([math.inf if own.predicted_ns is None else own.predicted_ns + own.extra_ns for own in ways])
     order = sorted(usable, key=lambda place: costs[place])
     sd_ns = sd_ns[order[0]]
