@@ -82,8 +82,8 @@ class Way(Record):
     extra_ns: float = 0.0
     content: str = ""
     runs: tuple[dict[str, str | dict[str, float]], ...] = ()
-    fn: Callable[..., Any] | None = _callable()
-    call: Callable[[], Any] | None = _callable()
+    fn: Callable[..., Any] = _callable()
+    call: Callable[[], Any] = _callable()
     make: Callable[[], Any] | None = _callable()
 
     @property
