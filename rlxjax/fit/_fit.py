@@ -221,11 +221,7 @@ def checked_fit(
 def _fits(
     minima: Minimum, weights: Float[np.ndarray, "devices n"], priors: LatencyPrior[C]
 ) -> tuple[FitResult[C], np.ndarray, np.ndarray]:
-    """Return what the timings of devices say, and what they leave unknown in units of the prior's deviations.
-
-    The curvature is that at the noise which the residuals, what is believed of it beforehand and the
-    parameters that the residuals paid for make likely.
-    """
+    """Return what the timings of devices say, and what they leave unknown in units of the prior's deviations."""
     structure, prior_sd = jax.tree.structure(priors.median), np.stack(jax.tree.leaves(priors.log_sd), -1)
     # In units of the prior, the posterior's precision is 1 + s**2 along each singular vector.
     scale = prior_sd[..., :, None] * prior_sd[..., None, :]

@@ -50,29 +50,18 @@ _solver = optax.lbfgs(
 
 
 class Minimum(NamedTuple):
-    """Where objectives are least; what a fit needs to say of them. Every field has a leading axis `[fits]`.
+    """Where objectives are least, `[fits, ...]`: unknowns `[u]`, coefficients' logarithms `[c]`, then weights."""
 
-    The unknowns `[u]` are the logarithms of the coefficients `[c]`, then the weights of the correction by variant.
-
-    Attributes:
-        z: the unknowns, from their prior medians in units of the prior's standard deviations, `[u]`.
-        logs: logarithms of the coefficients, `[c]`.
-        loss: the objective.
-        expected_decrease: what a further step, by Gauss and Newton, promises to take off it.
-        steps: of L-BFGS.
-        gradient: of the objective in `z`, `[u]`.
-        squares: curvature of the misfit in the unknowns at a noise of `RELATIVE_SD` (Gauss and Newton's), `[u, u]`.
-        residuals: `log(predicted / measured)`, `[n]`.
-        jacobian: of the residuals in the unknowns, `[n, u]`.
-    """
-
+    #: The unknowns, from their prior medians in units of the prior's standard deviations, `[u]`.
     z: Any
     logs: Any
     loss: Any
     expected_decrease: Any
     steps: Any
     gradient: Any
+    #: Curvature of the misfit in the unknowns at a noise of `RELATIVE_SD`, `[u, u]`.
     squares: Any
+    #: `log(predicted / measured)`, `[n]`, and its derivatives, `[n, u]`.
     residuals: Any
     jacobian: Any
 

@@ -184,13 +184,7 @@ def _posterior_at(
 def _spread_and_errors(
     features: np.ndarray, left: np.ndarray, influence: np.ndarray, groups: tuple[np.ndarray, ...]
 ) -> tuple[float, np.ndarray]:
-    """Return the spread with which intervals cover, and the errors where each value of a group is left out.
-
-    What an error needs, beside its prediction's own variance, to be within its interval; that variance
-    follows from the spread in turn. No less than what the regression leaves of the timings that it is given,
-    for its degrees of freedom. Errors of one value go together, so that the spread is known from as many as
-    there are values: it is widened as Student's distribution is beside the normal one.
-    """
+    """Return the spread with which intervals cover, and the errors where each value of a group is left out."""
     from scipy.special import stdtrit  # loaded when first used
 
     outs = np.array([values == value for values in groups for value in np.unique(values)])
@@ -213,6 +207,7 @@ def _spread_and_errors(
         last, spread = spread, max(least, float(np.quantile(needed, COVERED)))
         if abs(spread - last) <= SETTLED_SHARE * spread:
             break
+    # Errors of one value go together: widened as Student's distribution of as many values is beside the normal one.
     widened = stdtrit(max(len(outs) - 1, 1), (1.0 + COVERED) / 2.0) / COVERED_SDS
     return spread * float(widened), errors
 
