@@ -236,6 +236,8 @@ def test_tables_are_their_scalars_under_jit_and_vmap_too():
     def everything(*workload):
         soft = rx.soft_estimate_welch_peaks_costs(*workload, True, 10, 1024, temperature_ns=1e5)
         found = {"soft_costs": soft.costs.stack(), "log_availability": soft.log_availability()}
+        table = rx.welch.evaluate_welch_peaks(*workload, temperature_ns=1e7)
+        found |= {"evaluated": table.score_ns, "probability": table.fuse_probability}
         return found | {name: f(*workload) for name, f in FUNCTIONS.items()}
 
     n_fft, k = np.array([[256], [1024]] * 6), 16

@@ -1,5 +1,6 @@
 """Names with codes, devices with the targets of their gates, and the built-in rows of coefficients."""
 
+import copy
 import dataclasses
 import enum
 import math
@@ -249,7 +250,9 @@ class BackendCoefficients(Coefficients):
 
 def without_provenance(row: BackendCoefficients) -> BackendCoefficients:
     """Return a row whose structure is that of any other, so that all share their compiled programs."""
-    return dataclasses.replace(row, provenance=Provenance.UNCALIBRATED)
+    bare = copy.copy(row)  # its leaves are floats already
+    object.__setattr__(bare, "provenance", Provenance.UNCALIBRATED)
+    return bare
 
 
 _DEFAULT, _GUESS = Provenance.ARCH_DEFAULT, Provenance.UNCALIBRATED
