@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from rlxjax._values import counted, whole_ns
+from rlxjax._values import by_value, counted, whole_ns
 
 from ._way import Record, Way
 
@@ -36,6 +36,7 @@ class StageCost(NamedTuple):
     peak_bytes: int
 
 
+@by_value
 @dataclasses.dataclass(frozen=True)
 class Grouping(Way):
     """One way to group stages into programs; `name` is the stages, joined where they run as one program.
@@ -76,6 +77,7 @@ class Measured(NamedTuple):
     one_program_ns: float | None = None
 
 
+@by_value
 @dataclasses.dataclass(frozen=True)
 class Advice(Record):
     """Whether stages should run as fewer programs, and which; figures are per call of all of them.

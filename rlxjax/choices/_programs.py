@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax._values import Handle, handle
+from rlxjax._values import Handle, by_value, handle
 from rlxjax.calibration import CalibratedModel, Calibration, FunctionTimes, predict_profiles
 from rlxjax.fit import SURE, Cell, Runs, Suite, decision, estimate
 from rlxjax.jaxpr import FunctionProfile, profile_function
@@ -31,6 +31,7 @@ MOST_PROGRAMS = 32
 Predicted = tuple[list[Way], np.ndarray]
 
 
+@by_value
 @dataclasses.dataclass(frozen=True)
 class Work:
     """A piece of work that may be done in several ways.

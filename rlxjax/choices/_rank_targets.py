@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlxjax._values import FrozenDict, counted
+from rlxjax._values import FrozenDict, by_value, counted
 from rlxjax.calibration import FunctionPrediction, FunctionTimes, times_for_target
 from rlxjax.jaxpr import FunctionProfile, TripCounts, profile_function
 from rlxjax.targets import DoesNotFitError, TargetDevice, check_compiler, target_device, target_names
@@ -18,6 +18,7 @@ _COLUMNS = 80
 GUESSED_LOG_SD = 0.5
 
 
+@by_value
 class RankedTarget(NamedTuple):
     """What a function takes of a device that it was compiled for; what its compiler refuses for memory has no figures.
 
@@ -46,6 +47,7 @@ class RankedTarget(NamedTuple):
     stands_on: str
 
 
+@by_value
 @dataclasses.dataclass(frozen=True)
 class TargetRanking:
     """Devices by what a function takes on each; printed, a table of 80 columns.

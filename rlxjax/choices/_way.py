@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from rlxjax._values import counted, whole_ns
+from rlxjax._values import by_value, counted, whole_ns
 from rlxjax.calibration import Fingerprint, Positive
 
 #: When alternatives are timed.
@@ -49,6 +49,7 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
+@by_value
 @dataclasses.dataclass(frozen=True)
 class Way(Record):
     """One way to do a piece of work; times in ns of one call.
@@ -97,6 +98,7 @@ class Way(Record):
         return self.predicted_interval_ns if self.measured_ns is None else self.measured_interval_ns
 
 
+@by_value
 @dataclasses.dataclass(frozen=True)
 class Choice(Record):
     """The alternative to run; call it as the alternatives are called.
