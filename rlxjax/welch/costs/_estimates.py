@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +65,18 @@ def estimate_welch_peaks_costs(
     return hard_costs(Workload.checked(device, batch, n_fft, k, *learned, coefficients))
 
 
-def soft_estimate_welch_peaks_costs(*workload: Any, temperature_ns: RealLike, **options: Any) -> WelchPeaksEvaluation:
+def soft_estimate_welch_peaks_costs(
+    device: str | Code,
+    batch: RealLike,
+    n_fft: RealLike,
+    k: RealLike,
+    learned_available: RealLike = False,
+    learned_active_gates: RealLike | None = None,
+    learned_total_gates: RealLike = 0,
+    coefficients: str | CoefficientSet = "arch",
+    *,
+    temperature_ns: RealLike,
+) -> WelchPeaksEvaluation:
     """Return the smooth form of `estimate_welch_peaks_costs`, and of the gate, at a temperature in ns, `[*batch]`.
 
     Batch thresholds are relaxed in rows, with the temperature relative to the cost that they act on. Other arguments
@@ -78,12 +88,23 @@ def soft_estimate_welch_peaks_costs(*workload: Any, temperature_ns: RealLike, **
         2
     """
     temperature_ns = as_temperature(temperature_ns)
-    return evaluation(
-        Workload.checked(*workload, **options, temperature_ns=temperature_ns), temperature_ns, smooth=True
-    )
+    learned = learned_available, learned_active_gates, learned_total_gates
+    work = Workload.checked(device, batch, n_fft, k, *learned, coefficients, temperature_ns=temperature_ns)
+    return evaluation(work, temperature_ns, smooth=True)
 
 
-def evaluate_welch_peaks(*workload: Any, temperature_ns: RealLike, **options: Any) -> WelchPeaksEvaluation:
+def evaluate_welch_peaks(
+    device: str | Code,
+    batch: RealLike,
+    n_fft: RealLike,
+    k: RealLike,
+    learned_available: RealLike = False,
+    learned_active_gates: RealLike | None = None,
+    learned_total_gates: RealLike = 0,
+    coefficients: str | CoefficientSet = "arch",
+    *,
+    temperature_ns: RealLike,
+) -> WelchPeaksEvaluation:
     """Return the gate's breakdown, its probability and all strategy costs of a table in one program.
 
     The fields are those of `welch_peaks_fusion_gate_breakdown` and `estimate_welch_peaks_costs`. Counts
@@ -96,7 +117,9 @@ def evaluate_welch_peaks(*workload: Any, temperature_ns: RealLike, **options: An
         ([False, True], [0, 2])
     """
     temperature_ns = as_temperature(temperature_ns)
-    return evaluation(Workload.checked(*workload, **options, temperature_ns=temperature_ns), temperature_ns)
+    learned = learned_available, learned_active_gates, learned_total_gates
+    work = Workload.checked(device, batch, n_fft, k, *learned, coefficients, temperature_ns=temperature_ns)
+    return evaluation(work, temperature_ns)
 
 
 def welch_peaks_fusion_gate_breakdown(
@@ -155,7 +178,17 @@ def pick_welch_peaks_strategy(
 
 
 def soft_pick_welch_peaks_strategy(
-    *workload: Any, temperature_ns: RealLike, straight_through_gradient: bool = False, **options: Any
+    device: str | Code,
+    batch: RealLike,
+    n_fft: RealLike,
+    k: RealLike,
+    learned_available: RealLike = False,
+    learned_active_gates: RealLike | None = None,
+    learned_total_gates: RealLike = 0,
+    coefficients: str | CoefficientSet = "arch",
+    *,
+    temperature_ns: RealLike,
+    straight_through_gradient: bool = False,
 ) -> StrategyWeights:
     """Return the weight of each strategy, `[*batch, 4]` in the order of `ReferenceStrategy`.
 
@@ -173,7 +206,8 @@ def soft_pick_welch_peaks_strategy(
         [0.0, 0.0, 1.0, 0.0]
     """
     temperature_ns = as_temperature(temperature_ns)
-    work = Workload.checked(*workload, **options, temperature_ns=temperature_ns)
+    learned = learned_available, learned_active_gates, learned_total_gates
+    work = Workload.checked(device, batch, n_fft, k, *learned, coefficients, temperature_ns=temperature_ns)
     weights = _soft_pick(work, temperature_ns)
     if not straight_through_gradient:
         return weights
@@ -248,14 +282,25 @@ def fused_graph_ns(
     return _path_ns(fused_price, (device, batch, n_fft, k), coefficients, n_segments, scale, temperature_ns)
 
 
-def soft_fused_graph_ns(*workload: Any, temperature_ns: RealLike, **options: Any) -> Nanoseconds:
+def soft_fused_graph_ns(
+    device: str | Code,
+    batch: RealLike,
+    n_fft: RealLike,
+    k: RealLike,
+    scale: RealLike = 1.0,
+    coefficients: str | CoefficientSet = "arch",
+    n_segments: RealLike = FAST_SEGMENTS,
+    *,
+    temperature_ns: RealLike,
+) -> Nanoseconds:
     """Return the smooth form of `fused_graph_ns` in ns, `[*batch]`; arguments and errors are the same.
 
     Examples:
         >>> print(soft_fused_graph_ns("cpu", 1, 256, 16, temperature_ns=1e-3).round(2))
         8664.53
     """
-    return fused_graph_ns(*workload, **options, temperature_ns=temperature_ns)
+    sizes = device, batch, n_fft, k
+    return fused_graph_ns(*sizes, scale, coefficients, n_segments, temperature_ns=temperature_ns)
 
 
 def block_graph_ns(
