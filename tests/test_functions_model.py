@@ -294,5 +294,5 @@ def test_what_two_programs_share_cancels():
 
 
 def test_a_calibration_without_functions_says_how_to_get_them():
-    with pytest.raises(ValueError, match="functions model, got fft; measure it with `rlxjax calibrate --only functio"):
+    with pytest.raises(ValueError, match="got 'functions'; measure it with `rlxjax calibrate --only functio"):
         calibration(FFT).predict_function(jnp.tanh, real(8))
