@@ -23,7 +23,7 @@ from ._typing import RealLike
 LOGISTIC_SD = math.pi / math.sqrt(3.0)
 
 
-def namespace_of(*arguments: RealLike) -> ModuleType:
+def namespace_of(*arguments: Any) -> ModuleType:
     """Return `jax.numpy` if one of the arguments is an array of JAX, else NumPy, which compiles nothing."""
     return jnp if any(isinstance(argument, jax.Array) for argument in arguments) else np
 

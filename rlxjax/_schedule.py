@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float
 
 from ._numerics import namespace_of
 from ._typing import RealLike
@@ -149,7 +148,7 @@ def rows_of_a_processor(n_rows: RealLike, least: RealLike, most: RealLike, proce
 
 def shared_rows(
     batch: RealLike, row_samples: RealLike, alone_samples: RealLike, processors: RealLike, facts: Mapping[str, Any]
-) -> tuple[RealLike, Bool[Array | np.ndarray, "*batch"]]:
+) -> tuple[RealLike, Any]:
     """Return the rows of the chunks of a batch, and whether one program runs the batch as it is, `[*batch]` each.
 
     A chunk has a processor's share of the rows, but neither fewer than half of what one processor works on alone nor
@@ -162,7 +161,7 @@ def shared_rows(
     return rows, batch <= xp.maximum(xp.minimum(most, xp.floor(alone)), rows)
 
 
-def _power_of_two_below(x: Any) -> Float[Array | np.ndarray, "*batch"]:
+def _power_of_two_below(x: Any) -> RealLike:
     """Return the largest power of two that is no larger: what the exponent of a float alone says."""
     if namespace_of(x) is np:
         return np.ldexp(1.0, np.frexp(x)[1] - 1)

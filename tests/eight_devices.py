@@ -174,7 +174,7 @@ def test_a_table_has_the_bits_that_it_has_on_one_device(tmp_path):
     welch = rx.calibration.prior_calibration("cpu").of("welch")
     cases = {
         "gate": (counts, gate_rows(rx.io_fusion_gate_for_target("cuda"), None, 1e5)),
-        "welch": (sizes | {"n_segments": np.full(rows, 2.0)}, model_rows(welch, ["pick", "time", "probability"])),
+        "welch": (sizes | {"n_segments": np.full(rows, 2.0)}, model_rows(welch, ["pick", "time_ns", "probability"])),
     }
     for columns, program in cases.values():
         one, is_one = Compiled(program, jax.devices()[:1])(columns)

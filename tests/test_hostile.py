@@ -125,7 +125,7 @@ def evil(tmp_path_factory):
         if left_out := Memory(folder / "decisions.sqlite", strict=True).load(path).left_out:
             raise ValueError(left_out)
 
-    entry = made_hostile(decision().model_dump(mode="json"), folder / "export.json", write_export, load)
+    entry = made_hostile(json.loads(json.dumps(decision().as_dict())), folder / "export.json", write_export, load)
     assert entry["label"] == EVIL
     load(folder / "export.json")
     target = json.loads((Path(rx.targets.__file__).parent / "devices.json").read_text())["targets"][1]
