@@ -244,45 +244,62 @@ def test_what_was_compiled_is_kept_and_what_is_refused_says_why(monkeypatch, tmp
 
 # --- The text ------------------------------------------------------------------------------------
 
-#: A loop as the compilers of TPUs write it: scalars lie in the tuple, a row may lie in the memory of the chip.
+#: A loop as the compilers of TPUs write it: counter and step lie in the tuple, a row lies in the memory of the chip.
 LOOP = """HloModule loop
-%body (t: (s32[], f32[8,128])) -> (s32[], f32[8,128]) {{
-  %t = (s32[]{{:T(128)}}, f32[8,128]{{1,0:T(8,128){space}}}) parameter(0)
+%body (t: (s32[], f32[8,128], s32[])) -> (s32[], f32[8,128], s32[]) {{
+  %t = (s32[]{{:T(128)}}, f32[8,128]{{1,0:T(8,128){space}}}, s32[]{{:T(128)}}) parameter(0)
   %i = s32[]{{:T(128)}} get-tuple-element(%t), index=0
   %row = f32[8,128]{{1,0:T(8,128){space}}} get-tuple-element(%t), index=1
-  %next = s32[]{{:T(128)}} add(%i, %i)
+  %by = s32[]{{:T(128)}} get-tuple-element(%t), index=2
+  %next = s32[]{{:T(128)}} add(%i, %by)
   %new = f32[8,128]{{1,0:T(8,128){space}}} tanh(%row), backend_config={{"window_config":{{"estimated_cycles":"7"}}}}
-  ROOT %out = (s32[]{{:T(128)}}, f32[8,128]{{1,0:T(8,128){space}}}) tuple(%next, %new)
+  ROOT %out = (s32[]{{:T(128)}}, f32[8,128]{{1,0:T(8,128){space}}}, s32[]{{:T(128)}}) tuple(%next, %new, %by)
 }}
-%test (t: (s32[], f32[8,128])) -> pred[] {{
-  %t = (s32[]{{:T(128)}}, f32[8,128]{{1,0:T(8,128)}}) parameter(0)
+%test (t: (s32[], f32[8,128], s32[])) -> pred[] {{
+  %limit = s32[]{{:T(128)}} constant({limit})
+  %t = (s32[]{{:T(128)}}, f32[8,128]{{1,0:T(8,128)}}, s32[]{{:T(128)}}) parameter(0)
   %i = s32[]{{:T(128)}} get-tuple-element(%t), index=0
-  ROOT %less = pred[]{{:T(512)}} compare(%i, %i), direction=LT
+  ROOT %less = pred[]{{:T(512)}} compare({sides}), direction={direction}
 }}
 ENTRY %main (x: f32[8,128]) -> f32[8,128] {{
-  %first = s32[]{{:T(128)}} constant(0)
+  %first = s32[]{{:T(128)}} constant({first})
+  %begin = s32[]{{:T(128)}} copy(%first)
+  %step = s32[]{{:T(128)}} constant({step})
   %x = f32[8,128]{{1,0:T(8,128)}} parameter(0)
-  %start = (s32[], f32[8,128]) tuple(%first, %x)
-  %loop = (s32[], f32[8,128]) while(%start), condition=%test, body=%body{known}
+  %start = (s32[], f32[8,128], s32[]) tuple(%begin, %x, %step)
+  %loop = (s32[], f32[8,128], s32[]) while(%start), condition=%test, body=%body
   ROOT %found = f32[8,128]{{1,0:T(8,128)}} get-tuple-element(%loop), index=1
 }}
 """
 
 
-def test_a_loop_turns_as_often_as_its_text_or_its_line_says_and_else_nobody_knows():
-    known = ', backend_config={"known_trip_count":{"n":"10"}}'
-    for text, trips in (
-        (LOOP.format(space="", known=known), {}),
-        (LOOP.format(space="", known=""), {UNKNOWN_LINE: 10}),
-    ):
-        program = CompiledProgram(text, trips, platform="tpu")
-        assert (program.totals.cycles, program.unknown_loops) == (7 * 10, [])
+@pytest.mark.parametrize(
+    ("first", "limit", "step", "direction", "expected"),
+    [(0, 10, 1, "LT", 10), (0, 10, 1, "LE", 11), (10, 0, -1, "GT", 10), (10, 0, -3, "GE", 4), (3, 10, 3, "LT", 3)],
+)
+def test_the_turns_of_a_loop_are_read_from_its_counter(first, limit, step, direction, expected):
+    turned = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE"}
+    for sides, sense in (("%i, %limit", direction), ("%limit, %i", turned[direction])):
+        text = LOOP.format(first=first, limit=limit, step=step, sides=sides, direction=sense, space="")
+        program = CompiledProgram(text, {}, platform="tpu")
+        assert (program.totals.cycles, program.unknown_loops) == (7 * expected, [])
         sums = program.totals.sums()
-        assert (sums.launches, sums.bytes) == (10, 10 * 2 * 4 * 8 * 128)
-    assert len(CompiledProgram(LOOP.format(space="", known=""), {}, platform="tpu").unknown_loops) == 1
+        assert (sums.launches, sums.bytes) == (expected, expected * 2 * 4 * 8 * 128)
     # What lies in the memory of the chip moves no byte of the device's.
-    text = LOOP.format(space="S(1)", known=known)
+    text = LOOP.format(first=first, limit=limit, step=step, sides="%i, %limit", direction=direction, space="S(1)")
     assert CompiledProgram(text, {}, platform="tpu").totals.sums().bytes == 0
+
+
+def test_a_loop_that_runs_away_or_compares_otherwise_is_unknown():
+    for step, direction in ((-1, "LT"), (0, "LT"), (1, "GT"), (1, "NE")):
+        text = LOOP.format(first=0, limit=10, step=step, sides="%i, %limit", direction=direction, space="")
+        assert len(CompiledProgram(text, {}, platform="tpu").unknown_loops) == 1
+
+
+def test_a_loop_turns_as_often_as_its_line_says_where_its_text_does_not():
+    text = LOOP.format(first=0, limit=10, step=0, sides="%i, %limit", direction="LT", space="")
+    program = CompiledProgram(text, {UNKNOWN_LINE: 10}, platform="tpu")
+    assert (program.totals.cycles, program.unknown_loops) == (7 * 10, [])
 
 
 # --- What the compilers make -------------------------------------------------------------------------

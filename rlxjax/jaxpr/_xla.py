@@ -8,6 +8,7 @@ from ._gpu_program import GpuLaunches, GpuProgram
 from ._primitives import UNKNOWN_LINE
 from ._rules import OperationCounts
 from ._totals import Totals, UnknownLoop
+from ._xla_loops import trips_of
 from ._xla_text import COLLECTIVES, ENDS, NOTHING, TRANSFERS, Computation, Instruction, computations, frame_lines
 
 #: Calls that stand for another view of memory.
@@ -82,7 +83,7 @@ class CompiledProgram:
         line = self._lines.get(int(frame[1]), UNKNOWN_LINE) if frame else UNKNOWN_LINE
         if opcode == "while":
             totals.gpu.end_row()
-            self._add_loop(instruction, line, totals)
+            self._add_loop(instruction, computation, line, totals)
         elif opcode == "conditional":
             totals.gpu.end_row()
             totals.gpu.readbacks += 1
@@ -103,9 +104,12 @@ class CompiledProgram:
             elif both and opcode not in TRANSFERS:
                 self.no_cycles[family] = None
 
-    def _add_loop(self, loop: Instruction, line: str, totals: Totals) -> None:
+    def _add_loop(self, loop: Instruction, outside: Computation, line: str, totals: Totals) -> None:
         known, called = _TRIPS.search(loop.attributes), loop.called
-        trips = int(known[1]) if known else self._trips.get(line)
+        trips = int(known[1]) if known else None
+        if trips is None and self._platform != "cuda":  # the counter of a GPU's loop lies on the device
+            trips = trips_of(loop, outside, self._computations)
+        trips = self._trips.get(line) if trips is None else trips
         self.loops += trips != 1
         test, turn = self._count(called["condition"]), self._count(called["body"])
         if known:  # a GPU's host looks at no test
