@@ -613,8 +613,7 @@ def path_costs(name):
 def test_the_gradient_of_a_path_by_sizes_segments_and_scale_is_the_finite_difference(name):
     segments, scale, batch = (x.ravel() for x in np.meshgrid([1, 2, 5], [0.1, 0.6, 1.4], [30, 700, 9000]))
     n = len(batch)
-    sets = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (n, *np.shape(leaf))), rx.welch.coefficient_set())
-    tree = {"set": sets, "batch": batch, "n_fft": np.full(n, 256), "k": np.full(n, 16)}
+    tree = {"set": rows_with_sets(n), "batch": batch, "n_fft": np.full(n, 256), "k": np.full(n, 16)}
     tree |= {"n_segments": segments, "scale": scale}
     for device in ("cuda", "metal", "tpu"):
         kinks = {"['set'].strategy.is_gpu", "['set'].strategy.falls_back"}
@@ -815,3 +814,36 @@ def test_weights_take_the_shapes_that_broadcast_and_name_those_that_do_not():
         rx.pick_weights(costs, temperature_ns=np.ones(3))
     with pytest.raises(ValueError, match=r"got costs \(1, 2, 3\), log_availability \(4,\)"):
         rx.pick_weights(costs, temperature_ns=1.0, log_availability=np.zeros(4))
+
+
+def rows_with_sets(n):
+    return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (n, *np.shape(leaf))), rx.welch.coefficient_set())
+
+
+def test_the_gradient_of_an_evaluated_table_is_the_finite_difference():
+    batch, n_fft, k = (x.ravel() for x in np.meshgrid([30.0, 700.0, 5000.0], [64.0, 1024.0], [4.0, 16.0]))
+    tree = {"set": rows_with_sets(len(batch)), "batch": batch, "n_fft": n_fft, "k": k}
+    tree |= {"temperature_ns": np.full(len(batch), 3e6)}
+
+    @jax.vmap
+    def score_and_probability(tree):
+        options = {"coefficients": tree["set"], "temperature_ns": tree["temperature_ns"]}
+        result = rx.welch.evaluate_welch_peaks("cuda", tree["batch"], tree["n_fft"], tree["k"], **options)
+        return result.score_ns * 1e-7 + result.fuse_probability
+
+    # A native kernel saves the whole sync point: what adds one is penalised.
+    kinks = {"['set'].strategy.has_native_kernel"}
+    assert_gradient_is_the_finite_difference(score_and_probability, tree, kinks=kinks)
+
+
+def test_a_learned_model_is_used_where_it_is_known_to_be_sparse():
+    for model in (*MODELS, (True, 0, 1), (True, -1, 1024), (True, None, 0)):
+        costs = rx.estimate_welch_peaks_costs("metal", 8192, 256, 16, *model)
+        is_used = model in ((True, 255, 1024), (True, 0, 1))
+        assert np.isfinite(costs.learned_ns) == is_used
+        if is_used:
+            scale = 0.30 + 0.70 * model[1] / model[2]
+            assert costs.learned_ns == rx.fused_graph_ns("metal", 8192, 256, 16, scale)
+            assert costs.learned_ns <= costs.rlx_ns
+        for device, batch in (("cpu", 8192), ("tpu", 8192), ("metal", 256)):
+            assert rx.estimate_welch_peaks_costs(device, batch, 256, 16, *model).learned_ns == INF

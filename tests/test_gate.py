@@ -430,3 +430,20 @@ def test_a_bad_count_is_refused_on_the_host_on_a_device_and_in_a_program(side):
                 ValueError, match=f"{side}.host_output_bytes: expected a count of at least 0, got {bad}"
             ):
                 GATE.evaluate(**bad_pair, temperature_ns=1e5) if ask is None else ask(1e5)
+
+
+@pytest.mark.parametrize("shapes", [[(7,), ()], [(), (7,)], [(2, 1, 5), (1, 3, 1)], [(0,), (0,)], [(129,), (129,)]])
+def test_an_evaluation_broadcasts(shapes):
+    before, after = (
+        rx.GraphIoProfile(*(np.float64(np.asarray(np.resize(counts, shape))) for counts in vars(side).values()))
+        for side, shape in zip(profile_columns(200), shapes, strict=True)
+    )
+    gains = np.linspace(0.0, 1e6, 5).reshape(1, 1, 5) if shapes[0][-1:] == (5,) else 1e3
+    gate = dataclasses.replace(GATE, min_gain_ns=gains)
+    shape = np.broadcast_shapes(*shapes, np.shape(gate.min_gain_ns))
+    expected = gate.score_ns(rx.fusion_benefit(before, after))
+    for pair in ((before, after), (floats(before), floats(after)), (before, floats(after))):
+        result = gate.evaluate(*pair, temperature_ns=1e5)
+        np.testing.assert_array_equal(result.score_ns, expected)
+        assert result.should_fuse.shape == result.fuse_probability.shape == shape
+        assert result.benefit == rx.fusion_benefit(*pair)

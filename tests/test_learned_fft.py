@@ -178,3 +178,13 @@ def test_what_is_no_model_is_refused_with_a_sentence():
     assert jax.tree.all(jax.tree.map(np.array_equal, LearnedFft.checked(**leaves), exact))
     with pytest.raises(ValueError, match=r"segments: expected 8 samples each, got shape \(2, 16\)"):
         spectrum_of(exact, np.ones((2, 16)))
+
+
+def test_without_its_last_stages_the_first_bins_are_the_transform_of_decimated_samples():
+    exact, segments = LearnedFft.exact(64), noise(3, 64)
+    for last in (1, 2):
+        gates = exact.gates.copy()
+        gates[-last:] = 0
+        spectrum = spectrum_of(dataclasses.replace(exact, gates=gates), segments)
+        n_kept = 64 >> last
+        assert_near(spectrum[:, :n_kept], np.fft.fft(segments[:, :: 2**last]), FLOAT64_RTOL)

@@ -137,3 +137,11 @@ def test_a_model_is_compiled_once_for_signals_of_one_padded_shape_and_models_pru
     for batch in (33, 37):
         rx.welch_peaks(noise(batch, params), params, "learned", model=model)
     assert COMPILE not in compilations
+
+
+def test_gradients_of_a_learned_run_are_finite_and_not_all_zero():
+    signal = jnp.asarray(noise(3))
+    gradient = jax.jit(jax.grad(lambda x: rx.welch_peaks(x, FAST, "learned", model=SPARSE)[..., 1].sum()))
+    assert np.all(np.isfinite(gradient(jnp.zeros_like(signal))))
+    assert np.all(np.isfinite(gradient(signal)))
+    assert np.any(gradient(signal) != 0)

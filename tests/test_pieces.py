@@ -116,3 +116,15 @@ def test_traced_rows_beyond_a_piece_have_in_jit_and_vmap_the_peaks_and_gradient_
                 np.testing.assert_allclose(peaks[..., 1], expected[1][..., 1], rtol=FLOAT32_RTOL)
                 scale = np.abs(expected[0]).max()
                 np.testing.assert_allclose(gradient, expected[0], rtol=0, atol=10 * FLOAT32_RTOL * scale)
+
+
+@each_path
+def test_a_constant_signal_inside_jit_has_its_peaks(path):
+    for signal in (SIGNAL, jnp.asarray(SIGNAL[:9])):
+        inside = jax.jit(lambda scale, signal=signal: scale * peaks_of(signal, path))(1.0)
+        np.testing.assert_allclose(inside, peaks_of(signal, path), rtol=FLOAT32_RTOL)
+
+
+def test_a_program_for_an_accelerator_has_the_same_peaks():
+    found = jax.jit(lambda signal: fused_peaks(signal, PARAMS, platform="gpu"))(SIGNAL)
+    assert_peaks_of(POWER, np.asarray(found), PARAMS)

@@ -120,3 +120,11 @@ def test_kernels_are_for_accelerators_and_for_some_sizes():
         for n_fft, k in ((250, 4), (128, 4), (2048, 4), (256, 65)):
             assert not has_kernel(64, rx.WelchPeakParams.fast(n_fft, k), platform)
         assert not has_kernel(0, SMALL, platform)
+
+
+@each_platform
+def test_tones_at_every_bin_have_their_peak_there(platform):
+    bins = np.arange(SMALL.n_bins)
+    time = np.arange(SMALL.frame_len)
+    tones = np.cos(2 * np.pi * np.outer(bins, time) / SMALL.n_fft).astype(np.float32)
+    np.testing.assert_array_equal(kernel_of(SMALL, platform)(tones)[:, 0, 0], bins)

@@ -197,3 +197,30 @@ def test_a_posterior_of_learned_runs_predicts_them():
     fit = fit_posterior(timings, facts=facts)
     found = np.asarray(estimate(fit.posterior, runs).time_ns)
     np.testing.assert_allclose(found, time_ns, rtol=0.1)
+
+
+def test_the_host_waits_for_no_device_and_others_do():
+    found = terms(machine(WELCH, 0), Runs.checked(WELCH, range(4), batch=64, n_fft=256, k=16), WELCH.facts)
+    for name in ("launch_and_sync_ns", "upload_ns", "readback_ns"):
+        np.testing.assert_array_equal(np.asarray(found[name]) > 0, [False, True, True, True])
+
+
+def test_passes_of_maxima_find_no_more_candidates_than_there_are_bins():
+    bins, k = np.array([2.0, 33.0, 2049.0])[:, None], np.array([[1.0, 16.0, 50.0]])
+    passes = np.asarray(maxima_passes(bins, k))
+    assert np.all((np.minimum(k, bins) <= passes) & (passes <= bins))
+
+
+def test_strategies_run_their_variants_and_imply_their_segments():
+    found = WELCH.strategies
+    assert found["fused"].variants == ("fused_maxima", "fused_top_k")
+    assert {name: found[name].fixed["n_segments"] for name in ("ultra", "fast")} == {"ultra": 1.0, "fast": 2.0}
+    assert {variant for strategy in found.values() for variant in strategy.variants} == set(WELCH.variants)
+
+
+def test_checked_coefficients_are_numbers_of_at_least_zero():
+    values = named(WELCH.prior.median)
+    assert type(WELCH.prior.median).checked(**values) == WELCH.prior.median
+    for bad in (-1.0, np.nan):
+        with pytest.raises(ValueError, match="launch_ns: expected a number of at least 0"):
+            type(WELCH.prior.median).checked(**{**values, "launch_ns": bad})

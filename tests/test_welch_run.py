@@ -300,3 +300,18 @@ def test_only_the_host_path_runs_where_jax_has_no_device(path, succeeds):
     )
     assert (run.returncode == 0) is succeeds, run.stderr
     assert succeeds or "no_such_platform" in run.stderr
+
+
+def test_every_name_runs_with_the_segments_of_the_parameters():
+    signal = noise(3, FAST)
+    for name in ("", "Ultra-Fast", "2SEG", "RLX-compiled", "Host", "BLOCK"):
+        assert_right(signal, FAST, name)
+
+
+@pytest.mark.parametrize("path", [*PATHS, "learned", "auto"])
+def test_peaks_that_memory_cannot_hold_are_a_memory_error_before_any_work(path):
+    params, signal = dataclasses.replace(FAST, k=10**13), noise(2, FAST)
+    transforms = (lambda run: run, jax.jit) if path in ("fused", "learned", "auto") else (lambda run: run,)
+    for transform in transforms:
+        with pytest.raises(MemoryError, match="take 160,000,000,000,000 bytes"):
+            transform(lambda x: rx.welch_peaks(x, params, path, model=rx.learned.LearnedFft.exact(64)))(signal)

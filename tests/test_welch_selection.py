@@ -186,3 +186,9 @@ def test_maxima_are_the_default_of_many_rows_on_cpus_while_keys_tell_bins_apart(
     ]:
         assert default_selection(rows, bins, "cpu") == expected
         assert {default_selection(rows, bins, platform) for platform in ("gpu", "tpu")} == {"top_k"}
+
+
+@pytest.mark.parametrize("selection", ["top_k", pytest.param("maxima", marks=pytest.mark.slow)])
+def test_jit_equals_eager(selection):
+    power = kinds_of_rows(3, 20)
+    np.testing.assert_array_equal(top_places(jnp.asarray(power), 4, selection), sorted_places(power, 4))

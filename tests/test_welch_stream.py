@@ -167,3 +167,12 @@ def test_at_most_two_signals_are_held(as_array, monkeypatch):
         assert alive(held) <= 2
         # Of NumPy signals that which the source itself holds: a copy is computed.
         assert alive(made) <= (1 if as_array is np.asarray else 2)
+
+
+@pytest.mark.parametrize("has_x64", [True, False])
+def test_the_settings_of_whoever_asks_hold_in_the_background(has_x64, monkeypatch):
+    seen = []
+    monkeypatch.setattr(_run, "welch_peaks", lambda signal, *_, **__: seen.append(jnp.asarray(np.zeros(1)).dtype))
+    with jax.enable_x64(has_x64):
+        assert list(stream([noise(1)] * 3)) == [None] * 3
+    assert seen == [np.float64 if has_x64 else np.float32] * 3
