@@ -192,7 +192,7 @@ def summary(one: "Choice") -> dict[str, Any]:
         "key": one.key,
         "kind": one.kind,
         "label": one.label,
-        "chosen": one.name,
+        "name": one.name,
         "by": one.by,
         "is_tie": one.is_tie,
         "time_ns": one.chosen.measured_ns,

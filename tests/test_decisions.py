@@ -399,8 +399,8 @@ def test_the_commands_show_what_runs_by_what_it_was_chosen_and_that_a_tie_is_one
     key = decision().key
     assert invoke("pin", decision(1).key, "host").endswith("many words, that ends: host, pinned")
     pinned, tie = printed("list")["decisions"]
-    assert (pinned["chosen"], pinned["by"], pinned["next_best"], pinned["time_ns"]) == ("host", "pinned", "fused", 2e5)
-    assert (tie["chosen"], tie["by"], tie["is_tie"], tie["next_best_ns"]) == ("fused", "measured", True, 2e5)
+    assert (pinned["name"], pinned["by"], pinned["next_best"], pinned["time_ns"]) == ("host", "pinned", "fused", 2e5)
+    assert (tie["name"], tie["by"], tie["is_tie"], tie["next_best_ns"]) == ("fused", "measured", True, 2e5)
     text = invoke("list")
     for part in ("2 decisions", key[:8], tie["label"], "measured, tie", "120,000", "200,000", "2026-01-01 00:00"):
         assert part in text

@@ -179,7 +179,7 @@ def decided_sections(content: CalibrationFile, calibration: Calibration) -> Iter
         said = summary(one)
         is_own = one.kind in calibration.models and is_by(one, calibration.of(one.kind))
         rows.append(
-            {"workload": one.label, "model": one.kind, "chosen": said["chosen"], "by": said["by"]}
+            {"workload": one.label, "model": one.kind, "chosen": said["name"], "by": said["by"]}
             | {"a tie": "yes" if one.is_tie else "no", "takes (ns)": said["time_ns"]}
             | {"next best": said["next_best"], "its time (ns)": said["next_best_ns"]}
             | {"beside this calibration": "yes" if is_own else "no"}
