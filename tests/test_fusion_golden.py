@@ -101,7 +101,7 @@ def test_every_plan_runs_and_agrees_with_numpy_or_names_what_it_lacks():
             for plan in (cost, *([] if missing else [greedy])):
                 with pytest.raises(ValueError, match=rf"({names}): operands of one shape"):
                     rx.execute_plan(plan, arrays)
-        elif number % 12 == 0:  # each kernel is compiled for itself
+        elif number % 24 == 0:  # each kernel is compiled for itself
             ran += 1
             results = rx.execute_plan(cost, arrays)
             assert set(results) == {node.id for node in graph.nodes}
@@ -111,7 +111,7 @@ def test_every_plan_runs_and_agrees_with_numpy_or_names_what_it_lacks():
                 assert_nodes_agree_with_numpy(graph, arrays, results | found)
             compared += assert_nodes_agree_with_numpy(graph, arrays, results)
             elements += sum(node.elements for node in graph.nodes)
-    assert (cannot_run, unequal, ran) == (16, 11, 10)
+    assert (cannot_run, unequal, ran) == (16, 11, 5)
     assert compared > 0.9 * elements
 
 

@@ -15,39 +15,45 @@ DTYPES = {name: np.dtype(dtype) for name, dtype in (_numpy_ops.DTYPES | _numpy_o
 NAN, INFINITY = float("nan"), float("inf")
 
 
-def plan_of(op, operands=1, shape=(4,), dtype="f64", plan="cost", **attributes):
-    """Return the plan of one node, the last, on inputs 0, 1, ..."""
-    graph = rx.Graph()
-    ids = [graph.input(f"x{number}", shape, dtype) for number in range(operands)]
-    graph.set_outputs([graph.add(op, ids, **attributes)])
-    return rx.plan_fusion(graph, plan=plan)
+def plan_of(*cases, dtype="f64"):
+    """Return one plan of ops on inputs of their own, each an op with its arrays: it is compiled once for all."""
+    graph, places = rx.Graph(), []
+    for op, arrays in cases:
+        inputs = [graph.input("x", np.shape(array), dtype) for array in arrays]
+        places.append((inputs, graph.add(op, inputs)))
+    graph.set_outputs(id_ for _, id_ in places)
+    return rx.plan_fusion(graph), places
 
 
-def run(plan, *arrays):
-    results = rx.execute_plan(plan, dict(enumerate(arrays)))
-    return results[plan.graph.outputs[0]]
+def results_of(cases, dtype="f64", listed=None):
+    """Return what the ops of one plan give, from their own arrays or from those in `listed`."""
+    plan, places = plan_of(*cases, dtype=dtype)
+    arrays = [arrays for _, arrays in cases] if listed is None else listed
+    results = rx.execute_plan(
+        plan, {id_: x for (ids, _), own in zip(places, arrays, strict=True) for id_, x in zip(ids, own, strict=True)}
+    )
+    return [results[id_] for _, id_ in places]
 
 
-def cast(values, *dtypes):
-    """Return what a kernel makes of values that it casts to dtypes in turn: after each cast."""
-    graph = rx.Graph()
-    ids = [graph.input("x", (None,), next(name for name, dtype in DTYPES.items() if dtype == values.dtype))]
-    for dtype in dtypes:
-        ids.append(graph.add("cast", ids[-1:], to=dtype))
-    graph.set_outputs(ids[1:])
+def casts(*chains):
+    """Return what one plan makes of values that it casts to dtypes in turn: of each, after each cast."""
+    graph, inputs, places = rx.Graph(), {}, []
+    for values, dtypes in chains:
+        ids = [graph.input("x", values.shape, next(name for name, own in DTYPES.items() if own == values.dtype))]
+        inputs[ids[0]] = values
+        for dtype in dtypes:
+            ids.append(graph.add("cast", ids[-1:], to=dtype))
+        places.append(ids[1:])
+    graph.set_outputs(itertools.chain(*places))
     plan = rx.plan_fusion(graph)
     assert len(plan.kernels) == 1
-    results = rx.execute_plan(plan, {0: values})
-    return [results[id_] for id_ in ids[1:]]
+    results = rx.execute_plan(plan, inputs)
+    return [[results[id_] for id_ in ids] for ids in places]
 
 
 def assert_identical(found, expected):
     assert found.dtype == expected.dtype
-    bits = [np.asarray(array).view(f"u{expected.itemsize}") for array in (found, expected)]
-    np.testing.assert_array_equal(*bits)
-
-
-# --- Casts ---------------------------------------------------------------------------------------
+    np.testing.assert_array_equal(*(np.asarray(array).view(f"u{expected.itemsize}") for array in (found, expected)))
 
 
 def test_a_cast_is_numpys_and_rounds_in_a_kernel_too():
@@ -56,13 +62,16 @@ def test_a_cast_is_numpys_and_rounds_in_a_kernel_too():
     rows = [(first, second, first) for first, second in itertools.product(DTYPES, DTYPES)]
     rows += [("f64", *both, "f64") for both in itertools.permutations(["f16", "bf16", "f32", "i32"], 2)]
     no_numbers = [NAN, INFINITY, -INFINITY]
-    for first, *others in rows:
-        extremes = no_numbers if {first, *others} <= _numpy_ops.DTYPES.keys() else []
-        given = expected = np.concatenate([values, extremes]).astype(DTYPES[first])
-        for dtype, found in zip(others, cast(given, *others), strict=True):
-            expected = expected.astype(DTYPES[dtype])
-            assert_identical(found[: len(values)], expected[: len(values)])
-            np.testing.assert_array_equal(np.asarray(found, np.float64)[len(values) :], extremes)
+    for is_float in (True, False):  # an integer has no bits for what is no number
+        own = [row for row in rows if (set(row) <= _numpy_ops.DTYPES.keys()) == is_float]
+        given = [np.concatenate([values, no_numbers * is_float]).astype(DTYPES[first]) for first, *_ in own]
+        for (_, *dtypes), expected, found in zip(
+            own, given, casts(*((x, row[1:]) for x, row in zip(given, own, strict=True))), strict=True
+        ):
+            for dtype, one in zip(dtypes, found, strict=True):
+                expected = expected.astype(DTYPES[dtype])
+                assert_identical(one[: len(values)], expected[: len(values)])
+                np.testing.assert_array_equal(np.asarray(one, np.float64)[len(values) :], no_numbers * is_float)
 
 
 def test_float64_near_every_tie_of_half_precision_is_rounded_once_as_by_numpy():
@@ -73,26 +82,22 @@ def test_float64_near_every_tie_of_half_precision_is_rounded_once_as_by_numpy():
     # By way of float32 the first would be a tie, which goes to the even 1.
     values = np.concatenate([[1 + 2**-11 + 2**-40], values, [65519.99, 65520.0, 1e300, -1e300, 1e-300, -0.0]])
     with np.errstate(over="ignore"):
-        (found,) = cast(values, "f16")
+        (((found,),)) = casts((values, ["f16"]))
         assert_identical(found, values.astype(np.float16))
     assert found[0] == 1 + 2**-10
 
 
 def test_half_precision_arithmetic_overflows_inside_a_kernel_as_outside():
-    for dtype, largest in [("f16", 65504.0), ("bf16", 3.3895e38)]:
-        graph = rx.Graph()
-        x = graph.input("x", (4,), dtype)
-        graph.set_outputs([graph.add("sub", [graph.add("add", [x, x]), x])])
-        for plan in ("cost", "unfused"):
-            results = run(rx.plan_fusion(graph, plan), np.full(4, largest))
-            assert np.isinf(np.asarray(results, np.float64)).all()
+    graph, largest = rx.Graph(), {"f16": 65504.0, "bf16": 3.3895e38}
+    inputs = {graph.input("x", (4,), dtype): np.full(4, value) for dtype, value in largest.items()}
+    graph.set_outputs([graph.add("sub", [graph.add("add", [x, x]), x]) for x in inputs])
+    for plan in ("cost", "unfused"):
+        results = rx.execute_plan(rx.plan_fusion(graph, plan), inputs)
+        assert all(np.isinf(np.asarray(results[id_], np.float64)).all() for id_ in graph.outputs)
 
 
-# --- NaN and ties --------------------------------------------------------------------------------
-
-
-def test_nan_is_no_number_that_a_maximum_could_be():
-    for op, arrays, expected in [
+def test_nan_is_no_number_that_a_maximum_could_be_and_integers_stay_integers():
+    cases = [
         ("relu", [[NAN, -1.0, 0.0, 2.0]], [0.0, 0.0, 0.0, 2.0]),
         ("max", [[NAN, 1.0, NAN, 2.0], [3.0, NAN, NAN, 1.0]], [3.0, 1.0, NAN, 2.0]),
         ("min", [[NAN, 1.0, NAN, 2.0], [3.0, NAN, NAN, 1.0]], [3.0, 1.0, NAN, 1.0]),
@@ -103,22 +108,17 @@ def test_nan_is_no_number_that_a_maximum_could_be():
         ("reduce_min", [[NAN] * 4], [NAN]),
         ("reduce_sum", [[NAN, 1.0, 2.0, 3.0]], [NAN]),
         ("pow", [[2.0, -2.0, 0.0, -8.0], [0.5, 3.0, 0.0, 1 / 3]], [2**0.5, -8.0, 1.0, NAN]),
-    ]:
-        results = run(plan_of(op, len(arrays)), *arrays)
-        np.testing.assert_allclose(results, expected, rtol=FLOAT64_RTOL)
-
-
-def test_integers_stay_integers():
+    ]
+    for (*_, expected), found in zip(cases, results_of([case[:2] for case in cases]), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=FLOAT64_RTOL)
     expected = {"relu": [0, 3, 0, 7], "abs": [5, 3, 0, 7], "neg": [5, -3, 0, -7], "max": [2, 3, 0, 7]}
     expected |= {"min": [-5, -9, 0, 7], "reduce_max": [7], "reduce_min": [-5], "reduce_sum": [5]}
+    arrays = [np.array([-5, 3, 0, 7]), np.array([2, -9, 0, 7])]
     for dtype in ["i8", "i32"]:
-        for op, values in expected.items():
-            arrays = [np.array([-5, 3, 0, 7]), np.array([2, -9, 0, 7])][: 2 if op in ("max", "min") else 1]
-            results = run(plan_of(op, len(arrays), dtype=dtype), *arrays)
-            assert (results.dtype, results.tolist()) == (DTYPES[dtype], values)
+        found = results_of([(op, arrays[: 2 if op in ("max", "min") else 1]) for op in expected], dtype)
+        for result, values in zip(found, expected.values(), strict=True):
+            assert (result.dtype, result.tolist()) == (DTYPES[dtype], values)
 
-
-# --- Gradients -----------------------------------------------------------------------------------
 
 SMOOTH = ["sigmoid", "tanh", "gelu", "sqrt", "rsqrt", "exp", "log", "neg", "abs", "load", "store", "copy"]
 SMOOTH += ["relu", "reduce_sum", "reduce_mean", "reduce_max", "reduce_min"]
@@ -128,12 +128,9 @@ OPERANDS = dict.fromkeys(SMOOTH, 1) | dict.fromkeys(["add", "sub", "mul", "div",
 def test_smooth_ops_and_a_fused_layer_have_the_gradient_of_the_finite_difference():
     """The layer: normalise, scale, squash; a reduction, its broadcast, and both sides of them."""
     rng = np.random.default_rng(0)
-    plans = {op: plan_of(op, operands) for op, operands in OPERANDS.items()}
-    values = np.linspace(0.2, 3.0, 24)
-    tree = {op: [rng.permutation(values).reshape(6, 4) for _ in range(n)] for op, n in OPERANDS.items()}
-    of_all = jax.vmap(
-        lambda tree: sum(jnp.sum(run(plans[op], *arrays) * jnp.array(1.5)) for op, arrays in tree.items())
-    )
+    values, cases = np.linspace(0.2, 3.0, 24), [(op, [np.zeros(4)] * count) for op, count in OPERANDS.items()]
+    tree = [[rng.permutation(values).reshape(6, 4) for _ in arrays] for _, arrays in cases]
+    of_all = jax.vmap(lambda tree: sum(jnp.sum(result * 1.5) for result in results_of(cases, listed=tree)))
     assert_gradient_is_the_finite_difference(of_all, tree)
     graph = rx.Graph()
     x, w = graph.input("x", (3, 4), "f64"), graph.param("w", (3, 4), "f64")
@@ -143,18 +140,16 @@ def test_smooth_ops_and_a_fused_layer_have_the_gradient_of_the_finite_difference
     graph.set_outputs([graph.add("matmul", [y, graph.add("transpose", [x])])])
     tree, weights = [rng.normal(size=(5, 3, 4)), rng.normal(size=(5, 3, 4))], rng.uniform(1, 2, (3, 3))
     for name in ["cost", "unfused"]:
-        of_layer = functools.partial(run, rx.plan_fusion(graph, name))
+        run = functools.partial(rx.execute_plan, rx.plan_fusion(graph, name))
         assert_gradient_is_the_finite_difference(
-            jax.vmap(lambda arrays: jnp.sum(of_layer(*arrays) * weights)), tree, scale=np.full(5, 100.0)
+            jax.vmap(lambda arrays: jnp.sum(run(dict(enumerate(arrays)))[graph.outputs[0]] * weights)),  # noqa: B023
+            tree,
+            scale=np.full(5, 100.0),
         )
 
 
 def test_a_choice_has_a_gradient_only_where_it_chose_and_a_tie_shares_it():
-    def gradients_of(op, *arrays):
-        plan = plan_of(op, len(arrays))
-        return np.stack(jax.grad(lambda arrays: jnp.sum(run(plan, *arrays)))(list(map(jnp.array, arrays))))
-
-    for op, arrays, expected in [
+    cases = [
         ("relu", [[-1.0, 0.0, 2.0, NAN]], [[0.0, 0.0, 1.0, 0.0]]),
         ("relu", [[INFINITY, -INFINITY, 1e-300, -0.0]], [[1.0, 0.0, 1.0, 0.0]]),
         ("max", [[1.0, 3.0, NAN, 2.0], [2.0, 1.0, 1.0, NAN]], [[0.0, 1.0, 0.0, 1.0], [1.0, 0.0, 1.0, 0.0]]),
@@ -162,11 +157,14 @@ def test_a_choice_has_a_gradient_only_where_it_chose_and_a_tie_shares_it():
         ("reduce_max", [[NAN, 3.0, 1.0, NAN]], [[0.0, 1.0, 0.0, 0.0]]),
         ("reduce_min", [[NAN, 3.0, 1.0, NAN]], [[0.0, 0.0, 1.0, 0.0]]),
         ("abs", [[-2.0, 3.0, -INFINITY, 1.0]], [[-1.0, 1.0, -1.0, 1.0]]),
-    ]:
-        np.testing.assert_array_equal(gradients_of(op, *arrays), expected)
-    for op in ["max", "min"]:
-        both, whole = gradients_of(op, np.ones(4), np.ones(4)), gradients_of(f"reduce_{op}", np.ones(4))
-        np.testing.assert_array_equal(both.sum(0), np.ones(4))
-        assert ((both >= 0) & (both <= 1)).all()
-        assert (whole >= 0).all()
-        np.testing.assert_allclose(whole.sum(), 1.0, rtol=FLOAT64_RTOL)
+    ]
+    ties = [(op, [np.ones(4)] * count) for op, count in (("max", 2), ("reduce_max", 1), ("min", 2), ("reduce_min", 1))]
+    ops = [case[:2] for case in cases] + ties
+    listed = [list(map(jnp.array, arrays)) for _, arrays in ops]
+    found = jax.grad(lambda listed: sum(jnp.sum(result) for result in results_of(ops, listed=listed)))(listed)
+    for (*_, expected), slopes in zip(cases, found, strict=False):
+        np.testing.assert_array_equal(slopes, expected)
+    for slopes in map(np.asarray, found[len(cases) :]):
+        assert (slopes >= 0).all()
+        total = slopes.sum(0) if len(slopes) == 2 else slopes.sum()
+        np.testing.assert_allclose(total, np.ones_like(total), rtol=FLOAT64_RTOL)

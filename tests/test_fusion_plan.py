@@ -1,5 +1,6 @@
 """Plans: what every one of them keeps to, that the cheapest is found, and by which costs it is chosen."""
 
+import itertools
 import random
 import types
 
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 import rlxjax as rx
 
 any_coefficients = st.sampled_from(list(COEFFICIENTS.values()))
-any_plan = st.sampled_from(["cost", "cost", "unfused"])
 
 
 def close(value):
@@ -22,52 +22,6 @@ def close(value):
 
 def kernels_of(plan):
     return [kernel.nodes for kernel in plan.kernels]
-
-
-@settings(max_examples=150)
-@given(graphs(), any_plan, any_coefficients)
-def test_every_node_runs_once_and_kernels_say_what_they_read_write_and_save(graph, name, coefficients):
-    plan = rx.plan_fusion(graph, name, coefficients)
-    assert sorted(id_ for kernel in plan.kernels for id_ in kernel.nodes) == model.running(graph)
-    assert [kernel.id for kernel in plan.kernels] == list(range(len(plan.kernels)))
-    known = {node.id for node in graph.nodes} - set(model.running(graph))
-    for kernel in plan.kernels:
-        assert list(kernel.nodes) == sorted(kernel.nodes)
-        assert known.issuperset(kernel.external_inputs), "a kernel runs before what it reads"
-        known.update(kernel.external_outputs)
-        assert list(kernel.external_inputs) == model.reads(graph, kernel.nodes)
-        assert list(kernel.external_outputs) == model.writes(graph, kernel.nodes)
-        inner = set(kernel.nodes) - set(kernel.external_outputs)
-        assert kernel.memory_saved == sum(graph.nodes[id_].bytes for id_ in inner)
-        assert kernel.buffers_eliminated == len(inner)
-        assert model.is_legal(graph, kernel.nodes), "shapes that no reduction joins"
-    assert plan.memory_saved == sum(kernel.memory_saved for kernel in plan.kernels)
-    assert plan.original_kernel_count == len(model.running(graph))
-    assert plan.fused_kernel_count == len(plan.kernels)
-    assert plan.kernel_reduction == 1 - len(plan.kernels) / plan.original_kernel_count
-
-
-@settings(max_examples=100)
-@given(graphs(), any_coefficients)
-def test_profiles_and_costs_are_those_of_the_kernels_and_the_cost_plan_is_the_cheapest(graph, coefficients):
-    alone = [[id_] for id_ in model.running(graph)]
-    syncs = sum(graph.nodes[id_].op in ("custom", "log_mel") for (id_,) in alone)
-    on_host = rx.profile_graph_io(graph).host_output_bytes
-    plans = {name: rx.plan_fusion(graph, name, coefficients) for name in ("cost", "greedy", "unfused")}
-    for plan in plans.values():
-        for profile, kernels in ((plan.before, alone), (plan.after, kernels_of(plan))):
-            launches = sum(model.launches(graph, ids) for ids in kernels)
-            assert profile == rx.GraphIoProfile(
-                launches, syncs, on_host, sum(model.traffic(graph, ids) for ids in kernels)
-            )
-        assert plan.cost_ns == close(float(rx.io_cost_ns(plan.after, plan.coefficients)))
-        assert plan.unfused_cost_ns == close(plans["unfused"].cost_ns)
-        benefit = rx.fusion_benefit(plan.before, plan.after)
-        assert benefit.sync_points_saved == benefit.host_readback_bytes_saved == 0
-        assert min(benefit.launches_saved, benefit.device_traffic_bytes_saved) >= 0
-    can_run = model.is_acyclic(graph, kernels_of(plans["greedy"]))
-    for name in ("unfused", *(["greedy"] if can_run else [])):
-        assert plans["cost"].cost_ns <= plans[name].cost_ns * (1 + 1e-12) + 1e-9
 
 
 SAYS = {
@@ -92,10 +46,50 @@ def reason_for(graph, kernels, first, second):
     return "nothing" if model.is_acyclic(graph, [*merged, (*a, *b)]) else "cycle"
 
 
-@settings(max_examples=100)
-@given(graphs(), any_plan, any_coefficients)
-def test_every_edge_is_explained(graph, name, coefficients):
-    plan = rx.plan_fusion(graph, name, coefficients)
+@settings(max_examples=80)
+@given(graphs(), any_coefficients)
+def test_plans_keep_their_laws_and_the_cost_plan_is_the_cheapest(graph, coefficients):
+    alone = [[id_] for id_ in model.running(graph)]
+    syncs = sum(graph.nodes[id_].op in ("custom", "log_mel") for (id_,) in alone)
+    on_host = rx.profile_graph_io(graph).host_output_bytes
+    plans = {name: rx.plan_fusion(graph, name, coefficients) for name in ("cost", "greedy", "unfused")}
+    for name, plan in plans.items():
+        assert [kernel.id for kernel in plan.kernels] == list(range(len(plan.kernels)))
+        assert sorted(id_ for kernel in plan.kernels for id_ in kernel.nodes) == model.running(graph)
+        assert plan.memory_saved == sum(kernel.memory_saved for kernel in plan.kernels)
+        assert (plan.original_kernel_count, plan.fused_kernel_count) == (len(alone), len(plan.kernels))
+        assert plan.kernel_reduction == 1 - len(plan.kernels) / len(alone)
+        for profile, kernels in ((plan.before, alone), (plan.after, kernels_of(plan))):
+            launches, traffic = (sum(count(graph, ids) for ids in kernels) for count in (model.launches, model.traffic))
+            assert profile == rx.GraphIoProfile(launches, syncs, on_host, traffic)
+        assert plan.cost_ns == close(float(rx.io_cost_ns(plan.after, plan.coefficients)))
+        assert plan.unfused_cost_ns == close(plans["unfused"].cost_ns)
+        benefit = rx.fusion_benefit(plan.before, plan.after)
+        assert benefit.sync_points_saved == benefit.host_readback_bytes_saved == 0
+        assert min(benefit.launches_saved, benefit.device_traffic_bytes_saved) >= 0
+        if name != "greedy":
+            assert_kernels_are_what_they_say(graph, plan)
+            assert_edges_are_explained(graph, plan, name)
+    can_run = model.is_acyclic(graph, kernels_of(plans["greedy"]))
+    for name in ("unfused", *(["greedy"] if can_run else [])):
+        assert plans["cost"].cost_ns <= plans[name].cost_ns * (1 + 1e-12) + 1e-9
+
+
+def assert_kernels_are_what_they_say(graph, plan):
+    known = {node.id for node in graph.nodes} - set(model.running(graph))
+    for kernel in plan.kernels:
+        assert list(kernel.nodes) == sorted(kernel.nodes)
+        assert known.issuperset(kernel.external_inputs), "a kernel runs before what it reads"
+        known.update(kernel.external_outputs)
+        assert list(kernel.external_inputs) == model.reads(graph, kernel.nodes)
+        assert list(kernel.external_outputs) == model.writes(graph, kernel.nodes)
+        inner = set(kernel.nodes) - set(kernel.external_outputs)
+        assert kernel.memory_saved == sum(graph.nodes[id_].bytes for id_ in inner)
+        assert kernel.buffers_eliminated == len(inner)
+        assert model.is_legal(graph, kernel.nodes), "shapes that no reduction joins"
+
+
+def assert_edges_are_explained(graph, plan, name):
     ids = model.running(graph)
     pairs = [(x, i) for i in ids for x in dict.fromkeys(graph.nodes[i].inputs) if x in ids]
     assert [(edge.producer, edge.consumer) for edge in plan.edges] == pairs
@@ -103,8 +97,7 @@ def test_every_edge_is_explained(graph, name, coefficients):
         pair = edge.producer, edge.consumer
         assert edge.is_fused == any(set(pair) <= set(kernel.nodes) for kernel in plan.kernels)
         gain = sum(model.cost(graph, [id_], plan.coefficients) for id_ in pair)
-        gain -= model.cost(graph, pair, plan.coefficients)
-        assert edge.gain_ns == close(gain)
+        assert edge.gain_ns == close(gain - model.cost(graph, pair, plan.coefficients))
         reason = reason_for(graph, kernels_of(plan), *pair)
         assert [key for key, says in SAYS.items() if says in edge.reason] == [reason], edge
         if name == "cost" and reason == "nothing":
@@ -127,19 +120,18 @@ def hard_graph(seed, most_nodes=8):
 
 
 def test_the_cost_plan_is_nearly_always_the_best_of_all():
-    for coefficients in COEFFICIENTS.values():
-        near = []
-        for seed in range(60):
-            graph = hard_graph(seed)
-            plan = rx.plan_fusion(graph, "cost", coefficients)
-            spent = sum(model.cost(graph, ids, plan.coefficients) for ids in kernels_of(plan))
-            near.append(spent <= 1.01 * model.best_cost(graph, plan.coefficients))
-        assert sum(near) >= 0.95 * len(near)
+    near = []
+    for seed, coefficients in zip(range(90), itertools.cycle(COEFFICIENTS.values()), strict=False):
+        graph = hard_graph(seed)
+        plan = rx.plan_fusion(graph, "cost", coefficients)
+        spent = sum(model.cost(graph, ids, plan.coefficients) for ids in kernels_of(plan))
+        near.append(spent <= 1.01 * model.best_cost(graph, plan.coefficients))
+    assert sum(near) >= 0.95 * len(near)
 
 
-def test_a_plan_of_ten_thousand_nodes_is_that_of_its_blocks():
+def test_a_plan_of_three_thousand_nodes_is_that_of_its_blocks():
     plans = {}
-    for count in (10, 1_000):
+    for count in (10, 300):
         graph = rx.Graph()
         x = graph.input("x", (16, 16))
         for _ in range(count):  # of ten nodes: two operands, a reduction and its broadcast, a matmul
@@ -154,7 +146,7 @@ def test_a_plan_of_ten_thousand_nodes_is_that_of_its_blocks():
         # A block is one kernel and a matmul; the relu after the last matmul is a kernel of its own.
         assert plans[count].original_kernel_count == 10 * count
         assert plans[count].after.kernel_launches == 2 * count + 1
-    per_block = (plans[1_000].after.device_traffic_bytes - plans[10].after.device_traffic_bytes) / 990
+    per_block = (plans[300].after.device_traffic_bytes - plans[10].after.device_traffic_bytes) / 290
     # The kernel reads a product, and writes its relu and the other operand of the next product.
     assert per_block == (3 + 3) * 1024
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,6 @@ from rlxjax.graph import OPS, Node, Shape
 
 #: JAX's names of the kinds of numbers, whose bits follow.
 _KINDS = {"f": "float", "bf": "bfloat", "i": "int", "u": "uint", "c": "complex", "bool": "bool"}
-
-#: Constants of the tanh form of gelu.
-_GELU_SCALE, _GELU_CUBIC = 0.7978845608, 0.044715
 
 #: Arrays, or what NumPy makes one of; whatever a run does not need is ignored.
 Arrays = Mapping[int, Any]
@@ -47,17 +44,37 @@ class FusedKernel:
     graph_nodes: tuple[Node, ...] = dataclasses.field(default=(), repr=False, compare=False)
 
     @functools.cached_property
-    def function(self) -> Callable[..., list[Array]]:
-        """The jitted function: arrays of `argument_nodes` in, the external outputs out."""
-        members = [self.graph_nodes[id_] for id_ in self.nodes]
-        check_operand_counts(members)
-        return kernel_function(members, self.argument_nodes, self.external_outputs)
-
-    @functools.cached_property
     def argument_nodes(self) -> list[Node]:
         """The nodes whose arrays the kernel takes: its external inputs, then its nodes without operands."""
         fed = [id_ for id_ in self.nodes if not self.graph_nodes[id_].inputs]
         return [self.graph_nodes[id_] for id_ in (*dict.fromkeys(self.external_inputs), *fed)]
+
+    @functools.cached_property
+    def function(self) -> Callable[..., list[Array]]:
+        """The jitted function: arrays of `argument_nodes` in, the external outputs out."""
+        members = [self.graph_nodes[id_] for id_ in self.nodes]
+        check_operand_counts(members)
+        # Operands are numbers, of an earlier step, or of an argument where negative: equal kernels are compiled once.
+        arguments = {node.id: -1 - number for number, node in enumerate(self.argument_nodes)}
+        places = arguments | {node.id: number for number, node in enumerate(members)}
+        steps = []
+        for number, node in enumerate(members):
+            if node.op not in OP_FUNCTIONS:
+                raise StepError(number, f"no kernel computes this op; those that run are {', '.join(OP_FUNCTIONS)}")
+            names = [name for name in _ATTRIBUTES.get(node.op, ()) if name in node.attributes]
+            try:
+                attributes = tuple((name, _index(node.attributes[name])) for name in names)
+            except (TypeError, ValueError) as error:
+                raise StepError(number, f"its attributes {', '.join(names)}: {error}") from None
+            if node.op in ("broadcast", "reshape"):
+                attributes = (("shape", node.shape),)
+            operands = tuple([places[i] for i in node.inputs] or [arguments[node.id]])
+            steps.append((node.op, operands, node.shape, node.dtype, attributes))
+        return _compiled(tuple(steps), tuple(places[id_] for id_ in self.external_outputs))
+
+
+class StepError(ValueError):
+    """What cannot be computed: the number of a step in its kernel, and why."""
 
 
 def check_operand_counts(nodes: Sequence[Node]) -> None:
@@ -89,18 +106,13 @@ def execute_kernel(kernel: FusedKernel, inputs: Arrays) -> dict[int, Array]:
         >>> {id_: array.tolist() for id_, array in rx.fusion.execute_kernel(kernel, {0: [1.0, -2.0]}).items()}
         {1: [-1.0, -2.0]}
     """
-    return run_kernel(kernel, inputs, inputs)
-
-
-def run_kernel(kernel: FusedKernel, values: Arrays, own: Arrays) -> dict[int, Array]:
-    """Run a kernel on the values that it reads, and the arrays of its nodes without operands."""
     try:
-        function, inside = kernel.function, set(kernel.nodes)
-        arguments = [given_array(node, own if node.id in inside else values) for node in kernel.argument_nodes]
-        outputs = function(*arguments)
+        function = kernel.function
+        outputs = function(*[given_array(node, inputs) for node in kernel.argument_nodes])
     except StepError as error:
-        node = kernel.graph_nodes[kernel.nodes[error.step]]
-        raise ValueError(f"node {node.id} ({node.op}): {error}") from None
+        number, reason = error.args
+        node = kernel.graph_nodes[kernel.nodes[number]]
+        raise ValueError(f"node {node.id} ({node.op}): {reason}") from None
     return dict(zip(kernel.external_outputs, outputs, strict=True))
 
 
@@ -112,40 +124,38 @@ def given_array(node: Node, arrays: Arrays) -> "np.ndarray | Array":
         raise ValueError(f"node {node.id} ({node.op}{name}): no array was given for it")
     array = arrays[node.id]
     array = array if hasattr(array, "shape") else np.asarray(array)
-    if not agrees(array.shape, node.shape):
+    if not _agrees(array.shape, node.shape):
         raise ValueError(f"{where}: expected an array of shape {node.shape}, got {array.shape}")
     try:
-        dtype = jax_dtype(node.dtype)
+        dtype = _jax_dtype(node.dtype)
         return array if array.dtype == dtype else jnp.asarray(array).astype(dtype)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from None
 
 
-# --- One jitted function --------------------------------------------------------------------------
+@functools.lru_cache(maxsize=2048)  # of 0.2 to 0.5 MB a kernel: 1 GB
+def _compiled(steps: tuple[Any, ...], outputs: tuple[int, ...]) -> Callable[..., list[Array]]:
+    @jax.jit
+    def kernel(*arguments: Array) -> list[Array]:
+        values: list[Array] = []
+        for number, (op, places, shape, dtype, attributes) in enumerate(steps):
+            operands = [values[i] if i >= 0 else arguments[-1 - i] for i in places]
+            shapes = [operand.shape for operand in operands]
+            try:
+                if op in _BINARY and len(set(shapes)) > 1:
+                    raise ValueError(f"operands of one shape are needed, got {', '.join(map(str, shapes))}")
+                value = OP_FUNCTIONS[op](*operands, **dict(attributes))
+                if not _agrees(value.shape, shape):
+                    raise ValueError(f"its shape is {shape} in the graph, but its operands give {value.shape}")
+                values.append(_rounded(value, _jax_dtype(dtype)))
+            except (TypeError, ValueError) as error:
+                raise StepError(number, str(error)) from None
+        return [values[i] for i in outputs]
+
+    return kernel
 
 
-class Step(NamedTuple):
-    """One node of a kernel, without its id, so that equal kernels are compiled once.
-
-    An operand is the number of an argument where negative (-1 the first), else of an earlier step.
-    """
-
-    op: str
-    operands: tuple[int, ...]
-    shape: Shape
-    dtype: str
-    attributes: tuple[tuple[str, Any], ...]
-
-
-class StepError(ValueError):
-    """A step that cannot be computed: its number, and why."""
-
-    def __init__(self, step: int, reason: str):
-        super().__init__(reason)
-        self.step = step
-
-
-def jax_dtype(name: str) -> Any:
+def _jax_dtype(name: str) -> Any:
     """Return the JAX dtype of a name of the dtype table; one of 64 bits is refused while JAX's 64-bit mode is off."""
     kind = name.rstrip("0123456789")
     dtype = jnp.dtype(_KINDS[kind] + name.removeprefix(kind))
@@ -154,84 +164,28 @@ def jax_dtype(name: str) -> Any:
     return dtype
 
 
-def kernel_function(
-    nodes: Sequence[Node], argument_nodes: Sequence[Node], output_ids: Sequence[int]
-) -> Callable[..., list[Array]]:
-    """Return the jitted function of a kernel: its arguments in, the values of its outputs out."""
-    arguments = {node.id: -1 - number for number, node in enumerate(argument_nodes)}
-    numbers = {node.id: number for number, node in enumerate(nodes)}
-    steps = []
-    for number, node in enumerate(nodes):
-        if node.op not in OP_FUNCTIONS:
-            raise StepError(number, f"no kernel computes this op; those that run are {', '.join(OP_FUNCTIONS)}")
-        operands = tuple([(arguments | numbers)[i] for i in node.inputs] or [arguments[node.id]])
-        given = [name for name in _ATTRIBUTES.get(node.op, ()) if name in node.attributes]
-        try:
-            attributes = tuple((name, _index(node.attributes[name])) for name in given)
-        except (TypeError, ValueError) as error:
-            raise StepError(number, f"its attributes {', '.join(given)}: {error}") from None
-        if node.op in ("broadcast", "reshape"):
-            attributes = (("shape", node.shape),)
-        steps.append(Step(node.op, operands, node.shape, node.dtype, attributes))
-    return _compiled(tuple(steps), tuple(numbers[id_] for id_ in output_ids))
-
-
-@functools.lru_cache(maxsize=2048)  # of 0.2 to 0.5 MB a kernel: 1 GB
-def _compiled(steps: tuple[Step, ...], outputs: tuple[int, ...]) -> Callable[..., list[Array]]:
-    @jax.jit
-    def kernel(*arguments: Array) -> list[Array]:
-        values: list[Array] = []
-        for number, step in enumerate(steps):
-            operands = [values[i] if i >= 0 else arguments[-1 - i] for i in step.operands]
-            try:
-                values.append(_computed(step, operands))
-            except (TypeError, ValueError) as error:
-                raise StepError(number, str(error)) from None
-        return [values[i] for i in outputs]
-
-    return kernel
-
-
-def agrees(shape: Sequence[int], declared: Shape) -> bool:
+def _agrees(shape: Sequence[int], declared: Shape) -> bool:
     """Whether a shape is the declared one, whose unknown dimensions are None."""
     return len(shape) == len(declared) and all(b in (None, a) for a, b in zip(shape, declared, strict=True))
 
 
-def _computed(step: Step, operands: list[Array]) -> Array:
-    if step.op in _BINARY and len({operand.shape for operand in operands}) > 1:
-        raise ValueError(f"operands of one shape are needed, got {', '.join(str(x.shape) for x in operands)}")
-    value = OP_FUNCTIONS[step.op](*operands, **dict(step.attributes))
-    if not agrees(value.shape, step.shape):
-        raise ValueError(f"its shape is {step.shape} in the graph, but its operands give {value.shape}")
-    return _rounded(_cast(value, jax_dtype(step.dtype)))
-
-
-def _cast(value: Array, dtype: jnp.dtype) -> Array:
-    """Return a value as another dtype.
-
-    Where a processor has no conversion from float64 to float16, XLA goes by way of float32, which makes ties
-    of what were none. What is cut off leaves its trace in the last bit there, so that the second rounding is
-    right.
-    """
+def _rounded(value: Array, dtype: Any) -> Array:
+    """Return a value as another dtype, said to be rounded to it."""
     if value.dtype == jnp.float64 and dtype == jnp.float16:
+        # Where a processor has no such conversion, XLA goes by way of float32, which makes ties of what were none.
+        # What is cut off leaves its trace in the last bit there, so that the second rounding is right.
         near = value.astype(jnp.float32)
         error = value - near.astype(jnp.float64)
         is_even = jax.lax.bitcast_convert_type(near, jnp.int32) % 2 == 0
         is_cut = jnp.isfinite(near) & (error != 0)
         towards = jnp.where(error > 0, jnp.inf, -jnp.inf).astype(jnp.float32)
         value = jnp.where(is_cut & is_even, jnp.nextafter(near, towards), near)
-    return value.astype(dtype)
-
-
-def _rounded(value: Array) -> Array:
-    """Return a value, said to be rounded to its dtype.
-
-    Compilers simplify across the ops of a kernel unless a rounding stands between: `log(exp(100))` would
-    be 100 where the ops one by one give infinity, and a narrow intermediate result would be kept wide.
-    """
-    if not jnp.issubdtype(value.dtype, jnp.floating):
+    value = value.astype(dtype)
+    if not jnp.issubdtype(dtype, jnp.floating):
         return value
-    bits = jnp.finfo(value.dtype)
+    # Compilers simplify across the ops of a kernel unless a rounding stands between: log(exp(100)) would be 100 where
+    # the ops one by one give infinity, and a narrow intermediate result would be kept wide.
+    bits = jnp.finfo(dtype)
     return jax.lax.reduce_precision(value, exponent_bits=bits.nexp, mantissa_bits=bits.nmant)
 
 
@@ -247,18 +201,9 @@ def _real(x: Array) -> Array:
     return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.result_type(float))
 
 
-def _gelu(x: Array) -> Array:
-    x = _real(x)
-    return 0.5 * x * (1.0 + jnp.tanh(_GELU_SCALE * (x + _GELU_CUBIC * x * x * x)))
-
-
 def _reduced(reduce: Callable[[Array], Array]) -> Callable[[Array], Array]:
     """Return a reduction over everything to one element; nothing gives 0."""
-
-    def reduced(x: Array) -> Array:
-        return jnp.zeros((1,), x.dtype) if x.size == 0 else reduce(x).reshape(1)
-
-    return reduced
+    return lambda x: jnp.zeros((1,), x.dtype) if x.size == 0 else reduce(x).reshape(1)
 
 
 def _broadcast(x: Array, shape: Shape) -> Array:
@@ -284,7 +229,7 @@ OP_FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "relu": lambda x: jnp.where(x > 0, x, jnp.zeros_like(x)),  # 0 of NaN
     "sigmoid": lambda x: jax.nn.sigmoid(_real(x)),
     "tanh": lambda x: jnp.tanh(_real(x)),
-    "gelu": _gelu,
+    "gelu": lambda x: 0.5 * (y := _real(x)) * (1.0 + jnp.tanh(0.7978845608 * (y + 0.044715 * y * y * y))),
     "sqrt": lambda x: jnp.sqrt(_real(x)),
     "rsqrt": lambda x: jax.lax.rsqrt(_real(x)),
     "exp": lambda x: jnp.exp(_real(x)),

@@ -7,14 +7,14 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from rlxjax._checks import is_traced
 from rlxjax.gate import BackendCoefficients, IoFusionGate, backend_coefficients, jax_device
-from rlxjax.graph import OPS, Graph, Node
+from rlxjax.graph import OPS, Graph
 
 #: Nodes that are no kernels: their values are given.
 GIVEN_OPS = ("input", "param", "constant")
@@ -25,11 +25,7 @@ Partition = list[list[int]]
 
 
 class KernelGraph:
-    """Who reads whom among the nodes that run; every list is by the id of a node, those that are given included.
-
-    A kernel loops over one shape; nodes of one element ride along in any, and a broadcast may follow a
-    reduction of its own kernel whatever its shape.
-    """
+    """Who reads whom among the nodes that run; every list is by the id of a node, those that are given included."""
 
     def __init__(self, graph: Graph):
         self.nodes = nodes = graph.nodes
@@ -39,19 +35,24 @@ class KernelGraph:
         self.producers = [[i for i in ids if nodes[i].op not in GIVEN_OPS] for ids in self.reads]
         #: Number of the shape that each one loops over, `ONE_ELEMENT` or `ALONE`; and the shapes by number.
         numbers: dict[tuple[int | None, ...], int] = {(1,): ONE_ELEMENT}
-        self.loops = [_loop(node, nodes, numbers) for node in nodes]
-        self.loop_shapes = list(numbers)
+        self.loops = [ALONE] * len(nodes)
         #: Ids that read each one's value.
         self.consumers: list[list[int]] = [[] for _ in nodes]
         #: The broadcasts that follow each reduction, and the reduction before each broadcast, of unequal loops.
         self.links: list[list[int]] = [[] for _ in nodes]
         for i in self.members:
+            node, rule = nodes[i], OPS[nodes[i].op]
+            if rule.fusable:
+                looped = nodes[node.inputs[0]] if rule.reduction and node.inputs else node
+                is_one = looped.elements == 1
+                self.loops[i] = ONE_ELEMENT if is_one else numbers.setdefault(looped.shape, len(numbers))
             for producer in self.producers[i]:
                 self.consumers[producer].append(i)
-                follows = nodes[i].op == "broadcast" and OPS[nodes[producer].op].reduction
+                follows = node.op == "broadcast" and OPS[nodes[producer].op].reduction
                 if follows and ONE_ELEMENT not in (self.loops[i], self.loops[producer]):
                     self.links[producer].append(i)
                     self.links[i].append(producer)
+        self.loop_shapes = list(numbers)
         #: Whether the value leaves whatever kernel computes it: an output of the graph, or read by nobody.
         outputs = set(graph.outputs)
         self.is_needed = [node.id in outputs or not self.consumers[node.id] for node in nodes]
@@ -60,6 +61,8 @@ class KernelGraph:
 
     def may_be_one(self, one: Sequence[int], other: Sequence[int]) -> bool:
         """Whether two kernels may be one, but for the order of kernels."""
+        # A kernel loops over one shape; nodes of one element ride along in any, and a broadcast may follow a
+        # reduction of its own kernel whatever its shape.
         first, second = ({self.loops[i] for i in group} - {ONE_ELEMENT} for group in (one, other))
         if ALONE in first | second:
             return False
@@ -83,18 +86,17 @@ class KernelGraph:
             return 0, 0
         return 1, sum(self.sizes[i] for i in (*self.external_reads(group), *self.exports(group)))
 
-    def readers(self, partition: Partition) -> list[set[int]]:
-        """Return the numbers of the other kernels that read from each."""
+    def owners(self, partition: Partition) -> tuple[dict[int, int], list[set[int]]]:
+        """Return the number of each node's kernel, and the numbers of the other kernels that read from each."""
         owner = {i: number for number, group in enumerate(partition) for i in group}
-        return [
-            {owner[j] for i in group for j in self.consumers[i]} - {number} for number, group in enumerate(partition)
-        ]
+        readers = [{owner[j] for i in group for j in self.consumers[i]} for group in partition]
+        return owner, [others - {number} for number, others in enumerate(readers)]
 
     def in_order(self, partition: Iterable[Iterable[int]]) -> Partition:
         """Return the kernels so that each comes after those it reads from; none if they form a cycle."""
         groups = sorted(sorted(group) for group in partition)
         sorter = TopologicalSorter(dict.fromkeys(range(len(groups)), ()))
-        for number, others in enumerate(self.readers(groups)):
+        for number, others in enumerate(self.owners(groups)[1]):
             for other in others:
                 sorter.add(other, number)
         try:
@@ -113,21 +115,6 @@ def kernels_after(readers: Sequence[set[int]], start: int, end: int) -> Iterator
         fresh = readers[number] - seen
         seen |= fresh
         stack.extend(fresh)
-
-
-def _loop(node: Node, nodes: tuple[Node, ...], numbers: dict[tuple[int | None, ...], int]) -> int:
-    rule = OPS[node.op]
-    if node.op in GIVEN_OPS or not rule.fusable:
-        return ALONE
-    looped = nodes[node.inputs[0]] if rule.reduction and node.inputs else node
-    return ONE_ELEMENT if looped.elements == 1 else numbers.setdefault(looped.shape, len(numbers))
-
-
-class HasGate(Protocol):
-    """What holds a measured gate, as a `Calibration` does."""
-
-    @property
-    def gate(self) -> IoFusionGate: ...
 
 
 class LinearCost(NamedTuple):
@@ -150,7 +137,7 @@ class LinearCost(NamedTuple):
         return sum(self.launch_ns * launches + self.byte_ns * moved_bytes for launches, moved_bytes in works)
 
 
-def backend_row(coefficients: str | BackendCoefficients | IoFusionGate | HasGate) -> BackendCoefficients:
+def backend_row(coefficients: Any) -> BackendCoefficients:
     """Return the backend whose costs decide; an unknown name, something else and arrays are refused."""
     if isinstance(coefficients, str):
         if coefficients.strip().lower() in ("arch", "portable"):
@@ -193,12 +180,7 @@ def cheapest_partition(graph: KernelGraph, cost: LinearCost) -> Partition:
 
 
 def greedy_partition(graph: KernelGraph) -> Partition:
-    """Return the reference's chains of elementwise nodes of one shape, in order of creation.
-
-    A chain grows while its last node has exactly one consumer entry (one that reads it twice counts as
-    two), which is elementwise, of the first node's shape and in no chain yet. The kernels need not be in
-    an order that can run.
-    """
+    """Return the reference's chains of elementwise nodes of one shape, which may be in an order that cannot run."""
     visited: set[int] = set()
     partition: Partition = []
     for start in graph.members:
@@ -206,13 +188,11 @@ def greedy_partition(graph: KernelGraph) -> Partition:
             continue
         first, chain = graph.nodes[start], [start]
         while OPS[first.op].elementwise and len(graph.consumers[chain[-1]]) == 1:
-            (following,) = graph.consumers[chain[-1]]
-            node = graph.nodes[following]
-            reads_once = node.inputs.count(chain[-1]) == 1
-            is_like = OPS[node.op].elementwise and node.shape == first.shape
-            if following in visited or not (reads_once and is_like):
+            node = graph.nodes[graph.consumers[chain[-1]][0]]
+            reads_once = node.inputs.count(chain[-1]) == 1  # one that reads it twice counts as two consumers
+            if node.id in visited or not (reads_once and OPS[node.op].elementwise and node.shape == first.shape):
                 break
-            chain.append(following)
+            chain.append(node.id)
         visited.update(chain)
         partition.append(chain)
     return partition
@@ -221,46 +201,42 @@ def greedy_partition(graph: KernelGraph) -> Partition:
 class _Run:
     """A graph being run kernel by kernel: what has run, and what is ready, by the shape it loops over."""
 
-    def __init__(self, graph: KernelGraph):
-        self.graph = graph
+    def __init__(self, graph: KernelGraph, cost: LinearCost):
+        self.graph, self.price = graph, functools.partial(cost.of, graph)
+        self.alone_ns = {i: self.price([[i]]) for i in graph.members}
         self.waiting = [len(others) for others in graph.producers]
         self.ready: dict[int, list[int]] = {}
         self.groups: Partition = []
-        self.done = 0
-        self.saved_ns = 0.0
+        self.done, self.saved_ns = 0, 0.0
         for i in graph.members:
             if not self.waiting[i]:
                 self.ready.setdefault(graph.loops[i], []).append(i)
         self._run_alone()
 
-    def copy(self) -> "_Run":
-        other = copy.copy(self)
-        other.waiting = self.waiting.copy()
-        other.ready = {loop: nodes.copy() for loop, nodes in self.ready.items()}
-        other.groups = self.groups.copy()
-        return other
-
-    def run_kernel(self, loop: int) -> list[int]:
-        """Run one kernel over a shape, with all that is ready and may share it; return its nodes."""
+    def then(self, loop: int) -> "_Run":
+        """Return what follows one kernel over a shape, with all that is ready and may share it."""
+        graph, other = self.graph, copy.copy(self)
+        other.waiting, other.groups = self.waiting.copy(), self.groups.copy()
+        other.ready = ready = {each: nodes.copy() for each, nodes in self.ready.items()}
         loops, group = {loop, ONE_ELEMENT}, []
-        stack = self.ready.pop(loop)
-        stack += self.ready.pop(ONE_ELEMENT, ())
+        stack = ready.pop(loop)
+        stack += ready.pop(ONE_ELEMENT, ())
         while stack:
             i = stack.pop()
             group.append(i)
-            for j in self._run(i):
-                its_loop = self.graph.loops[j]
+            for j in other._run(i):
+                its_loop = graph.loops[j]
                 if its_loop in loops:
                     stack.append(j)
-                elif j in self.graph.links[i]:
+                elif j in graph.links[i]:
                     loops.add(its_loop)
-                    stack.append(j)
-                    stack += self.ready.pop(its_loop, ())
+                    stack += [j, *ready.pop(its_loop, ())]
                 else:
-                    self.ready.setdefault(its_loop, []).append(j)
-        self.groups.append(group)
-        self._run_alone()
-        return group
+                    ready.setdefault(its_loop, []).append(j)
+        other.groups.append(group)
+        other.saved_ns += sum(self.alone_ns[i] for i in group) - self.price([group])
+        other._run_alone()
+        return other
 
     def _run_alone(self) -> None:
         """Run all that shares no kernel and is ready."""
@@ -281,20 +257,16 @@ class _Run:
 def _beam(graph: KernelGraph, cost: LinearCost, width: int) -> list[Partition]:
     """Return partitions of graphs that run kernel by kernel: a beam over which shape comes next."""
     frequency = Counter(graph.loops[i] for i in graph.members)
-    alone_ns = {i: cost.of(graph, [[i]]) for i in graph.members}
-    states, finished = [_Run(graph)], []
+    states, finished = [_Run(graph, cost)], []
     while states:
         following: dict[int, _Run] = {}
         for state in states:
             loops = [loop for loop, nodes in state.ready.items() if nodes]
             if not loops:
                 finished.append(state.groups)
-                continue
             shaped = [loop for loop in loops if loop != ONE_ELEMENT] or loops
             for loop in heapq.nlargest(width, shaped, key=frequency.__getitem__):
-                child = state.copy()
-                group = child.run_kernel(loop)
-                child.saved_ns += sum(alone_ns[i] for i in group) - cost.of(graph, [group])
+                child = state.then(loop)
                 known = following.get(child.done)
                 if known is None or child.saved_ns > known.saved_ns:
                     following[child.done] = child
@@ -305,8 +277,7 @@ def _beam(graph: KernelGraph, cost: LinearCost, width: int) -> list[Partition]:
 def _merged(graph: KernelGraph, partition: Partition) -> Partition:
     """Return kernels of which no two that share an edge, an operand or a shape may be one, in an order that can run."""
     groups = [list(group) for group in partition]
-    owner = {i: number for number, group in enumerate(groups) for i in group}
-    readers = graph.readers(groups)
+    owner, readers = graph.owners(groups)
     visits = 0
 
     def leads_to(start: int, end: int) -> bool:
@@ -335,8 +306,7 @@ def _merged(graph: KernelGraph, partition: Partition) -> Partition:
             a, b = b, a
         owner.update(dict.fromkeys(groups[b], a))
         groups[a], groups[b] = groups[a] + groups[b], []
-        readers[a] |= readers[b]
-        readers[b] = set()
+        readers[a], readers[b] = readers[a] | readers[b], set()
         for others in readers:
             if b in others:
                 others.remove(b)

@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -14,12 +14,11 @@ from rlxjax._values import by_value
 from rlxjax.gate import BackendCoefficients, IoFusionGate, io_cost_ns
 from rlxjax.graph import Graph, GraphIoProfile, profile_graph_io
 
-from ._kernels import Arrays, FusedKernel, check_operand_counts, given_array, run_kernel
+from ._kernels import Arrays, FusedKernel, check_operand_counts, execute_kernel, given_array
 from ._partition import (
     ALONE,
     GIVEN_OPS,
     ONE_ELEMENT,
-    HasGate,
     KernelGraph,
     LinearCost,
     Partition,
@@ -31,6 +30,13 @@ from ._partition import (
 
 #: Bytes that the reference's plan counts for an element, whatever its dtype.
 _GREEDY_ELEMENT_BYTES = 4
+
+
+class HasGate(Protocol):
+    """What holds a measured gate, as a `Calibration` does."""
+
+    @property
+    def gate(self) -> IoFusionGate: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +67,6 @@ class FusionPlan:
         kernels: the kernels.
         memory_saved: bytes of the values that never reach memory.
         original_kernel_count: kernels if every node ran by itself.
-        kernel_reduction: the share of kernels saved, 0 for none.
         kind: how the plan was made: "cost", "greedy" or "unfused".
         graph: what was planned, as it was then.
         coefficients: the backend whose costs the plan was made by.
@@ -70,17 +75,18 @@ class FusionPlan:
     kernels: Sequence[FusedKernel]
     memory_saved: int
     original_kernel_count: int
-    kernel_reduction: float = math.nan
     kind: str = "cost"
     graph: Graph = dataclasses.field(default_factory=Graph, repr=False, compare=False)
     coefficients: BackendCoefficients | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kernels", tuple(self.kernels))
-        if math.isnan(self.kernel_reduction):
-            count = self.original_kernel_count
-            share = 1.0 - len(self.kernels) / count if count else 0.0
-            object.__setattr__(self, "kernel_reduction", share)
+
+    @property
+    def kernel_reduction(self) -> float:
+        """The share of kernels saved, 0 for none."""
+        count = self.original_kernel_count
+        return 1.0 - len(self.kernels) / count if count else 0.0
 
     @property
     def fused_kernel_count(self) -> int:
@@ -121,7 +127,46 @@ class FusionPlan:
     @functools.cached_property
     def edges(self) -> tuple[FusionEdge, ...]:
         """Every pair of nodes of which one reads the other: whether they share a kernel, and why."""
-        return _explained_edges(self._kernel_graph, self._partition, LinearCost.of_row(self._row), self.kind)
+        graph, kernels, cost = self._kernel_graph, self._partition, LinearCost.of_row(self._row)
+        owner, readers = graph.owners(kernels)
+        exported = {i for group in kernels for i in graph.exports(group)}
+
+        def shapes(number: int) -> str:
+            loops = sorted({graph.loops[i] for i in kernels[number]} - {ONE_ELEMENT})
+            return " and ".join(str(graph.loop_shapes[loop]) for loop in loops) or "one element"
+
+        @functools.cache
+        def reason_apart(a: int, b: int) -> str | None:
+            if not graph.may_be_one(kernels[a], kernels[b]):
+                return f"kernel {a} loops over {shapes(a)}, kernel {b} over {shapes(b)}"
+            for between in kernels_after(readers, a, b):
+                if b in readers[between]:
+                    return f"kernels {a} and {b} as one would read from and be read by kernel {between}: a cycle"
+            return None
+
+        def edge(i: int, j: int) -> FusionEdge:
+            a, b = owner[i], owner[j]
+            works = zip(graph.work([i]), graph.work([j]), graph.work([i, j]), strict=True)
+            launches, saved_bytes = (one + other - both for one, other, both in works)
+            gain_ns = cost.launch_ns * launches + cost.byte_ns * saved_bytes
+            alone = [graph.nodes[k] for k in (i, j) if graph.loops[k] == ALONE]
+            if a == b:
+                place = "still leaves the kernel" if i in exported else "stays inside"
+                saves = f"{launches} launch and {saved_bytes} bytes, {gain_ns:.4g} ns"
+                reason = f"together they save {saves}; the value {place}"
+            elif alone:
+                reason = f"node {alone[0].id} ({alone[0].op}) runs alone: its op shares no kernel"
+            elif apart := reason_apart(a, b):
+                reason = apart
+            elif gain_ns <= 0:
+                reason = "together they would save nothing"
+            else:
+                ended = ", but the search ended before it was found"
+                why = ended if self.kind == "cost" else f"; a plan of kind {self.kind!r} leaves them apart"
+                reason = f"together they would save {gain_ns:.4g} ns{why}"
+            return FusionEdge(i, j, a == b, gain_ns, reason)
+
+        return tuple(edge(i, j) for j in graph.members for i in graph.producers[j])
 
     @functools.cached_property
     def _kernel_graph(self) -> KernelGraph:
@@ -136,11 +181,9 @@ class FusionPlan:
         return backend_row("arch") if self.coefficients is None else self.coefficients
 
     def _profile(self, partition: Partition) -> GraphIoProfile:
-        works = [self._kernel_graph.work(group) for group in partition]
+        launches, moved_bytes = map(sum, zip((0, 0), *map(self._kernel_graph.work, partition), strict=True))
         return dataclasses.replace(
-            profile_graph_io(self.graph),
-            kernel_launches=sum(launches for launches, _ in works),
-            device_traffic_bytes=saturate(sum(moved_bytes for _, moved_bytes in works)),
+            profile_graph_io(self.graph), kernel_launches=launches, device_traffic_bytes=saturate(moved_bytes)
         )
 
 
@@ -190,67 +233,25 @@ def plan_fusion(
         partition = [[i] for i in kernel_graph.members]
     else:
         raise ValueError(f"plan: expected one of cost, greedy, unfused, got {plan!r}")
-    kernels = [_kernel(kernel_graph, number, group, plan == "greedy") for number, group in enumerate(partition)]
+    kernels = []
+    for number, group in enumerate(partition):
+        inside = set(group)
+        if plan == "greedy":  # what the reference says of a chain
+            inputs, outputs = (
+                [id_ for i in group for id_ in kernel_graph.nodes[i].inputs if id_ not in inside],
+                group[-1:],
+            )
+            saved = (len(group) - 1) * kernel_graph.nodes[group[0]].elements * _GREEDY_ELEMENT_BYTES
+            eliminated = max(0, len(group) - len(inputs) - 1)
+        else:
+            inputs, outputs = kernel_graph.external_reads(group), kernel_graph.exports(group)
+            inner = inside.difference(outputs)
+            saved, eliminated = sum(kernel_graph.sizes[i] for i in inner), len(inner)
+        kernels.append(
+            FusedKernel(number, tuple(group), tuple(inputs), tuple(outputs), saved, eliminated, kernel_graph.nodes)
+        )
     saved = sum(kernel.memory_saved for kernel in kernels)
     return FusionPlan(kernels, saved, len(kernel_graph.members), kind=plan, graph=graph, coefficients=row)
-
-
-def _kernel(graph: KernelGraph, number: int, group: Sequence[int], is_chain: bool) -> FusedKernel:
-    """Return a kernel, or one of the reference's chains with what the reference says of it."""
-    inside = set(group)
-    if is_chain:
-        inputs = [id_ for i in group for id_ in graph.nodes[i].inputs if id_ not in inside]
-        outputs = [group[-1]]
-        saved = (len(group) - 1) * graph.nodes[group[0]].elements * _GREEDY_ELEMENT_BYTES
-        eliminated = max(0, len(group) - len(inputs) - 1)
-    else:
-        inputs, outputs = graph.external_reads(group), graph.exports(group)
-        saved, eliminated = sum(graph.sizes[i] for i in inside.difference(outputs)), len(inside) - len(outputs)
-    return FusedKernel(number, tuple(group), tuple(inputs), tuple(outputs), saved, eliminated, graph.nodes)
-
-
-def _explained_edges(graph: KernelGraph, kernels: Partition, cost: LinearCost, kind: str) -> tuple[FusionEdge, ...]:
-    """Return every edge between nodes that run, in order of the consumers, of a plan of some kind."""
-    owner = {i: number for number, group in enumerate(kernels) for i in group}
-    readers = graph.readers(kernels)
-    exported = {i for group in kernels for i in graph.exports(group)}
-
-    @functools.cache
-    def reason_apart(a: int, b: int) -> str | None:
-        if not graph.may_be_one(kernels[a], kernels[b]):
-            return f"kernel {a} loops over {shapes(a)}, kernel {b} over {shapes(b)}"
-        for between in kernels_after(readers, a, b):
-            if b in readers[between]:
-                return f"kernels {a} and {b} as one would read from and be read by kernel {between}: a cycle"
-        return None
-
-    def shapes(number: int) -> str:
-        loops = sorted({graph.loops[i] for i in kernels[number]} - {ONE_ELEMENT})
-        return " and ".join(str(graph.loop_shapes[loop]) for loop in loops) or "one element"
-
-    def edge(i: int, j: int) -> FusionEdge:
-        a, b = owner[i], owner[j]
-        works = zip(graph.work([i]), graph.work([j]), graph.work([i, j]), strict=True)
-        launches, saved_bytes = (one + other - both for one, other, both in works)
-        gain_ns = cost.launch_ns * launches + cost.byte_ns * saved_bytes
-        alone = [graph.nodes[k] for k in (i, j) if graph.loops[k] == ALONE]
-        if a == b:
-            place = "still leaves the kernel" if i in exported else "stays inside"
-            saves = f"{launches} launch and {saved_bytes} bytes, {gain_ns:.4g} ns"
-            reason = f"together they save {saves}; the value {place}"
-        elif alone:
-            reason = f"node {alone[0].id} ({alone[0].op}) runs alone: its op shares no kernel"
-        elif apart := reason_apart(a, b):
-            reason = apart
-        elif gain_ns <= 0:
-            reason = "together they would save nothing"
-        else:
-            ended = ", but the search ended before it was found"
-            why = ended if kind == "cost" else f"; a plan of kind {kind!r} leaves them apart"
-            reason = f"together they would save {gain_ns:.4g} ns{why}"
-        return FusionEdge(i, j, a == b, gain_ns, reason)
-
-    return tuple(edge(i, j) for j in graph.members for i in graph.producers[j])
 
 
 def execute_plan(plan: FusionPlan, inputs: Arrays) -> dict[int, Array]:
@@ -290,19 +291,16 @@ def execute_plan(plan: FusionPlan, inputs: Arrays) -> dict[int, Array]:
     check_operand_counts(nodes)
     arrays = {as_index(id_, "inputs: node id"): array for id_, array in inputs.items()}
     given = {node.id for node in nodes if node.op in GIVEN_OPS}
-    values = {id_: array for id_, array in arrays.items() if id_ in given}
     results: dict[int, Array] = {}
     for kernel in plan.kernels:
         for id_ in kernel.external_inputs:
-            if id_ not in values and id_ not in given:
+            if id_ not in results and id_ not in given:
                 raise ValueError(
                     f"kernel {kernel.id} needs the value of node {id_} ({nodes[id_].op}), which no kernel "
                     "before it gives: this plan cannot run (the default plan can)"
                 )
-        computed = run_kernel(kernel, values, arrays)
-        values.update(computed)
+        computed = execute_kernel(kernel, arrays)
+        arrays.update(computed)
         results.update(computed)
-    for id_ in plan.graph.outputs:
-        if id_ in given:
-            results[id_] = jnp.asarray(given_array(nodes[id_], values))
-    return results
+    of_given = {id_: given_array(nodes[id_], arrays) for id_ in plan.graph.outputs if id_ in given}
+    return results | {id_: jnp.asarray(array) for id_, array in of_given.items()}

@@ -70,27 +70,23 @@ def rewrite_graph(graph: Graph, target: str, rewrites: Sequence[str] | None = No
 def _peaks_only_outputs(graph: Graph, target: FusionTarget) -> Graph:
     if target is FusionTarget.CPU:
         return graph
-    nodes, outputs = graph.nodes, list(graph.outputs)
+    outputs = list(graph.outputs)
     for spectrum in dict.fromkeys(graph.outputs):
-        readers = [node.id for node in nodes if node.op == "welch_peaks" and spectrum in node.inputs]
-        if nodes[spectrum].op != "fft" or not readers:
+        readers = [node.id for node in graph.nodes if node.op == "welch_peaks" and spectrum in node.inputs]
+        if graph.nodes[spectrum].op != "fft" or not readers:
             continue
         if any(reader in outputs for reader in readers):
             outputs = [id_ for id_ in outputs if id_ != spectrum]
             continue
         replaced = [readers[0] if id_ == spectrum else id_ for id_ in outputs]
-        before = profile_graph_io(graph, output_ids=outputs)
-        after = profile_graph_io(graph, output_ids=replaced)
+        before, after = (profile_graph_io(graph, output_ids=ids) for ids in (outputs, replaced))
         if io_fusion_gate_for_target(target).should_fuse(fusion_benefit(before, after)):
             outputs = replaced
-    if tuple(outputs) == graph.outputs:
-        return graph
-    return Graph.from_nodes(nodes, outputs, graph.name)
+    return graph if tuple(outputs) == graph.outputs else Graph.from_nodes(graph.nodes, outputs, graph.name)
 
 
-def _without_dead_nodes(graph: Graph, target: FusionTarget) -> Graph:
+def _without_dead_nodes(graph: Graph, _: FusionTarget) -> Graph:
     """Keep what reaches an output, and the inputs; a graph without outputs stays as it is."""
-    del target
     if not graph.outputs:
         return graph
     live = set(graph.outputs)

@@ -67,12 +67,8 @@ def plan_stages(
         raise ValueError(f"time_ns: expected a number for each first and last stage, got shape {times.shape}")
     peaks = np.broadcast_to(np.asarray(peak_bytes, np.float64), times.shape)
     upper = np.triu_indices(len(times))
-    for name, value in (
-        ("time_ns", times[upper]),
-        ("peak_bytes", peaks[upper]),
-        ("peak_price_ns_per_byte", peak_price_ns_per_byte),
-        ("count", count),
-    ):
+    numbers = {"time_ns": times[upper], "peak_bytes": peaks[upper], "count": count}
+    for name, value in (numbers | {"peak_price_ns_per_byte": peak_price_ns_per_byte}).items():
         check_at_least(value, name, what="number", most=np.inf)
     is_group = np.triu(np.isfinite(times))
     # The best plan is the fastest of those that hold no more than it does.
