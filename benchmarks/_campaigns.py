@@ -15,11 +15,10 @@ import numpy as np
 from calibrate.judge import timings_of
 from calibrate.machine import micro_times_ns
 from calibrate.measure import made_ready, measure_rounds
-from calibrate.samples import SampleLog, SampleWriter, Visits, header_of, noise_floor, quantile_ns, read_samples
+from calibrate.samples import SampleLog, Visits, noise_floor, quantile_ns, read_samples
 from calibrate.suites.welch import WelchSuite
 from calibrate.terminal import Deadline
 from rlxjax import Timings
-from rlxjax.calibration import current_fingerprint
 from rlxjax.fit import Cell, Facts, LatencyEstimate, LatencyPosterior, LatencyPrior, cell_runs, estimate
 from rlxjax.models import WELCH
 
@@ -75,13 +74,11 @@ def estimates(posterior: LatencyPosterior, cells: Sequence[Cell]) -> LatencyEsti
 @contextlib.contextmanager
 def sampled(cells: Sequence[Cell], path: Path) -> Iterator[Callable[[float], None]]:
     """Write samples of cells to a file; what is yielded takes them for so many seconds."""
-    log, rng = SampleLog(header_of(suite(), "welch", current_fingerprint())), np.random.default_rng()
+    log, rng = SampleLog.new(suite(), "welch"), np.random.default_rng()
     programs = made_ready(suite(), cells, Deadline(np.inf)).programs
-    with SampleWriter(path, log, append=False) as writer:
-        writer.cells([cell for cell in cells if cell.name in programs])
-        yield lambda seconds: measure_rounds(
-            writer, programs, Deadline(time.perf_counter() + seconds), rng, lambda: None
-        )
+    with log.kept_in(path, append=False):
+        log.keep_cells([cell for cell in cells if cell.name in programs])
+        yield lambda seconds: measure_rounds(log, programs, Deadline(time.perf_counter() + seconds), rng, lambda: None)
 
 
 @contextlib.contextmanager

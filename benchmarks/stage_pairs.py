@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax, nn
 
 from benchmarks._common import options, table, visits, write
-from calibrate.named import shape_of
+from calibrate.suites import shape_of
 from rlxjax.clock import QUARTILE
 
 #: Integer arguments lie below this, so that they index whatever has as many rows.

@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlxjax import Calibration
 from rlxjax.calibration import (
-    CalibrationFile,
     MachineSection,
     ModelSection,
     Samples,
@@ -26,7 +24,7 @@ from rlxjax.calibration import (
     write_sections,
 )
 from rlxjax.clock import PROTOCOL
-from rlxjax.fit import Cell, LatencyModel, LatencyPrior, Suite, cell_runs
+from rlxjax.fit import Cell, LatencyPrior, Suite, cell_runs
 from rlxjax.models import BUILT_IN
 
 from .command_line import refuse_input
@@ -34,17 +32,9 @@ from .interrupts import last_act
 from .judge import OUTLIER_FACTOR, Verdict, enough_known, fitted, said_of_pace, verdict_on, what_pays
 from .machine import measured_gate, micro_times_ns, pace_of, time_micro
 from .measure import Ready, by_work, made_ready, measure_rounds, measuring_order, memory_limit_bytes
-from .named import users_code
 from .outcome import Outcome, shortened
-from .samples import (
-    SampleLog,
-    SampleWriter,
-    calibration_of,
-    check_resumable,
-    header_of,
-    read_samples,
-    samples_path,
-)
+from .samples import SampleLog, calibration_of, resumed, samples_path
+from .suites import users_code
 from .terminal import Deadline, Progress
 
 #: Seconds, and share of the budget, kept back for two fits (one compilation), judging and writing.
@@ -72,71 +62,89 @@ def run(
     seed: int | None = None,
 ) -> Outcome:
     """Time a suite and put the section of its model into the calibration file."""
-    kept_at, model = samples_path(path, suite.model.name), suite.model.name
+    model = suite.model.name
+    kept_at = samples_path(path, model)
     file_to_write(path)
     file_to_write(kept_at)
-    here = current_fingerprint()
-    known, notes = prior_of(suite, here.platform, prior)
-    rng = np.random.default_rng(seed)
+    known, notes = prior_of(suite, current_fingerprint().platform, prior)
     with users_code(f"{model}: the facts of its suite cannot be kept"):
-        header = header_of(suite, name, here)
+        log = SampleLog.new(suite, name)
     deadline = Deadline(started_s + budget_s - max(FIT_RESERVE_S, FIT_RESERVE_SHARE * budget_s))
-    skipped: dict[str, list[str]] = {}
+    rng = np.random.default_rng(seed)
     with progress.phase(f"{model}: choosing"):
         wanted, left_out = checked_cells(suite)
-        notes += left_out
         limit_bytes = memory_limit_bytes()
-        skipped["would not fit in memory"] = [cell.name for cell in wanted if cell.n_bytes > limit_bytes]
         cells = [cell for cell in wanted if cell.n_bytes <= limit_bytes]
+    skipped = {"would not fit in memory": [cell.name for cell in wanted if cell.n_bytes > limit_bytes]}
     path.parent.mkdir(parents=True, exist_ok=True)
-    log = SampleLog(header)
     if resume:
-        log = read_samples(kept_at, mend="leave out --resume to start anew", mend_tail=True)
-        check_resumable(log, kept_at, header, wanted)
+        log = resumed(kept_at, log.header, wanted)
     with (
         last_act(lambda: f"samples so far are in {kept_at}: go on with --resume"),
-        SampleWriter(kept_at, log, append=resume) as writer,
+        log.kept_in(kept_at, append=resume) as aside,
     ):
-        if writer.aside:
-            notes.append(f"Earlier samples were kept as {writer.aside}.")
+        if aside:
+            left_out.append(f"Earlier samples were kept as {aside}.")
         with progress.phase(f"{model}: micro-benchmarks"):
-            time_micro(writer)
+            time_micro(log)
         start = suite.start(micro_times_ns(log)) if known is None else known
-        is_fixed = bool(log.complete_rounds())
-        order, share, least = log.cells, 1.0, 0  # all cells are to have as many rounds
-        if not is_fixed:
-            share, least = READY_SHARE, MIN_CELLS
+        order = log.cells
+        if not log.complete_rounds():
             with progress.phase(f"{model}: ordering"), users_code(f"{model}: its model predicts nothing"):
                 order = measuring_order(suite, log.cells or cells, start, log.facts, rng)
-        ready_by = Deadline(time.perf_counter() + share * deadline.left_s())
-        with progress.phase(f"{model}: compiling", total=len(order)) as advance:
-            ready = made_ready(suite, order, ready_by, advance, at_least=least, n_threads=here.cores)
-        refused = dict(ready.refused)
-        if is_fixed and len(ready.programs) < len(order):
-            notes.append("No time was left to measure more: this is the fit of the earlier samples.")
-        else:
-            chosen, too_slow = (order, []) if is_fixed else affordable(order, ready, deadline.left_s())
-            skipped["too slow for the budget"] = too_slow
-            skipped["no time to compile"] = [
-                cell.name for cell in order if cell.name not in {*ready.programs, *ready.refused}
-            ]
-            if not is_fixed:
-                names = {one.name for one in chosen}
-                writer.cells([suite.as_compiled(one, ready.programs[one.name]) for one in cells if one.name in names])
-            enough = enough_known(suite, log, start, deadline)
-            with progress.phase(f"{model}: measuring", deadline) as advance:
-                refused |= measure_rounds(writer, ready.programs, deadline, rng, advance, enough)
-    notes += (of_cells := [f"{cell} is left out: {reason}." for cell, reason in refused.items()])
+        refused, more = timed(suite, log, cells, order, deadline, progress, rng=rng, prior=start)
+    notes += [*left_out, *refused]
     if deadline.interrupted:
         notes.append("Measuring was interrupted: this is the fit of what was measured until then.")
     try:
         with progress.phase(f"{model}: fitting"):
-            found = fit_and_write(suite, log, path, kept_at, command, skipped, notes, force, known)
+            found = fit_and_write(suite, log, path, kept_at, command, known, notes, skipped | more, force)
     except ValueError as too_little:
         if deadline.interrupted:
             raise KeyboardInterrupt(str(too_little)) from None
-        raise ValueError(" ".join([f"{too_little}.", *of_cells[:1]]).removesuffix(".")) from None
+        raise ValueError(" ".join([f"{too_little}.", *refused[:1]]).removesuffix(".")) from None
     return dataclasses.replace(found, is_interrupted=deadline.interrupted)
+
+
+def timed(
+    suite: Suite,
+    log: SampleLog,
+    cells: Sequence[Cell],
+    order: Sequence[Cell],
+    deadline: Deadline,
+    progress: Progress,
+    *,
+    rng: np.random.Generator,
+    prior: LatencyPrior | None = None,
+    ready_share: float = READY_SHARE,
+    at_least: int = MIN_CELLS,
+    least_s: float = 0.0,
+) -> tuple[list[str], dict[str, list[str]]]:
+    """Make cells ready in an order, and measure rounds of those that a budget affords until the deadline.
+
+    All cells are to have as many rounds: once one is complete, its cells stay. With a prior, measuring ends early once
+    enough is known; it lasts so many seconds at least. Return a sentence for each cell whose program fails, and the
+    names of those that there was no time for, by reason.
+    """
+    model, is_fixed = suite.model.name, bool(log.complete_rounds())
+    ready_by = Deadline(time.perf_counter() + (1.0 if is_fixed else ready_share) * deadline.left_s())
+    with progress.phase(f"{model}: compiling", total=len(order)) as advance:
+        least, n_threads = 0 if is_fixed else at_least, log.fingerprint.cores
+        ready = made_ready(suite, order, ready_by, advance, at_least=least, n_threads=n_threads)
+    refused, skipped = dict(ready.refused), {}
+    if is_fixed and len(ready.programs) < len(order):
+        said = ["No time was left to measure more: this is the fit of the earlier samples."]
+        return [f"{name} is left out: {reason}." for name, reason in refused.items()] + said, {}
+    deadline.at_s = max(deadline.at_s, time.perf_counter() + least_s)
+    if not is_fixed:
+        chosen, skipped["too slow for the budget"] = affordable(order, ready, deadline.left_s())
+        skipped["no time to compile"] = [c.name for c in order if c.name not in {*ready.programs, *ready.refused}]
+        names = {cell.name for cell in chosen}
+        log.keep_cells([suite.as_compiled(cell, ready.programs[cell.name]) for cell in cells if cell.name in names])
+    enough = (lambda: False) if prior is None else enough_known(suite, log, prior, deadline)
+    with progress.phase(f"{model}: measuring", deadline) as advance:
+        refused |= measure_rounds(log, ready.programs, deadline, rng, advance, enough)
+    return [f"{name} is left out: {reason}." for name, reason in refused.items()], skipped
 
 
 def refit(
@@ -150,16 +158,13 @@ def refit(
     force: bool = False,
     prior: FilePath | None = None,
 ) -> Outcome:
-    """Fit the samples of a file again, of whatever machine they are, and write the calibration of that machine.
-
-    It is written to `out`, or else to the file of these samples (`calibration_of`); the options are those of `run`.
-    """
+    """Fit the samples of a file again, of whatever machine they are, and write the calibration of that machine."""
     path = calibration_of(kept_at) if out is None else out
     file_to_write(path)
     refuse_input(path, "the calibration", [("the samples", kept_at)])
     known, notes = prior_of(suite, log.fingerprint.platform, prior)
     with progress.phase(f"{suite.model.name}: fitting"):
-        return fit_and_write(suite, log, path, kept_at, command, {}, notes, force, known)
+        return fit_and_write(suite, log, path, kept_at, command, known, notes, {}, force)
 
 
 def fit_and_write(
@@ -168,66 +173,52 @@ def fit_and_write(
     path: FilePath,
     kept_at: FilePath,
     command: str,
-    skipped: dict[str, list[str]],
-    notes: list[str],
-    force: bool,
     known: LatencyPrior | None,
+    notes: list[str],
+    skipped: dict[str, list[str]],
+    force: bool,
 ) -> Outcome:
     """Fit samples, judge the fit, and put its section and that of the machine into the calibration file."""
-    header, model = log.header, suite.model
-    if header.runner != suite.runner:
-        notes.append(
-            f"The samples are of runner {header.runner}, and this is runner {suite.runner}: what is fitted to "
-            "them says what that one takes."
-        )
-    if header.protocol != PROTOCOL:
-        notes.append(
-            f"The samples were timed by protocol {header.protocol}, and this is protocol {PROTOCOL}: a time is the "
-            "mean of a loop of calls, and these hold few calls of each loop, or pauses between them."
-        )
-    micro_ns = micro_times_ns(log)
+    header, model, micro_ns, rounds = log.header, suite.model, micro_times_ns(log), len(log.complete_rounds())
+    of_suite = ["--only" if header.suite in BUILT_IN else "--suite", header.suite]
     try:
         found = fitted(suite, log, suite.start(micro_ns) if known is None else known)
     except ValueError as error:
-        again = shlex.join(["rlxjax", "calibrate", *_of_suite(header.suite), "--out", str(path), "--resume"])
+        again = shlex.join(["rlxjax", "calibrate", *of_suite, "--out", str(path), "--resume"])
         raise ValueError(f"{error}; the samples are in {kept_at}: measure more with `{again}`") from None
     terms, outliers = found.whole.terms, found.outliers()
-    if len(log.complete_rounds()) == 0:
-        notes.append("No round was finished: every cell counts once, and some are missing.")
-    if found.noise_level is None:
-        notes.append("A single round says nothing of the noise.")
-    if found.all_seen:
-        is_any = any(cell.held_out for cell in found.cells)
-        why = "Too few cells were measured to hold any out" if is_any else "No cell that was measured is held out"
-        notes.append(f"{why}: there is no held-out error.")
-    if outliers:
-        notes.append(
-            f"{len(outliers)} of {len(found.cells)} cells are off by more than {OUTLIER_FACTOR:g} times and "
-            f"counted little in the fit: {shortened(outliers)}."
-        )
-    if not found.blind_converged:
-        notes.append("The fit that gives the held-out errors did not converge.")
     is_written = force or terms.converged
-    if not terms.converged:
-        notes.append(terms.message)
-    if not is_written:
-        own = [] if header.suite in BUILT_IN else _of_suite(header.suite)
-        taken = shlex.join(["rlxjax", "refit", str(kept_at), *own, "--out", str(path), "--force"])
-        notes.append(
-            "No calibration was written. Measure more with `rlxjax calibrate --resume` and a larger "
-            f"--budget, or take it as it is with `{taken}`."
-        )
-    judged = verdict_on(found.errors, found.noise_level, suite.most_error)
+    own = [] if header.suite in BUILT_IN else of_suite
+    taken = shlex.join(["rlxjax", "refit", str(kept_at), *own, "--out", str(path), "--force"])
+    is_any = any(cell.held_out for cell in found.cells)
+    nothing_out = "Too few cells were measured to hold any out" if is_any else "No cell that was measured is held out"
+    said = {
+        f"The samples are of runner {header.runner}, and this is runner {suite.runner}: what is fitted to them says "
+        "what that one takes.": header.runner != suite.runner,
+        f"The samples were timed by protocol {header.protocol}, and this is protocol {PROTOCOL}: a time is the mean of "
+        "a loop of calls, and these hold few calls of each loop, or pauses between them.": header.protocol != PROTOCOL,
+        "No round was finished: every cell counts once, and some are missing.": rounds == 0,
+        "A single round says nothing of the noise.": found.noise_level is None,
+        f"{nothing_out}: there is no held-out error.": found.all_seen,
+        f"{len(outliers)} of {len(found.cells)} cells are off by more than {OUTLIER_FACTOR:g} times and counted little "
+        f"in the fit: {shortened(outliers)}.": bool(outliers),
+        "The fit that gives the held-out errors did not converge.": not found.blind_converged,
+        terms.message: not terms.converged,
+        "No calibration was written. Measure more with `rlxjax calibrate --resume` and a larger --budget, or take it "
+        f"as it is with `{taken}`.": not is_written,
+    }
+    notes = [*notes, *(text for text, is_so in said.items() if is_so)]
     samples = Samples(
         suite=header.suite,
         file=kept_at.name,
         sha256=sha256_of(kept_at),
         runner=header.runner,
         timings=sum(map(len, log.rounds)),
-        rounds=len(log.complete_rounds()),
+        rounds=rounds,
         workloads=len(found.cells),
     )
     made = made_now() | {"command": command, "fingerprint": log.fingerprint, "samples": samples}
+    judged = verdict_on(found.errors, found.noise_level, suite.most_error)
     section = section_of(
         found.whole,
         model.prior if known is None else known,
@@ -243,42 +234,33 @@ def fit_and_write(
     if micro_ns:
         pace = pace_of(log, machine_section(path, log.fingerprint))
         of_pace = said_of_pace(pace, log.fingerprint.cores)
-        machine = MachineSection(
-            **made,
-            gate=measured_gate(micro_ns, log.fingerprint.platform),
-            canary_ns=micro_ns,
-            pace=pace,
-            cautions=of_pace.cautions,
-        )
+        gate = measured_gate(micro_ns, log.fingerprint.platform)
+        machine = MachineSection(**made, gate=gate, canary_ns=micro_ns, pace=pace, cautions=of_pace.cautions)
     if is_written:
-        notes += write_sections(path, {model.name: section, **_of_compiled(suite, log, made, notes)}, machine)
-    content = CalibrationFile(models={model.name: section}, machine=machine)
-    calibrated = Calibration.from_file(content, [model]).of(model.name)
-    pays = what_pays(calibrated, _middle(found.cells, suite))
+        compiled, said_of_compiled = _of_compiled(suite, log, made)
+        notes += said_of_compiled + write_sections(path, {model.name: section, **compiled}, machine)
+    pays = what_pays(found.calibrated, _middle(found.cells, suite))
     verdict = Verdict([*judged.said, *pays, *of_pace.said], [*judged.cautions, *of_pace.cautions])
-    return Outcome(path, is_written, kept_at, verdict, calibrated, section, suite, found, skipped, micro_ns, notes)
+    return Outcome(path, is_written, kept_at, verdict, section, suite, found, skipped, micro_ns, notes)
 
 
-def _of_compiled(suite: Suite, log: SampleLog, made: dict[str, Any], notes: list[str]) -> dict[str, ModelSection]:
-    """Return the section of the model of compiled programs, of samples whose cells say what was compiled; else none."""
+def _of_compiled(suite: Suite, log: SampleLog, made: dict[str, Any]) -> tuple[dict[str, ModelSection], list[str]]:
+    """Return the section of the model of compiled programs, if cells say what was compiled, and a sentence on it."""
     other, cells = suite.of_compiled(), [cell for cell in log.cells if cell.compiled]
     if other is None or not cells or not other.model.facts.keys() <= log.facts.keys():
-        return {}
+        return {}, []
     name = other.model.name
     prior = population_prior(other.model, log.fingerprint.platform) or other.model.prior
     try:
         found = fitted(other, dataclasses.replace(log, cells=cells), prior)
+        if not found.whole.terms.converged:
+            raise ValueError(found.whole.terms.message.removesuffix("."))
     except ValueError as error:
-        notes.append(f"{name} is not fitted: {error}.")
-        return {}
-    if not found.whole.terms.converged:
-        notes.append(f"{name} is not fitted: {found.whole.terms.message}")
-        return {}
+        return {}, [f"{name} is not fitted: {error}."]
     judged = verdict_on(found.errors, found.noise_level, other.most_error)
-    notes.append(f"{name}, by what was compiled: {' '.join([*judged.said, *judged.cautions])}")
-    errors, outliers = found.errors, found.outliers()
-    section = section_of(found.whole, prior, errors, found.noise_level, outliers, **made, cautions=judged.cautions)
-    return {name: section}
+    about = made | {"cautions": judged.cautions}
+    section = section_of(found.whole, prior, found.errors, found.noise_level, found.outliers(), **about)
+    return {name: section}, [f"{name}, by what was compiled: {' '.join([*judged.said, *judged.cautions])}"]
 
 
 def checked_cells(suite: Suite) -> tuple[list[Cell], list[str]]:
@@ -302,19 +284,13 @@ def checked_cells(suite: Suite) -> tuple[list[Cell], list[str]]:
     return list(cells.values()), left_out
 
 
-def _of_suite(name: str) -> list[str]:
-    """Return the option that names a suite."""
-    return ["--only" if name in BUILT_IN else "--suite", name]
-
-
 def affordable(order: Sequence[Cell], ready: Ready, left_s: float) -> tuple[list[Cell], list[str]]:
     """Return the cells that `MIN_ROUNDS` rounds of fit in the time left, `MIN_CELLS` at least, and the slower ones."""
     chosen = [cell for cell in order if cell.name in ready.programs]
     seconds = {cell.name: max(VISIT_S, VISIT_CALLS * ready.times_ns[cell.name] / 1e9) for cell in chosen}
-    slow_first = sorted(seconds, key=lambda name: -seconds[name])
-    dropped: list[str] = []
+    dropped = []
     while len(seconds) > MIN_CELLS and MIN_ROUNDS * sum(seconds.values()) > max(left_s, 0.0):
-        dropped.append(slow_first[len(dropped)])
+        dropped.append(max(seconds, key=lambda name: seconds[name]))
         del seconds[dropped[-1]]
     return [cell for cell in chosen if cell.name in seconds], dropped
 
@@ -323,15 +299,9 @@ def prior_of(suite: Suite, platform: str, file: FilePath | None) -> tuple[Latenc
     """Return what other machines say of this one, and notes on it: a prior file, a calibration, else the population."""
     if file is None:
         return population_prior(suite.model, platform), []
-    known, other = prior_from(file, suite.model)
-    if other in (None, platform):
-        return known, []
-    return known, [f"The prior is of another platform: {other!r}, and this is {platform!r}."]
-
-
-def prior_from(file: FilePath, model: LatencyModel) -> tuple[LatencyPrior, str | None]:
-    """Return what a calibration, of a machine or of a population, says of a further machine, and of which platform."""
-    return read_prior(file, model)
+    known, other = read_prior(file, suite.model)
+    said = f"The prior is of another platform: {other!r}, and this is {platform!r}."
+    return known, [] if other in (None, platform) else [said]
 
 
 def _middle(cells: Sequence[Cell], suite: Suite) -> dict[str, float]:

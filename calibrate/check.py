@@ -21,39 +21,36 @@ from rlxjax.calibration import (
 )
 from rlxjax.fit import Cell, LatencyEstimate, Suite, cell_runs, estimate
 
+from .campaign import timed
 from .judge import MOST_OTHERS
 from .machine import MICRO_REPEATS, micro_times_ns, slowness, time_micro, used_by_others
-from .measure import by_work, made_ready, measure_rounds, memory_limit_bytes
-from .samples import SampleLog, SampleWriter, header_of, noise_floor, quantile_ns
+from .measure import by_work, memory_limit_bytes
+from .samples import SampleLog, noise_floor, quantile_ns
 from .suites import suite_of_file
 from .terminal import Deadline, Progress
 
 GOOD, DRIFTED, NOT_THIS_MACHINE = "good", "drifted", "not this machine"
 #: Exit statuses; a file that cannot be used has that of another machine.
 STATUSES = {GOOD: 0, DRIFTED: 1, NOT_THIS_MACHINE: 2}
-MIN_BUDGET_S = 5.0
-
+#: Seconds that a check takes at least, and those kept back for the micro-benchmarks at the end.
+MIN_BUDGET_S, RESERVE_S = 5.0, 2.0
 #: A drift has to be larger than this, in the logarithm, and than so many standard deviations of a mean.
 LEAST_DRIFT, SURE_SDS = 0.09, 2.0
 #: Variance of a median of normal values, of that of their mean.
 MEDIAN_VARIANCE = math.pi / 2.0
 #: Relative noise of a run that was timed in one round only.
 UNKNOWN_NOISE = 0.1
-#: Noise of a few looks at the canaries, in the logarithm: a pace of this size is believed by half, a larger one more.
-PACE_NOISE = 0.07
-#: A pace that differs by less is not worth a word.
-PACE_SAID = 0.05
+#: Noise of a few looks at the canaries, in the logarithm: a pace of this size is believed by half, a larger one more;
+#: and the pace that is worth a word.
+PACE_NOISE, PACE_SAID = 0.07, 0.05
 #: A micro-benchmark, alone, varies by such a factor.
 CANARY_FACTOR = 1.5
-
 #: Cells of a suite that are timed again, and at least; the longest run of one.
 CELLS, LEAST_CELLS, LONGEST_RUN_NS = 24, 8, 2e8
 #: Share of the time left that making ready may take, and seconds left for measuring each suite.
 READY_SHARE, LEAST_MEASURING_S = 0.5, 2.0
 #: Options of the job that are given again where a calibration is made anew.
 KEPT_OPTIONS = ("--budget", "--device", "--model", "--suite", "--only")
-#: Seconds kept back for the micro-benchmarks at the end.
-RESERVE_S = 2.0
 
 
 class Drift(NamedTuple):
@@ -76,12 +73,10 @@ class Drift(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Validation:
-    """What a check found.
+    """What a check found: drifts of models at this pace and of micro-benchmarks, how many times slower all is, others.
 
-    `word` is "good", "drifted" or "not this machine"; `models`: the drift of each, the machine's pace taken out, none
-    where nothing was timed; `slower`: how many times longer the canaries take than then; `others`: processors that
-    other processes kept busy, None where nobody looked; `elsewhere`, `software`: differences that make it another
-    machine, and those that do not; `not_timed`: sentences; `commands`: that made the sections.
+    `others`: processors that other processes kept busy, None where nobody looked; `elsewhere`, `software`: differences
+    that make it another machine, and those that do not; `commands`: that made the sections.
     """
 
     word: str
@@ -112,8 +107,8 @@ class Validation:
         if self.models and not 1.0 - PACE_SAID < 1.0 / self.slower < 1.0 + PACE_SAID:
             pace = f"{100 / self.slower:.0f} % of its pace then (more is faster)"
             said.append(f"The machine runs at {pace}, and times follow it.")
-        if off := {name: drift for name, drift in self.canaries.items() if drift.is_off}:
-            longer = [f"{name} takes {drift.factor:.2f} times as long as then" for name, drift in off.items()]
+        off = {name: drift.factor for name, drift in self.canaries.items() if drift.is_off}
+        if longer := [f"{name} takes {factor:.2f} times as long as then" for name, factor in off.items()]:
             said.append(f"micro-benchmarks: {'; '.join(longer)}.")
         said += self.not_timed
         if self.software:
@@ -159,21 +154,22 @@ def check(
         raise ValueError(f"--budget: expected at least {MIN_BUDGET_S:g} seconds, got {budget_s:g}")
     content, here = read_calibration_file(file), current_fingerprint()
     elsewhere, every = (
-        [
+        dict.fromkeys(
             text
             for section in content.sections().values()
             for text in fingerprint_differences(section.fingerprint, here, of)
-        ]
+        )
         for of in (MACHINE_FIELDS, type(here).model_fields)
     )
-    software = [text for text in dict.fromkeys(every) if text not in elsewhere]
-    of_file: dict[str, Any] = {
-        "software": software,
+    about: dict[str, Any] = {
+        "elsewhere": list(elsewhere),
+        "software": [text for text in every if text not in elsewhere],
         "commands": [section.command for section in content.models.values()],
     }
     if elsewhere:
-        return Validation(NOT_THIS_MACHINE, elsewhere=list(dict.fromkeys(elsewhere)), **of_file)
-    found, not_timed = {}, []
+        return Validation(NOT_THIS_MACHINE, **about)
+    found: dict[str, Suite] = {}
+    not_timed = []
     for name, section in content.models.items():
         try:
             if section.samples is None:
@@ -188,20 +184,43 @@ def check(
             not_timed.append(f"Runs of {', '.join(section.given)} were not timed again.")
     if not found:
         raise ValueError(f"{file}: nothing of it can be timed again: {' '.join(not_timed)}")
-    known = Calibration.from_file(content, [suite.model for suite in found.values()])
-    timed = {name: (suite, known.of(name)) for name, suite in found.items()}
-    deadline = Deadline(started_s + budget_s - RESERVE_S)
-    logs, machine = _time_again(timed, deadline, progress)
-    canary_then_ns = {} if content.machine is None else content.machine.canary_ns
+    calibration = Calibration.from_file(content, [suite.model for suite in found.values()])
+    known = {name: (suite, calibration.of(name)) for name, suite in found.items()}
+    logs, machine = timed_again(known, Deadline(started_s + budget_s - RESERVE_S), progress)
     with progress.phase("judging"):
-        models, now_ns = {}, micro_times_ns(machine)
+        now_ns, then_ns = micro_times_ns(machine), {} if content.machine is None else content.machine.canary_ns
+        models = {}
         for name, log in logs.items():
             cells, visits = log.timed()
-            expected = estimate(timed[name][1].posterior, cell_runs(timed[name][0].model, cells))
-            slower = slowness(now_ns, canary_then_ns) or 1.0
+            expected = estimate(known[name][1].posterior, cell_runs(known[name][0].model, cells))
+            slower = slowness(now_ns, then_ns) or 1.0
             models[name] = drift_of(quantile_ns(visits), expected, noise_floor(visits), slower)
-        found = verdict_of(models, now_ns, canary_then_ns, used_by_others(machine))
-    return dataclasses.replace(found, not_timed=not_timed, **of_file)
+        verdict = verdict_of(models, now_ns, then_ns, used_by_others(machine))
+    return dataclasses.replace(verdict, not_timed=not_timed, **about)
+
+
+def timed_again(
+    known: Mapping[str, tuple[Suite, CalibratedModel]], deadline: Deadline, progress: Progress
+) -> tuple[dict[str, SampleLog], SampleLog]:
+    """Return timings of a few cells of each suite, of one round at least, and of the micro-benchmarks; none is kept."""
+    logs, machine = {}, SampleLog.new(next(iter(known.values()))[0], "machine")
+    # Half of the repeats come last: a slow spell does not hit all of them.
+    with progress.phase("micro-benchmarks"):
+        time_micro(machine, MICRO_REPEATS // 2)
+    for left, (name, (suite, calibrated)) in zip(range(len(known), 0, -1), known.items(), strict=True):
+        cells, log = chosen_cells(suite, calibrated), SampleLog.new(suite, name)
+        ends = Deadline(time.perf_counter() + max(deadline.left_s(), 0.0) / left)
+        limits = {"ready_share": READY_SHARE, "at_least": LEAST_CELLS, "least_s": LEAST_MEASURING_S}
+        refused, _ = timed(suite, log, cells, cells, ends, progress, rng=np.random.default_rng(), **limits)
+        if ends.interrupted:
+            raise KeyboardInterrupt
+        if not log.cells:
+            raise ValueError(f"{name}: no cell could be run: {refused[0]}")
+        machine.canaries += log.canaries
+        logs[name] = log
+    with progress.phase("micro-benchmarks again"):
+        time_micro(machine)
+    return logs, machine
 
 
 def verdict_of(
@@ -210,10 +229,7 @@ def verdict_of(
     canary_then_ns: Mapping[str, float],
     others: float | None = None,
 ) -> Validation:
-    """Return the verdict on drifts: others that keep processors busy are one too, a micro-benchmark alone is none.
-
-    `canary_ns` and `canary_then_ns` are times of micro-benchmarks, those of the calibration the second.
-    """
+    """Return the verdict on drifts: others that keep processors busy are one too, a micro-benchmark alone is none."""
     canaries = {
         name: Drift(canary_ns[name] / then_ns, 1.0 / CANARY_FACTOR, CANARY_FACTOR)
         for name, then_ns in canary_then_ns.items()
@@ -224,17 +240,11 @@ def verdict_of(
     return Validation(DRIFTED if is_off else GOOD, models, canaries, slower, others)
 
 
-def drift_of(
-    measured_ns: np.ndarray,
-    expected: LatencyEstimate,
-    noise: np.ndarray,
-    slower: float = 1.0,
-) -> Drift:
-    """Return how far the times of a few cells are from what a calibration says.
+def drift_of(measured_ns: np.ndarray, expected: LatencyEstimate, noise: np.ndarray, slower: float = 1.0) -> Drift:
+    """Return how far the times of a few cells are from what a calibration says, the machine's pace taken out.
 
-    The machine's pace, by the canaries, is taken out: it is said, and is no drift by itself. The median of
-    `log(measured / predicted)` that is left, weighted by how sure each is, is held against what the calibration's own
-    standard deviations and the noise of the timings make likely, and against a tolerance.
+    The median of `log(measured / predicted)` that is left, weighted by how sure each is, is held against what the
+    calibration's own standard deviations and the noise of the timings make likely, and against a tolerance.
     """
     pace = np.log(slower)
     believed = pace**3 / (pace**2 + PACE_NOISE**2)  # runs follow the canaries as far as that is more than noise
@@ -242,87 +252,36 @@ def drift_of(
     weights = 1.0 / (np.asarray(expected.spread) ** 2 + np.nan_to_num(noise, nan=UNKNOWN_NOISE) ** 2)
     shared = np.sum((weights @ np.asarray(expected.scores) / weights.sum()) ** 2)
     doubt = LEAST_DRIFT + SURE_SDS * np.sqrt(shared + MEDIAN_VARIANCE / weights.sum())
-    bounds = np.exp([weighted_median(log_ratios, weights), -doubt, doubt])
-    return Drift(*bounds.tolist(), cells=len(log_ratios))
-
-
-def weighted_median(values: np.ndarray, weights: np.ndarray) -> float:
-    """Return the value that half of the weight lies below.
-
-    Examples:
-        >>> weighted_median(np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 5.0]))
-        2.0
-    """
-    order = np.argsort(values)
+    order = np.argsort(log_ratios)
     below = np.cumsum(weights[order])
-    return float(values[order][np.searchsorted(below, below[-1] / 2.0)])
+    median = log_ratios[order][np.searchsorted(below, below[-1] / 2.0)]
+    return Drift(*np.exp([median, -doubt, doubt]).tolist(), cells=len(log_ratios))
 
 
 def chosen_cells(suite: Suite, calibrated: CalibratedModel) -> list[Cell]:
     """Return a few cells within the calibrated domain: whole works, spread evenly over the times that they take."""
     limit_bytes = memory_limit_bytes()
-    cells = [cell for cell in suite.cells() if cell.n_bytes <= limit_bytes]
+    works = by_work([cell for cell in suite.cells() if cell.n_bytes <= limit_bytes])
+    inside = [work for work in works.values() if all(calibrated.in_domain(**cell.inputs) for cell in work)]
+    cells = [cell for work in inside for cell in work]
     times_ns = np.asarray(estimate(calibrated.posterior, cell_runs(suite.model, cells)).time_ns) if cells else []
-    predicted_ns = dict(zip([cell.name for cell in cells], times_ns, strict=True))
-    works = {
-        name: max(predicted_ns[cell.name] for cell in work)
-        for name, work in by_work(cells).items()
-        if all(calibrated.in_domain(**cell.inputs) for cell in work)
-    }
-    by_time = sorted((name for name in works if works[name] <= LONGEST_RUN_NS), key=lambda name: works[name])
+    slowest_ns: dict[str, float] = {}
+    for cell, time_ns in zip(cells, times_ns, strict=True):
+        slowest_ns[cell.work] = max(time_ns, slowest_ns.get(cell.work, 0.0))
+    by_time = sorted((name for name, ns in slowest_ns.items() if ns <= LONGEST_RUN_NS), key=slowest_ns.__getitem__)
     if not by_time:
         raise ValueError(f"{suite.model.name}: no cell of the calibration's domain can be timed here")
-    width = max(map(len, by_work(cells).values()))
+    width = max(map(len, works.values()))
     places = np.unique(np.linspace(0, len(by_time) - 1, math.ceil(CELLS / width)).round().astype(int))
     order = np.random.default_rng(0).permutation(places)
-    return [cell for place in order for cell in by_work(cells)[by_time[place]]]
+    return [cell for place in order for cell in works[by_time[place]]]
 
 
 def renewal(file: str | os.PathLike[str], commands: Sequence[str] = ()) -> str:
-    """Return the commands that make a calibration anew, with the options of those that made its sections.
-
-    Examples:
-        >>> renewal("a.json", ["rlxjax calibrate --budget 60 --device cpu --out b.json --resume"])
-        'rlxjax calibrate --budget 60 --device cpu --out a.json'
-    """
+    """Return the commands that make a calibration anew, with the options of those that made its sections."""
     job, anew = ["rlxjax", "calibrate"], []
     for given in map(shlex.split, commands or [""]):
         pairs = zip(given[2:], given[3:], strict=False) if given[:2] == job else ()
         options = [part for pair in pairs if pair[0] in KEPT_OPTIONS for part in pair]
         anew.append(shlex.join([*job, *options, "--out", str(file)]))
     return " && ".join(dict.fromkeys(anew))
-
-
-def _time_again(
-    timed: Mapping[str, tuple[Suite, CalibratedModel]], deadline: Deadline, progress: Progress
-) -> tuple[dict[str, SampleLog], SampleLog]:
-    """Return timings of a few cells of each suite, of one round at least, and of the micro-benchmarks."""
-    here, logs = current_fingerprint(), {}
-    nowhere = FilePath(os.devnull)
-    machine = SampleLog(header_of(next(iter(timed.values()))[0], "machine", here))
-    with SampleWriter(nowhere, machine, append=True) as machine_writer:
-        # Half of the repeats come last: a slow spell does not hit all of them.
-        with progress.phase("micro-benchmarks"):
-            time_micro(machine_writer, MICRO_REPEATS // 2)
-        for left, (name, (suite, calibrated)) in zip(range(len(timed), 0, -1), timed.items(), strict=True):
-            cells, share_s = chosen_cells(suite, calibrated), max(deadline.left_s(), 0.0) / left
-            ends = Deadline(time.perf_counter() + share_s)
-            log = SampleLog(header_of(suite, name, here))
-            with SampleWriter(nowhere, log, append=True) as writer:
-                ready_by = Deadline(time.perf_counter() + READY_SHARE * share_s)
-                with progress.phase(f"{name}: compiling", total=len(cells)) as advance:
-                    ready = made_ready(suite, cells, ready_by, advance, at_least=LEAST_CELLS, n_threads=here.cores)
-                if not ready.programs:
-                    raise ValueError(f"{name}: no cell could be run: {next(iter(ready.refused.values()))}")
-                writer.cells([cell for cell in cells if cell.name in ready.programs])
-                measuring = Deadline(max(ends.at_s, time.perf_counter() + LEAST_MEASURING_S))
-                rng = np.random.default_rng()
-                with progress.phase(f"{name}: measuring", measuring) as advance:
-                    measure_rounds(writer, ready.programs, measuring, rng, advance)
-                if measuring.interrupted:
-                    raise KeyboardInterrupt
-            machine.canaries += log.canaries
-            logs[name] = log
-        with progress.phase("micro-benchmarks again"):
-            time_micro(machine_writer)
-    return logs, machine

@@ -162,10 +162,10 @@ def fleet(
     columns, progress = _columns_by_field(column), Progress(is_quiet=quiet)
     with progress.waiting("starting JAX"):
         set_up_jax("cpu")
+        from rlxjax.calibration import read_prior
         from rlxjax.tables import fleet_of
 
         from . import fleet as job
-        from .campaign import prior_from
         from .suites import latency_model
 
     of = latency_model(model)
@@ -173,7 +173,7 @@ def fleet(
     outcome = job.run(
         fleet_of(source, of, columns, sink),
         sink,
-        known=None if prior is None else prior_from(prior, of)[0],
+        known=None if prior is None else read_prior(prior, of)[0],
         command=command_line("fleet", *source, sink, model=model, column=column, prior=prior),
         progress=progress,
         pool=job.on_ray_pool(address) if engine == "ray" else job.pool_of,

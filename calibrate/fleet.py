@@ -20,12 +20,13 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import current_process, get_context
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rlxjax.calibration import (
     CalibrationFile,
+    current_fingerprint,
     fingerprint_of_device,
     made_now,
     population_section,
@@ -37,7 +38,6 @@ from rlxjax.calibration import (
 from rlxjax.fit import (
     MIN_TIMINGS,
     STARTS,
-    LatencyPosterior,
     LatencyPrior,
     PosteriorFit,
     Timings,
@@ -62,15 +62,13 @@ PRIOR, LEFT_OUT, RENAMED, UNFINISHED = "prior", "left-out", "renamed", "unfinish
 #: Names of devices that are names of files everywhere, and bytes of one at most, an ending and a digest beside it.
 _FILE_NAME, MOST_NAME_BYTES = re.compile(r"\w([\w .+@=,()-]*[\w+@=,()-])?"), 180
 
-
 #: What calls a function with each of some values, here or in other processes, and gives the results in any order.
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 #: What gives one for so many values at most.
 Pool = Callable[[int], contextlib.AbstractContextManager[Map]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """Some devices of a fleet, and all that their calibrations depend on."""
 
     fleet: Fleet
@@ -84,37 +82,36 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class FleetOutcome:
-    """What was done: devices in all, those left out with the reason, where everything is."""
+    """What was done: where everything is, devices in all, and those left out with the reason."""
 
     out: FilePath
     devices: int
     left_out: dict[str, str]
 
-    @property
-    def written(self) -> int:
-        """Calibrations that were written."""
-        return self.devices - len(self.left_out)
-
     def sentences(self) -> list[str]:
         """Return what to say of it."""
+        written = self.devices - len(self.left_out)
         return [
-            f"{self.written:,} of {self.devices:,} devices have a calibration in {self.out}.",
+            f"{written:,} of {self.devices:,} devices have a calibration in {self.out}.",
             f"{PRIOR}.json there is what they say of a further device: `rlxjax calibrate --prior` takes it.",
         ]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the same as JSON has it."""
-        places = {"out": str(self.out), "prior": str(self.out / f"{PRIOR}.json")}
-        return {**places, "devices": self.devices, "written": self.written, "left_out": self.left_out}
+        return {
+            "out": str(self.out),
+            "prior": str(self.out / f"{PRIOR}.json"),
+            "devices": self.devices,
+            "written": self.devices - len(self.left_out),
+            "left_out": self.left_out,
+        }
 
 
 def check_folder(out: FilePath) -> None:
     """Refuse a place for calibrations that is no new or empty folder, nor one that a job left unfinished."""
-    if not out.exists():
-        return
-    if not out.is_dir():
+    if out.exists() and not out.is_dir():
         raise ValueError(f"expected a folder for the calibrations of a fleet, got the file {out}")
-    held = sorted(one.name for one in out.iterdir())
+    held = sorted(one.name for one in out.iterdir()) if out.exists() else []
     if held and f"{UNFINISHED}.json" not in held:
         raise ValueError(f"expected a new or an empty folder, got {out}, which holds {held[0]!r}")
 
@@ -147,31 +144,30 @@ def run(
     return FleetOutcome(out, len(devices), left_out)
 
 
+def _in_groups(devices: Sequence[str]) -> list[tuple[str, ...]]:
+    return [tuple(devices[first : first + GROUP_DEVICES]) for first in range(0, len(devices), GROUP_DEVICES)]
+
+
 def file_names(devices: Iterable[str]) -> dict[str, str]:
     """Return what each device's file is called: as the device, or its name made safe, which ends in a digest.
 
     So do names that differ in case or the form of accents alone, which some systems take for one.
-
-    Examples:
-        >>> file_names(["phone-7", "gpu/0"])
-        {'phone-7': 'phone-7', 'gpu/0': 'gpu%2F0-f0fce4c3'}
     """
+
+    def folded(name: str) -> str:
+        return unicodedata.normalize("NFKC", name).casefold()
+
     devices = list(devices)
-    alike = collections.Counter(map(_folded, [*devices, PRIOR, LEFT_OUT, RENAMED, UNFINISHED]))
-
-    def named(device: str) -> str:
+    alike, found = collections.Counter(map(folded, [*devices, PRIOR, LEFT_OUT, RENAMED, UNFINISHED])), {}
+    for device in devices:
         is_short = len(os.fsencode(device)) <= MOST_NAME_BYTES
-        if is_short and _FILE_NAME.fullmatch(device) and alike[_folded(device)] == 1:
-            return device
-        digest = hashlib.sha256(device.encode(errors="surrogatepass")).hexdigest()[:8]
-        quoted = urllib.parse.quote(device, " +@=,()", errors="replace").strip("-. ")
-        return f"{quoted[:MOST_NAME_BYTES] or 'device'}-{digest}"
-
-    return {device: named(device) for device in devices}
-
-
-def _folded(name: str) -> str:
-    return unicodedata.normalize("NFKC", name).casefold()
+        if is_short and _FILE_NAME.fullmatch(device) and alike[folded(device)] == 1:
+            found[device] = device
+        else:
+            digest = hashlib.sha256(device.encode(errors="surrogatepass")).hexdigest()[:8]
+            quoted = urllib.parse.quote(device, " +@=,()", errors="replace").strip("-. ")
+            found[device] = f"{quoted[:MOST_NAME_BYTES] or 'device'}-{digest}"
+    return found
 
 
 def pooled(
@@ -191,15 +187,11 @@ def pooled(
         reasons |= {device: _refused_fit(fit, most_noise) or "" for device, fit, _ in found}
         first = next(iter(reasons.items()), ("", "there is no device"))
         raise ValueError(f"{fleet.files[0]}: expected devices whose timings fit, got none; of {first[0]!r}: {first[1]}")
-
-    def pool(posteriors: Sequence[LatencyPosterior]) -> LatencyPrior[Any]:
-        return pooled_prior(posteriors, known)
-
     fits, times_ns = [fit for _, fit, _ in kept], [time_ns for *_, time_ns in kept]
+    pool = functools.partial(pooled_prior, prior=known)
     section = population_section(fits, times_ns, pool, fleet.model.facts, command=command)
-    content = CalibrationFile(models={fleet.model.name: section})
     write_text_file(json.dumps({"command": command}) + "\n", out / f"{UNFINISHED}.json")
-    write_json_file(content, out / f"{PRIOR}.json")
+    write_json_file(CalibrationFile(models={fleet.model.name: section}), out / f"{PRIOR}.json")
     return prior_of(fleet.model, section), most_noise
 
 
@@ -215,8 +207,7 @@ def fit_group(group: Group) -> tuple[list[Any], dict[str, str]]:
             left_out[device] = reason
             continue
         made = made_now() | {"command": group.command, "fingerprint": fingerprint_of_device(device)}
-        section = section_of(fit, group.known, **made)
-        content = CalibrationFile(models={group.fleet.model.name: section})
+        content = CalibrationFile(models={group.fleet.model.name: section_of(fit, group.known, **made)})
         try:
             write_json_file(content, files[device], indent=None)
         except (ValueError, OSError) as reason:
@@ -224,16 +215,35 @@ def fit_group(group: Group) -> tuple[list[Any], dict[str, str]]:
     return [], left_out
 
 
-def processors() -> int:
-    """Return how many this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+def fitted(
+    fleet: Fleet, prior: LatencyPrior[Any], devices: Sequence[str], n_starts: int = STARTS
+) -> tuple[list[tuple[str, PosteriorFit, np.ndarray]], dict[str, str]]:
+    """Return devices with their fits and times, and why others have none."""
+    read = fleet.timings(devices, MIN_TIMINGS)
+    good = {device: own for device, own in read.items() if isinstance(own, Timings)}
+    left_out = {device: own for device, own in read.items() if isinstance(own, str)}
+    if not good:
+        return [], left_out
+    timings, weights = stack_timings(list(good.values()))
+    fits = fit_posteriors(timings, prior, weights, n_starts=n_starts)
+    found = zip(good.items(), fits, strict=True)
+    return [(device, fit._replace(runs=own.runs), np.asarray(own.time_ns)) for (device, own), fit in found], left_out
+
+
+def _refused_fit(fit: PosteriorFit, most_noise: float) -> str | None:
+    """Return why a fit makes no calibration."""
+    if not fit.terms.converged:
+        return fit.terms.message.removesuffix(".")
+    if fit.terms.noise_sd > most_noise:
+        off, most = (100 * np.expm1(share) for share in (fit.terms.noise_sd, most_noise))
+        return f"its times are off their predictions by {off:.0f} %, where {most:.0f} % is the most for this fleet"
+    return None
 
 
 @contextlib.contextmanager
 def pool_of(most: int) -> Iterator[Map]:
     """Give a map over processes of this machine, each with JAX set up; over this one where one is enough."""
-    if (workers := min(processors(), most)) < 2:
+    if (workers := min(current_fingerprint().cores, most)) < 2:
         yield map
         return
     # A processor's own threads would wait for those of the other processes.
@@ -264,50 +274,17 @@ def _set_up_process() -> None:
 def on_ray_pool(address: str | None) -> Pool:
     """Return what gives a map over the actors of a Ray cluster."""
 
+    def worker(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        set_up_jax("cpu")
+        return function
+
+    def lost(group: Group | tuple[str, ...], why: str) -> tuple[list[Any], dict[str, str]]:
+        return [], dict.fromkeys(group.devices if isinstance(group, Group) else group, why)
+
     @contextlib.contextmanager
     def pool(most: int) -> Iterator[Map]:
         del most
         with connected(address):
-            yield lambda function, values: on_ray(functools.partial(_worker_of, function), list(values), lost=_lost)
+            yield lambda function, values: on_ray(functools.partial(worker, function), list(values), lost=lost)
 
     return pool
-
-
-def _lost(group: Group | tuple[str, ...], why: str) -> tuple[list[Any], dict[str, str]]:
-    return [], dict.fromkeys(group.devices if isinstance(group, Group) else group, why)
-
-
-def _worker_of(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    set_up_jax("cpu")
-    return function
-
-
-def _in_groups(devices: Sequence[str]) -> list[tuple[str, ...]]:
-    return [tuple(devices[first : first + GROUP_DEVICES]) for first in range(0, len(devices), GROUP_DEVICES)]
-
-
-def fitted(
-    fleet: Fleet, prior: LatencyPrior[Any], devices: Sequence[str], n_starts: int = STARTS
-) -> tuple[list[tuple[str, PosteriorFit, np.ndarray]], dict[str, str]]:
-    """Return devices with their fits and times, and why others have none."""
-    read = fleet.timings(devices, MIN_TIMINGS)
-    good = {device: own for device, own in read.items() if isinstance(own, Timings)}
-    left_out = {device: own for device, own in read.items() if isinstance(own, str)}
-    if not good:
-        return [], left_out
-    timings, weights = stack_timings(list(good.values()))
-    fits = fit_posteriors(timings, prior, weights, n_starts=n_starts)
-    return [
-        (device, fit._replace(runs=own.runs), np.asarray(own.time_ns))
-        for (device, own), fit in zip(good.items(), fits, strict=True)
-    ], left_out
-
-
-def _refused_fit(fit: PosteriorFit, most_noise: float) -> str | None:
-    """Return why a fit makes no calibration."""
-    if not fit.terms.converged:
-        return fit.terms.message.removesuffix(".")
-    if fit.terms.noise_sd > most_noise:
-        off, most = (100 * np.expm1(share) for share in (fit.terms.noise_sd, most_noise))
-        return f"its times are off their predictions by {off:.0f} %, where {most:.0f} % is the most for this fleet"
-    return None

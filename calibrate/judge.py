@@ -38,38 +38,35 @@ OUTLIER_FACTOR = 3.0
 MOST_NOISE, LEAST_COVERED, FEW_HELD_OUT = 0.08, 0.75, 10
 #: Processors that others may use, and the least speed, in units of the usual one.
 MOST_OTHERS, LEAST_PACE = 0.25, 0.85
+#: The headings of a table of errors, and the fields of a summary below them.
+ERROR_COLUMNS = {
+    "noise floor": "noise_floor",
+    "seen": "fit",
+    "held out": "held_out",
+    "terms alone": "terms_alone",
+    "in interval of 90 %": "covered",
+    "cells held out": "held_out_cells",
+}
 
 
 class Verdict(NamedTuple):
-    """Whether a calibration is good enough, in sentences.
-
-    Attributes:
-        said: what it is worth.
-        cautions: what is not good enough, and what to do; none if it is ready.
-    """
+    """Whether a calibration is good enough: what it is worth, and what is not good enough and what to do about it."""
 
     said: list[str]
     cautions: list[str]
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is good enough."""
+        """Whether nothing is to be said against it."""
         return not self.cautions
 
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """The fit of all timings, and what it is worth.
+    """The fit of all timings, what it says of each cell, and its errors by group, of a fit without what is held out.
 
-    Attributes:
-        cells: that were timed.
-        measured_ns: what each takes (`quantile_ns`), `[cells]`.
-        noise: relative, of each; NaN where nothing is known of it, `[cells]`.
-        whole: fitted to all cells.
-        estimate: of each cell by it, `[cells]`.
-        errors: of each group, by a fit that never saw what is held out.
-        blind_converged: whether that fit did.
-        all_seen: whether nothing could be held out.
+    `noise` is relative, NaN where nothing is known; `blind_converged`: whether that other fit did; `all_seen`: whether
+    nothing could be held out.
     """
 
     cells: list[Cell]
@@ -85,6 +82,11 @@ class Fitted:
     def noise_level(self) -> float | None:
         """The mean noise; None where a single round says nothing of it."""
         return None if np.isnan(self.noise).any() else float(self.noise.mean())
+
+    @property
+    def calibrated(self) -> CalibratedModel:
+        """The model by this fit, where it was timed."""
+        return CalibratedModel(self.whole.posterior, {}, {}, self.whole.runs.hull())
 
     def outliers(self) -> list[str]:
         """Return a phrase for each cell whose time is far off its prediction, the farthest first."""
@@ -104,24 +106,24 @@ def timings_of(suite: Suite, cells: Sequence[Cell], measured_ns: np.ndarray) -> 
 
 
 def fitted(suite: Suite, log: SampleLog, prior: LatencyPrior) -> Fitted:
-    """Fit all timings, and again those that are not held out, whose fit gives the errors of the others.
+    """Fit all timings, and again those that are not held out, whose fit gives the errors and the spread of the others.
 
-    The spread is large enough for intervals to hold what the second fit never saw.
+    Raises:
+        ValueError: too few cells, or all with the same inputs.
     """
     cells, visits = log.timed()
-    if cells:
-        cells = list(suite.kept(cells))
+    cells = list(suite.kept(cells)) if cells else []
     if len(cells) < MIN_TIMINGS:
         raise ValueError(f"{len(cells)} cells were measured, too few to fit, which takes at least {MIN_TIMINGS}")
     if len({tuple(cell.inputs.items()) for cell in cells}) == 1:
         raise ValueError(f"all {len(cells)} cells measured have the same inputs: a fit needs others as well")
-    measured_ns, noise = quantile_ns(visits), noise_floor(visits)
+    measured_ns, noise, facts = quantile_ns(visits), noise_floor(visits), log.facts
     seen = np.array([not cell.held_out for cell in cells])
     all_seen = not MIN_TIMINGS <= seen.sum() < len(cells)
     seen |= all_seen
-    timings, facts = timings_of(suite, cells, measured_ns), log.facts
+    timings = timings_of(suite, cells, measured_ns)
     whole = fit_posterior(timings, prior, facts=facts)
-    blind = whole if seen.all() else fit_posterior(timings, prior, seen.astype(float), facts)
+    blind = whole if all_seen else fit_posterior(timings, prior, seen.astype(float), facts)
     by_whole, by_blind = (jax.tree.map(np.asarray, estimate(fit.posterior, timings.runs)) for fit in (whole, blind))
     terms_ns = np.asarray(jax.jit(predicted_ns)(blind.terms.coefficients, timings.runs, dict(facts)))
     errors = np.log(measured_ns / by_blind.time_ns)
@@ -147,11 +149,10 @@ def widened_spread(spread: np.ndarray, variant: np.ndarray, log_errors: np.ndarr
     """
     wide = np.array(spread, float)
     needed = np.sqrt(np.maximum((np.abs(log_errors) / COVERED_SDS) ** 2 - known_sd**2, 0.0))
-    for code in range(len(wide)):
+    for code in np.unique(variant):
         mine = needed[variant == code]
-        if mine.size:
-            place = math.ceil(COVERED * (mine.size + 1)) / mine.size
-            wide[code] = max(wide[code], float(np.quantile(mine, min(place, 1.0))))
+        place = math.ceil(COVERED * (mine.size + 1)) / mine.size
+        wide[code] = max(wide[code], float(np.quantile(mine, min(place, 1.0))))
     return wide
 
 
@@ -219,41 +220,39 @@ def verdict_on(summaries: Mapping[str, ErrorSummary], noise_level: float | None,
     """Return the verdict on the fit of one model by its errors by group; `most_error` is good enough."""
     again = "run `rlxjax calibrate` again, on an idle machine or with a larger --budget"
     out = [summary for summary in summaries.values() if summary.held_out is not None and summary.held_out_cells]
-    cells = np.array([summary.held_out_cells for summary in out], float)
-    cautions = []
     if not out:
         nothing = "No cells were held out, so that nothing says how good predictions are"
         return Verdict([], [f"{nothing}: hold some out in the suite, or {again}."])
+    cells = np.array([summary.held_out_cells for summary in out], float)
     error = float(cells @ [summary.held_out for summary in out] / cells.sum())
     covered = float(cells @ [summary.covered or 0.0 for summary in out] / cells.sum())
-    if error > most_error:
-        cautions.append(f"Predictions are off by {100 * error:.0f} % on cells that the fit never saw: {again}.")
-    if cells.sum() >= FEW_HELD_OUT and covered < LEAST_COVERED:
-        cautions.append(
-            f"Intervals of 90 % held {100 * covered:.0f} % of the cells that the fit never saw, and were widened: "
-            f"{again}."
-        )
-    if noise_level is None or noise_level > MOST_NOISE:
-        noise = "is not known" if noise_level is None else f"is {100 * noise_level:.0f} %"
-        cautions.append(f"The noise of the timings {noise}: {again}.")
-    return Verdict([f"Typical error {100 * error:.0f} % on cells it never saw."], cautions)
+    noise = "is not known" if noise_level is None else f"is {100 * noise_level:.0f} %"
+    cautions = {
+        f"Predictions are off by {100 * error:.0f} % on cells that the fit never saw": error > most_error,
+        f"Intervals of 90 % held {100 * covered:.0f} % of the cells that the fit never saw, and were widened": (
+            cells.sum() >= FEW_HELD_OUT and covered < LEAST_COVERED
+        ),
+        f"The noise of the timings {noise}": noise_level is None or noise_level > MOST_NOISE,
+    }
+    said = [f"Typical error {100 * error:.0f} % on cells it never saw."]
+    return Verdict(said, [f"{caution}: {again}." for caution, is_so in cautions.items() if is_so])
 
 
 def said_of_pace(pace: Pace, processors: int) -> Verdict:
     """Return what is to be said of the machine's speed while it was timed."""
-    said, cautions = [], []
+    found = Verdict([], [])
     if pace.usual is not None:
         share = f"This machine ran at {100 * pace.usual:.0f} % of its usual speed"
         if pace.usual < LEAST_PACE:
-            cautions.append(f"{share}: times are for that pace.")
+            found.cautions.append(f"{share}: times are for that pace.")
         else:
-            said.append(f"{share}.")
+            found.said.append(f"{share}.")
     if pace.others is not None and pace.others > MOST_OTHERS:
-        cautions.append(
+        found.cautions.append(
             f"Other programs kept {pace.others:.1f} of {processors} processors busy: times are for that load; run "
             "`rlxjax calibrate` again once they have ended."
         )
-    return Verdict(said, cautions)
+    return found
 
 
 def what_pays(calibrated: CalibratedModel, inputs: Mapping[str, float]) -> list[str]:
@@ -272,8 +271,6 @@ def what_pays(calibrated: CalibratedModel, inputs: Mapping[str, float]) -> list[
     pays = np.asarray(calibrated.decide(**{along: sizes}, **given).margin_ns) > 0
     if pays.all() or not pays.any():
         return [f"{fused if pays.all() else kept} is the faster one at every {along}, at{at}."]
-    last = int(np.flatnonzero(~pays).max())
-    if last + 1 == len(sizes):
-        first = int(np.flatnonzero(pays).min())
-        return [f"{fused} pays from {along} {sizes[first]:,.0f} on, at{at}, but not at the largest ones."]
-    return [f"{fused} pays from {along} {sizes[last + 1]:,.0f} up, at{at}."]
+    if pays[-1]:
+        return [f"{fused} pays from {along} {sizes[np.flatnonzero(~pays).max() + 1]:,.0f} up, at{at}."]
+    return [f"{fused} pays from {along} {sizes[pays.argmax()]:,.0f} on, at{at}, but not at the largest ones."]

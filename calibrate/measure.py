@@ -6,6 +6,7 @@ that a slow spell of the machine hits all alike; the same number of rounds count
 
 import itertools
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ from rlxjax.fit import (
 
 from .interrupts import heeded
 from .machine import CanaryWatch
-from .samples import SampleLog, SampleWriter, Visit
+from .samples import SampleLog, Visit
 from .terminal import Deadline
 
 #: Works that the fit sees for each held-out one.
@@ -41,6 +42,12 @@ DESIGN_SPREAD, DESIGN_CORRECTION_SD = 0.05, 0.025
 FOR_TIMES = 32
 #: Seconds that a cell takes before its first timing, compiling included, and the runs expected of it.
 READY_S, EXPECTED_RUNS = 0.2, 20
+#: Seconds that a cell may take until it has run twice, and those after the deadline.
+CELL_LIMIT_S, GRACE_S = 30.0, 3.0
+#: Of each result, so many numbers at most are compared between two runs, to this relative tolerance.
+COMPARED, TOLERANCE = 4096, 1e-3
+#: Share of the free memory that one run may use.
+MEMORY_SHARE = 0.25
 
 
 def by_work(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
@@ -54,11 +61,10 @@ def by_work(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
 def measuring_order(
     suite: Suite, cells: Sequence[Cell], prior: LatencyPrior, facts: Facts, rng: np.random.Generator
 ) -> list[Cell]:
-    """Return the cells in the order in which to make them ready.
+    """Return the cells in the order in which to make them ready: works whole, those that are shown first.
 
-    All cells of a work come together, those that are shown first. Of the others that the fit sees, one of each group
-    comes first, then those that say most for their time (`next_measurements`), of the unknowns and then of the times
-    of all works, then the rest in random order; each third place is a held-out work's, the groups taking turns.
+    Of the others that the fit sees, one of each group comes first, then those that say most for their time, then the
+    rest in random order; each third place is a held-out work's, the groups taking turns.
     """
     works = by_work(cells)
     first = [name for name in suite.shown if name in works]
@@ -72,10 +78,9 @@ def measuring_order(
     held_out = [name for turn in itertools.zip_longest(*groups.values()) for name in turn if name is not None]
     if seen:
         blocks = [works[name] for name in (*seen, *held_out, *first)]
+        expected = _expected(suite, blocks, prior, facts)
         n_unknowns = max(0, len(jax.tree.leaves(prior.median)) - len(first))
-        seen = [
-            seen[place] for place in _design(_blocks(suite, blocks, prior, facts), len(seen), len(first), n_unknowns)
-        ]
+        seen = [seen[place] for place in _design(expected, len(seen), len(first), n_unknowns)]
     of_groups = {works[name][0].group: name for name in reversed(seen)}
     seen = list(dict.fromkeys([name for name in seen if name in of_groups.values()] + seen))
     order = list(first)
@@ -85,50 +90,36 @@ def measuring_order(
     return [cell for name in order for cell in works[name]]
 
 
-def _blocks(suite: Suite, blocks: Sequence[Sequence[Cell]], prior: LatencyPrior, facts: Facts) -> LatencyEstimate:
+def _expected(suite: Suite, blocks: Sequence[Sequence[Cell]], prior: LatencyPrior, facts: Facts) -> LatencyEstimate:
     """Return what the prior says of works, `[works, cells]`; what is beyond a work's cells has an infinite spread."""
     posterior = prior_posterior(suite.model, prior, DESIGN_SPREAD, DESIGN_CORRECTION_SD, facts)
     width = max(map(len, blocks))
-    rows = [[*block, *[block[0]] * (width - len(block))] for block in blocks]
-    flat = estimate(posterior, cell_runs(suite.model, [cell for row in rows for cell in row]))
-    found = jax.tree.map(lambda column: np.asarray(column).reshape(len(rows), width, *column.shape[1:]), flat)
+    cells = [cell for block in blocks for cell in (*block, *[block[0]] * (width - len(block)))]
+    flat = estimate(posterior, cell_runs(suite.model, cells))
+    found = jax.tree.map(lambda column: np.asarray(column).reshape(len(blocks), width, *column.shape[1:]), flat)
     is_there = np.arange(width) < np.array([len(block) for block in blocks])[:, None]
     return found._replace(spread=np.where(is_there, found.spread, np.inf))
 
 
 def _design(blocks: LatencyEstimate, count: int, n_first: int, n_unknowns: int) -> list[int]:
     """Return an order of the first blocks, so many, once the last ones are timed; all are targets."""
+
+    def part(which: Sequence[int]) -> LatencyEstimate:
+        return LatencyEstimate(*(column[np.asarray(which)] for column in blocks))
+
     seconds = np.where(np.isfinite(blocks.spread), READY_S + EXPECTED_RUNS * blocks.time_ns / 1e9, 0.0).sum(1)
     taken, chosen = list(range(len(seconds) - n_first, len(seconds))), []
     for n, targets in ((n_unknowns, None), (FOR_TIMES, blocks)):
         left = [place for place in range(count) if place not in chosen]
         if (n := min(n, len(left))) > 0:
-            timed = _part(blocks, [*taken, *chosen]) if taken or chosen else None
-            found = next_measurements(_part(blocks, left), n, seconds=seconds[left], targets=targets, timed=timed)
+            timed = part([*taken, *chosen]) if taken or chosen else None
+            found = next_measurements(part(left), n, seconds=seconds[left], targets=targets, timed=timed)
             chosen += [left[place] for place in found.order]
     return chosen + [place for place in range(count) if place not in chosen]
 
 
-def _part(blocks: LatencyEstimate, which: Sequence[int]) -> LatencyEstimate:
-    return LatencyEstimate(*(column[np.asarray(which)] for column in blocks))
-
-
-#: Seconds that a cell may take until it has run twice, and those after the deadline.
-CELL_LIMIT_S, GRACE_S = 30.0, 3.0
-#: Of each result, so many numbers at most are compared between two runs, to this relative tolerance.
-COMPARED, TOLERANCE = 4096, 1e-3
-#: Share of the free memory that one run may use.
-MEMORY_SHARE = 0.25
-
-
 class Ready(NamedTuple):
-    """Cells that were compiled and run.
-
-    Attributes:
-        programs: by the cells' names.
-        times_ns: of a second run of each, beside others.
-        refused: why others are left out, by name.
-    """
+    """Cells that were compiled and run, by name: the programs, ns of a second run of each, why others are left out."""
 
     programs: dict[str, Callable[[], Any]]
     times_ns: dict[str, int]
@@ -147,51 +138,35 @@ def made_ready(
     """Compile and run cells in their order until the deadline, but so many at least.
 
     A program that raises, takes longer than `CELL_LIMIT_S` (`GRACE_S` once there are enough and the deadline has come),
-    or gives another result the second time is refused.
+    or gives another result the second time is refused. One that takes too long goes on beside the others.
     """
-    found, waiting, lock = Ready({}, {}, {}), list(reversed(cells)), threading.Lock()
-    begun: dict[str, tuple[float, threading.Thread]] = {}
-
-    def next_cell() -> Cell | None:
-        with lock:
-            is_over = deadline.left_s() <= 0 and len(found.programs) + len(begun) >= at_least
-            if not waiting or deadline.interrupted or is_over:
-                return None
+    waiting, running, tried, done = list(reversed(cells)), {}, {}, queue.SimpleQueue()
+    while True:
+        left_s, made = deadline.left_s(), sum(isinstance(one, tuple) for one in tried.values())
+        while waiting and len(running) < max(n_threads, 1) and not deadline.interrupted:
+            if left_s <= 0 and made + len(running) >= at_least:
+                break
             cell = waiting.pop()
-            begun[cell.name] = time.perf_counter(), threading.current_thread()
-            return cell
-
-    def work() -> None:
-        while (cell := next_cell()) is not None:
-            made = _tried(suite, cell)
-            with lock:
-                if begun.pop(cell.name, None) is None:
-                    return  # it was given up, and another thread goes on
-                if isinstance(made, str):
-                    found.refused[cell.name] = made
-                else:
-                    found.programs[cell.name], found.times_ns[cell.name] = made
+            running[cell.name] = time.perf_counter()
+            run = lambda cell=cell: done.put((cell.name, _tried(suite, cell)))  # noqa: E731
+            threading.Thread(target=run, daemon=True).start()
+        if not running:
+            break
+        try:
+            name, result = done.get(timeout=0.05)
+        except queue.Empty:
+            pass
+        else:
+            if running.pop(name, None) is not None:  # else it was given up
+                tried[name] = result
                 advance()
-
-    def started() -> threading.Thread:
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        return thread
-
-    threads = {started() for _ in range(max(n_threads, 1))}
-    while any(thread.is_alive() for thread in threads):
-        for thread in list(threads):
-            thread.join(0.02)
-        with lock:
-            is_over = deadline.left_s() < -GRACE_S and len(found.programs) >= at_least
-            limit_s = GRACE_S if is_over else CELL_LIMIT_S
-            late = {name: thread for name, (at_s, thread) in begun.items() if time.perf_counter() - at_s > limit_s}
-            for name in late:
-                del begun[name]
-                found.refused[name] = f"it did not run twice within {limit_s:g} seconds, and still runs beside others"
-        threads = (threads - set(late.values())) | {started() for _ in late}
-    in_order = [cell.name for cell in cells if cell.name in found.programs]
-    return found._replace(programs={name: found.programs[name] for name in in_order})
+        limit_s = GRACE_S if left_s < -GRACE_S and made >= at_least else CELL_LIMIT_S
+        for name in [name for name, begun_s in running.items() if time.perf_counter() - begun_s > limit_s]:
+            del running[name]
+            tried[name] = f"it did not run twice within {limit_s:g} seconds, and still runs beside others"
+    good = {cell.name: tried[cell.name] for cell in cells if isinstance(tried.get(cell.name), tuple)}
+    programs, times_ns = ({name: one[place] for name, one in good.items()} for place in (0, 1))
+    return Ready(programs, times_ns, {name: why for name, why in tried.items() if isinstance(why, str)})
 
 
 def _tried(suite: Suite, cell: Cell) -> tuple[Callable[[], Any], int] | str:
@@ -213,23 +188,23 @@ def _raised(error: Exception) -> str:
 
 def _alike(first: Any, second: Any) -> bool:
     """Whether two results are the same, by a few of their numbers."""
+
+    def few(result: Any) -> np.ndarray:
+        if jnp.issubdtype(getattr(result, "dtype", float), jax.dtypes.prng_key):
+            result = jax.random.key_data(result)
+        flat = np.asarray(result).ravel()
+        flat = flat[:: max(1, flat.size // COMPARED)]
+        return flat if flat.dtype.kind in "biufc" else flat.astype(np.float64)
+
     ones, others = jax.tree.leaves(first), jax.tree.leaves(second)
     return len(ones) == len(others) and all(
-        np.shape(one) == np.shape(other) and np.allclose(_some(one), _some(other), TOLERANCE, TOLERANCE, equal_nan=True)
+        np.shape(one) == np.shape(other) and np.allclose(few(one), few(other), TOLERANCE, TOLERANCE, equal_nan=True)
         for one, other in zip(ones, others, strict=True)
     )
 
 
-def _some(result: Any) -> np.ndarray:
-    if jnp.issubdtype(getattr(result, "dtype", float), jax.dtypes.prng_key):
-        result = jax.random.key_data(result)
-    flat = np.asarray(result).ravel()
-    few = flat[:: max(1, flat.size // COMPARED)]
-    return few if few.dtype.kind in "biufc" else few.astype(np.float64)
-
-
 def measure_rounds(
-    writer: SampleWriter,
+    log: SampleLog,
     programs: dict[str, Callable[[], Any]],
     deadline: Deadline,
     rng: np.random.Generator,
@@ -238,19 +213,16 @@ def measure_rounds(
 ) -> dict[str, str]:
     """Measure rounds until it is enough or the deadline, one at least; return why cells were left out, by name.
 
-    An unfinished round of an earlier run comes first. Whether it is enough is asked after each round. A cell whose
-    program raises is visited no more.
-
-    Ctrl-C ends the measuring, not the job.
+    An unfinished round of an earlier run comes first. A cell whose program raises is visited no more. Ctrl-C ends the
+    measuring, not the job.
     """
     refused: dict[str, str] = {}
-    log, canary = writer.log, CanaryWatch(writer)
-    has_round = bool(log.complete_rounds())
-    unfinished = [i for i, visits in enumerate(log.rounds) if visits and not log.is_complete(visits)]
+    canary, has_round = CanaryWatch(log), bool(log.complete_rounds())
+    unfinished = [place for place, visits in enumerate(log.rounds) if visits and log.cells_left(place)]
     with heeded(deadline), quiet_collector():
         while deadline.left_s() > 0 or not has_round:
             round_ = unfinished.pop(0) if unfinished else len(log.rounds)
-            for name in _cells_left(log, round_, rng):
+            for name in rng.permutation(np.array(log.cells_left(round_), object)):
                 if deadline.interrupted or (has_round and deadline.left_s() <= 0):
                     return refused
                 canary.look()
@@ -258,21 +230,14 @@ def measure_rounds(
                     times_ns = visit_ns(programs[name])
                 except Exception as error:  # noqa: BLE001
                     refused[name] = _raised(error)
-                    writer.cells([cell for cell in log.cells if cell.name != name])
+                    log.keep_cells([cell for cell in log.cells if cell.name != name])
                 else:
-                    writer.keep(Visit(round=round_, cell=name, times_ns=times_ns))
+                    log.keep(Visit(round=round_, cell=name, times_ns=times_ns))
             has_round = True
             advance()
             if not log.cells or is_enough():
                 break
     return refused
-
-
-def _cells_left(log: SampleLog, round_: int, rng: np.random.Generator) -> list[str]:
-    """Return the cells that a round still lacks, in random order."""
-    done = {name for name, _ in log.rounds[round_]} if round_ < len(log.rounds) else set()
-    left = [cell.name for cell in log.cells if cell.name not in done]
-    return [left[index] for index in rng.permutation(len(left))]
 
 
 def memory_limit_bytes() -> int:

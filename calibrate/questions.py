@@ -121,7 +121,7 @@ def _users_functions(
         set_up_jax(None)
         import jax
 
-        from .named import arguments_of, named
+        from .suites import arguments_of, named
 
         # What their code prints is no part of the answer.
         with jax.enable_x64(False), contextlib.redirect_stdout(sys.stderr):

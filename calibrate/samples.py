@@ -1,11 +1,12 @@
 """The raw samples of a campaign, one JSON line each, appended as it is taken; and what each cell takes by them."""
 
+import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path as FilePath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -16,6 +17,7 @@ from rlxjax.calibration import (
     NotNegative,
     Positive,
     Strict,
+    current_fingerprint,
     fingerprint_differences,
     first_refusal,
     not_written,
@@ -26,22 +28,13 @@ from rlxjax.calibration import (
 from rlxjax.clock import PROTOCOL, QUARTILE, mean_ns
 from rlxjax.fit import Cell, Facts, Suite
 
-#: Steps that tell a cell's time from the machine's pace.
-PACE_STEPS = 3
-#: Visits in a row whose median is the pace in the middle of them, odd.
-PACE_VISITS = 21
+#: Steps that tell a cell's time from the machine's pace; visits in a row whose median is the pace amid them, odd.
+PACE_STEPS, PACE_VISITS = 3, 21
 
 
 @dataclasses.dataclass(frozen=True)
 class Visits:
-    """Visits in the order they were made.
-
-    Attributes:
-        round: of which round each is, `[visits]`.
-        cell: of which cell, from 0 to `n_cells` less 1, `[visits]`; each cell has one at least.
-        time_ns: how long it took, `[visits]`, positive.
-        n_cells: how many cells there are.
-    """
+    """Visits in the order they were made, `[visits]`: the round, the cell below `n_cells`, and the time of each."""
 
     round: np.ndarray
     cell: np.ndarray
@@ -52,9 +45,7 @@ class Visits:
     def of_rounds(cls, times_ns: np.ndarray) -> "Visits":
         """Return rounds of one visit a cell, in the order of cells, from `[rounds, cells]`."""
         times_ns = np.asarray(times_ns, np.float64)
-        n_rounds, n_cells = times_ns.shape
-        round_, cell = np.divmod(np.arange(times_ns.size), n_cells)
-        return cls(round_, cell, times_ns.ravel(), n_cells)
+        return cls(*np.divmod(np.arange(times_ns.size), times_ns.shape[1]), times_ns.ravel(), times_ns.shape[1])
 
     def rounds(self) -> np.ndarray:
         """Return the numbers of the rounds, ascending."""
@@ -63,65 +54,49 @@ class Visits:
     def in_rounds(self, rounds: np.ndarray) -> "Visits":
         """Return all visits of the rounds of these numbers."""
         kept = np.isin(self.round, rounds)
-        return type(self)(self.round[kept], self.cell[kept], self.time_ns[kept], self.n_cells)
+        return Visits(self.round[kept], self.cell[kept], self.time_ns[kept], self.n_cells)
 
 
 def quantile_ns(visits: Visits, quantile: float = QUARTILE) -> np.ndarray:
     """Return what each cell takes in ns, float64 `[cells]`: a low quantile of its visits at one pace.
 
-    The pace of a visit is the median, over the `PACE_VISITS` of those given around it, of how much slower
-    they were than their cells' quantiles. It is taken out: which slow and quick spells of the machine a cell
-    met then tells little of the cell. The times are as long, in the geometric mean over cells, as the
-    quantiles of the visits as they were.
+    The pace of a visit is the median, over the `PACE_VISITS` around it, of how much slower they were than their cells'
+    quantiles. It is taken out: which slow and quick spells of the machine a cell met then tells little of the cell.
+    The geometric mean over cells is that of the quantiles of the visits as they were.
     """
+    order = np.argsort(visits.cell, kind="stable")
+    starts = np.searchsorted(visits.cell[order], np.arange(1, visits.n_cells))
+
+    def quantiles(logs: np.ndarray) -> np.ndarray:
+        return np.array([np.quantile(one, quantile) for one in np.split(logs[order], starts)])
+
     logs = np.log(visits.time_ns)
-    of_cell = as_they_were = _quantiles(logs, visits, quantile)
+    of_cell = as_they_were = quantiles(logs)
     for _ in range(PACE_STEPS):
-        of_cell = _quantiles(logs - _running_median(logs - of_cell[visits.cell]), visits, quantile)
+        slower = np.pad(logs - of_cell[visits.cell], PACE_VISITS // 2, mode="symmetric")
+        of_cell = quantiles(logs - np.median(sliding_window_view(slower, PACE_VISITS), axis=-1))
     return np.exp(of_cell - of_cell.mean() + as_they_were.mean())
 
 
-def noise_floor(visits: Visits, quantile: float = QUARTILE) -> np.ndarray:
-    """Return, per cell, the relative difference of the times that two disjoint halves of the rounds give.
-
-    Even against odd rounds, each half as many; `[cells]`. With a single round nothing can be said: NaN.
-    """
+def noise_floor(visits: Visits) -> np.ndarray:
+    """Return the relative difference of each cell's times by even and by odd rounds, `[cells]`; NaN of one round."""
     rounds = visits.rounds()
-    half = len(rounds) // 2
-    if half == 0:
+    if (half := len(rounds) // 2) == 0:
         return np.full(visits.n_cells, np.nan)
-    even, odd = (quantile_ns(visits.in_rounds(rounds[first : 2 * half : 2]), quantile) for first in (0, 1))
+    even, odd = (quantile_ns(visits.in_rounds(rounds[first : 2 * half : 2])) for first in (0, 1))
     return np.abs(np.log(even / odd))
-
-
-def _quantiles(logs: np.ndarray, visits: Visits, quantile: float) -> np.ndarray:
-    """Return a quantile over the visits of each cell, `[cells]`."""
-    order = np.argsort(visits.cell, kind="stable")
-    starts = np.searchsorted(visits.cell[order], np.arange(1, visits.n_cells))
-    return np.array([np.quantile(one, quantile) for one in np.split(logs[order], starts)])
-
-
-def _running_median(values: np.ndarray) -> np.ndarray:
-    """Return the median of each value and those around it; beyond both ends it is mirrored."""
-    padded = np.pad(values, PACE_VISITS // 2, mode="symmetric")
-    return np.median(sliding_window_view(padded, PACE_VISITS), axis=-1)
 
 
 SAMPLES_VERSION = 5
 #: Samples are named so, after the calibration's name and the model's, and may be compressed.
 SUFFIX = ".samples.jsonl"
-MOST_TIME_NS = 2**63 - 1
-
+ANEW = "leave out --resume to start anew"
 Name = Annotated[str, Field(min_length=1, max_length=256)]
-TimeNs = Annotated[int, Field(ge=1, le=MOST_TIME_NS)]
-Anew = "leave out --resume to start anew"
+ShortName = Annotated[str, Field(max_length=64)]
 
 
 class Header(Strict):
-    """The first line: what was timed, on what, and how.
-
-    `facts`: how the machine schedules; `given`: files that the programs ran, with their SHA-256.
-    """
+    """The first line: what was timed, on what, how the machine schedules, and the files that programs ran (SHA-256)."""
 
     kind: Literal["header"] = "header"
     version: Literal[5] = SAMPLES_VERSION
@@ -156,7 +131,7 @@ class Micro(Strict):
     """One repeat of a micro-benchmark."""
 
     kind: Literal["micro"] = "micro"
-    name: Annotated[str, Field(max_length=64)]
+    name: ShortName
     time_ns: Positive
 
 
@@ -164,7 +139,7 @@ class Canary(Strict):
     """A look at the machine's pace: micro-benchmarks once more, and the processors that others used since then."""
 
     kind: Literal["canary"] = "canary"
-    times_ns: dict[Annotated[str, Field(max_length=64)], Positive]
+    times_ns: dict[ShortName, Positive]
     others: Annotated[float, Field(ge=0)]
 
 
@@ -174,35 +149,35 @@ class Visit(Strict):
     kind: Literal["visit"] = "visit"
     round: Annotated[int, Field(ge=0)]
     cell: Name
-    times_ns: Annotated[list[TimeNs], Field(min_length=1)]
+    times_ns: Annotated[list[Annotated[int, Field(ge=1, lt=2**63)]], Field(min_length=1)]
 
 
 #: What comes after the header.
 Line = Cells | Micro | Canary | Visit
-_LINE = TypeAdapter(Annotated[Header | Cells | Micro | Canary | Visit, Field(discriminator="kind")])
+_LINE = TypeAdapter(Annotated[Header | Line, Field(discriminator="kind")])
 
 
 @dataclasses.dataclass
 class SampleLog:
-    """The samples of one campaign.
-
-    Attributes:
-        header: what was timed.
-        cells: that every round visits; none until they are chosen.
-        rounds: per round, its visits so far: the cell's name and the mean time of its calls in ns.
-        micro: per micro-benchmark, all its repeats in ns.
-        canaries: the looks at the machine's pace.
-    """
+    """The samples of one campaign: cells that every round visits, visits (cell, ns), micro-benchmarks and looks."""
 
     header: Header
     cells: list[Cell] = dataclasses.field(default_factory=list)
     rounds: list[list[tuple[str, float]]] = dataclasses.field(default_factory=list)
     micro: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     canaries: list[Canary] = dataclasses.field(default_factory=list)
+    _file: Any = dataclasses.field(default=None, compare=False, repr=False, init=False)
+
+    @classmethod
+    def new(cls, suite: Suite, name: str) -> "SampleLog":
+        """Return a log without samples of a suite, by the name that a command line has for it."""
+        facts = {name: np.asarray(fact, float).tolist() for name, fact in suite.facts().items()}
+        about = {"fingerprint": current_fingerprint(), "facts": facts, "given": dict(suite.given)}
+        return cls(Header(suite=name, runner=suite.runner, protocol=PROTOCOL, **about))
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """Of the machine that they were taken on."""
+        """The machine that they were taken on."""
         return self.header.fingerprint
 
     @property
@@ -211,13 +186,14 @@ class SampleLog:
         facts = self.header.facts
         return {name: np.asarray(fact, float) if isinstance(fact, list) else fact for name, fact in facts.items()}
 
-    def is_complete(self, round_: Sequence[tuple[str, float]]) -> bool:
-        """Return whether every cell was visited in a round; none is before cells are chosen."""
-        return bool(self.cells) and {cell.name for cell in self.cells} <= {name for name, _ in round_}
+    def cells_left(self, round_: int) -> list[str]:
+        """Return the cells that a round still lacks."""
+        done = {name for name, _ in self.rounds[round_]} if round_ < len(self.rounds) else set()
+        return [cell.name for cell in self.cells if cell.name not in done]
 
     def complete_rounds(self) -> list[list[tuple[str, float]]]:
-        """Return the rounds in which every cell was visited."""
-        return [round_ for round_ in self.rounds if self.is_complete(round_)]
+        """Return the rounds in which every cell was visited; none before cells are chosen."""
+        return [one for place, one in enumerate(self.rounds) if self.cells and not self.cells_left(place)]
 
     def timed(self) -> tuple[list[Cell], Visits]:
         """Return the cells that were timed and the visits of the complete rounds; of the longest where none is."""
@@ -226,21 +202,43 @@ class SampleLog:
         cells = [cell for cell in self.cells if cell.name in visited]
         places = {cell.name: place for place, cell in enumerate(cells)}
         # A first round that was not finished may hold cells that were dropped when it was resumed.
-        made = [
-            (number, places[name], time_ns)
-            for number, round_ in enumerate(whole)
-            for name, time_ns in round_
-            if name in places
-        ]
+        made = [(at, places[name], time_ns) for at, one in enumerate(whole) for name, time_ns in one if name in places]
         round_, cell, time_ns = np.array(made, float).reshape(-1, 3).T
         return cells, Visits(round_.astype(int), cell.astype(int), time_ns, len(cells))
 
-    def add(self, line: Line) -> None:
-        """Add what a line says.
+    @contextlib.contextmanager
+    def kept_in(self, path: FilePath, *, append: bool) -> Iterator[FilePath | None]:
+        """Write each line that is added to a file, at once; yield where earlier samples at its path were put."""
+        aside = None if append else set_aside(path)
+        try:
+            self._file = open(path, "ab" if append else "xb", buffering=0)  # noqa: SIM115
+        except OSError as reason:
+            raise not_written(path, reason) from None
+        with self._file:
+            if not append:
+                self._write(self.header)
+            yield aside
+        self._file = None
 
-        Raises:
-            ValueError: a line that cannot follow those before.
-        """
+    def _write(self, line: Header | Line) -> None:
+        rest = f"{line.model_dump_json()}\n".encode()
+        try:
+            while self._file and rest:  # of which a full disk takes a part
+                rest = rest[self._file.write(rest) :]
+        except OSError as reason:
+            raise not_written(self._file.name, reason) from None
+
+    def keep(self, line: Line) -> None:
+        """Add a line, once it is in the file."""
+        self._write(line)
+        self.add(line)
+
+    def keep_cells(self, cells: Sequence[Cell]) -> None:
+        """Keep which cells every round visits."""
+        self.keep(Cells(cells=[KeptCell.model_validate(cell, from_attributes=True) for cell in cells]))
+
+    def add(self, line: Line) -> None:
+        """Add what a line says, unless it cannot follow those before."""
         match line:
             case Micro():
                 self.micro.setdefault(line.name, []).append(line.time_ns)
@@ -259,67 +257,10 @@ class SampleLog:
                 self.rounds[line.round].append((line.cell, round(mean_ns(line.times_ns))))
 
 
-class SampleWriter:
-    """Appends to a samples file; every line is handed to the system before the next sample is taken.
-
-    Attributes:
-        log: what the file holds.
-        aside: where samples that lay at the path were put, which happens once the new file opens.
-    """
-
-    def __init__(self, path: FilePath, log: SampleLog, *, append: bool):
-        self._path, self.log = path, log
-        self.aside = None if append else set_aside(path)
-        try:
-            self._file = open(path, "ab" if append else "xb", buffering=0)  # noqa: SIM115
-        except OSError as reason:
-            raise not_written(path, reason) from None
-        if not append:
-            self._write(log.header)
-
-    def __enter__(self) -> "SampleWriter":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def keep(self, line: Line) -> None:
-        """Keep a line."""
-        self._write(line)
-        self.log.add(line)
-
-    def cells(self, cells: Sequence[Cell]) -> None:
-        """Keep which cells every round visits."""
-        self.keep(Cells(cells=[KeptCell.model_validate(cell, from_attributes=True) for cell in cells]))
-
-    def _write(self, line: Header | Line) -> None:
-        rest = f"{line.model_dump_json()}\n".encode()
-        try:
-            while rest:  # of which a full disk takes a part
-                rest = rest[self._file.write(rest) :]
-        except OSError as reason:
-            raise not_written(self._path, reason) from None
-
-
-def header_of(suite: Suite, name: str, fingerprint: Fingerprint) -> Header:
-    """Return the first line of the samples of a suite."""
-    return Header(
-        suite=name,
-        runner=suite.runner,
-        protocol=PROTOCOL,
-        fingerprint=fingerprint,
-        facts={name: np.asarray(fact, float).tolist() for name, fact in suite.facts().items()},
-        given=dict(suite.given),
-    )
-
-
 def read_samples(
     path: FilePath, *, mend: str = "take samples with `rlxjax calibrate`", mend_tail: bool = False
 ) -> SampleLog:
-    """Read a samples file, compressed if its name ends in `.gz`.
-
-    A last line that was cut short is left out.
-    """
+    """Read a samples file, compressed if its name ends in `.gz`; a last line that was cut short is left out."""
     content = read_file(path, mend=mend)
     whole = content[: content.rfind(b"\n") + 1]
     log = None
@@ -343,41 +284,30 @@ def read_samples(
     return log
 
 
-def check_resumable(log: SampleLog, path: FilePath, wanted: Header, cells: Sequence[Cell]) -> None:
-    """Refuse to go on with samples of another suite, version, machine or grid, or of other given files."""
+def resumed(path: FilePath, wanted: Header, cells: Sequence[Cell]) -> SampleLog:
+    """Read samples to go on with; those of another suite, version, machine or grid, or of other files, are refused."""
+    log = read_samples(path, mend=ANEW, mend_tail=True)
     for name in ("suite", "runner", "protocol"):
         got, expected = getattr(log.header, name), getattr(wanted, name)
         if got != expected:
-            raise ValueError(f"{path}: holds samples of {name} {got}, and this is {name} {expected}; {Anew}")
+            raise ValueError(f"{path}: holds samples of {name} {got}, and this is {name} {expected}; {ANEW}")
     if differences := fingerprint_differences(log.fingerprint, wanted.fingerprint):
-        raise ValueError(f"{path}: was taken elsewhere ({'; '.join(differences)}); {Anew}")
+        raise ValueError(f"{path}: was taken elsewhere ({'; '.join(differences)}); {ANEW}")
     if log.header.given != wanted.given:
-        raise ValueError(f"{path}: holds runs of other learned models; give the same --model files, or {Anew}")
+        raise ValueError(f"{path}: holds runs of other learned models; give the same --model files, or {ANEW}")
     known = {cell.name for cell in cells}
     if unknown := [cell.name for cell in log.cells if cell.name not in known]:
-        raise ValueError(f"{path}: holds cells of another grid ({unknown[0]}, ...); {Anew}")
+        raise ValueError(f"{path}: holds cells of another grid ({unknown[0]}, ...); {ANEW}")
+    return log
 
 
 def samples_path(calibration: FilePath, model: str) -> FilePath:
-    """Return where the job keeps the samples of a model: beside the calibration.
-
-    Examples:
-        >>> samples_path(FilePath("a.json"), "welch").name
-        'a.welch.samples.jsonl'
-    """
+    """Return where the job keeps the samples of a model: beside the calibration, as `a.welch.samples.jsonl`."""
     return calibration.with_name(f"{calibration.stem}.{model}{SUFFIX}")
 
 
 def calibration_of(samples: FilePath) -> FilePath:
-    """Return the calibration file that a samples file belongs to: beside it, of the same name.
-
-    Raises:
-        ValueError: a name that says of no such file.
-
-    Examples:
-        >>> calibration_of(FilePath("a.welch.samples.jsonl.gz")).name
-        'a.json'
-    """
+    """Return the calibration file that a samples file belongs to: beside it, of the same name."""
     rest = samples.name.removesuffix(".gz")
     name, _, model = rest.removesuffix(SUFFIX).rpartition(".")
     if not (rest.endswith(SUFFIX) and name and model):

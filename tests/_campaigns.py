@@ -11,9 +11,8 @@ from rich.console import Console
 import rlxjax as rx
 from calibrate import campaign
 from calibrate.machine import MICRO_REPEATS
-from calibrate.samples import Micro, SampleLog, SampleWriter, Visit, header_of, samples_path
+from calibrate.samples import Micro, SampleLog, Visit, samples_path
 from calibrate.terminal import Progress
-from rlxjax.calibration import current_fingerprint
 from rlxjax.fit import Cell, Input, LatencyModel, Suite, cell_runs, predicted_ns, wide_prior
 
 MICRO_NS = {"launch": 1e4, "roundtrip": 1e4, "copy": 1e7, "upload": 1e6, "readback": 1e6}
@@ -85,18 +84,18 @@ def fitted(path, suite=SUITE, **options):
 def made_up(path, suite=SUITE, true_ns=TRUE_NS, factors=None, rounds=2, micro=MICRO_NS):
     """Write the samples of a campaign on a known machine, some cells' times a factor longer; return where."""
     kept_at, rng = samples_path(path, suite.model.name), np.random.default_rng(0)
-    log = SampleLog(header_of(suite, NAME, current_fingerprint()))
-    with SampleWriter(kept_at, log, append=False) as writer:
+    log = SampleLog.new(suite, NAME)
+    with log.kept_in(kept_at, append=False):
         for name, time_ns in micro.items():
             for _ in range(MICRO_REPEATS):
-                writer.keep(Micro(name=name, time_ns=time_ns))
+                log.keep(Micro(name=name, time_ns=time_ns))
         if rounds:
-            writer.cells(cells := suite.cells())
+            log.keep_cells(cells := suite.cells())
             times_ns = np.asarray(predicted_ns(true_ns, cell_runs(suite.model, cells), log.facts))
         for round_ in range(rounds):
             for cell, time_ns in zip(cells, times_ns, strict=True):
                 noisy_ns = time_ns * (factors or {}).get(cell.name, 1.0) * np.exp(rng.normal(0.02, 0.01))
-                writer.keep(Visit(round=round_, cell=cell.name, times_ns=[max(1, int(noisy_ns))]))
+                log.keep(Visit(round=round_, cell=cell.name, times_ns=[max(1, int(noisy_ns))]))
     return kept_at
 
 

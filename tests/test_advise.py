@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 import rlxjax as rx
 from calibrate.cli import app
-from calibrate.named import arguments_of, named, shape_of
 from calibrate.report.advice import advice_page, read_advice
+from calibrate.suites import arguments_of, named, shape_of
 from rlxjax.calibration import CalibratedModel, Calibration, predict_profiles
 from rlxjax.choices import Choice, Memory, Way
 from rlxjax.choices._answer import why

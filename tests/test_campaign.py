@@ -53,8 +53,7 @@ def test_the_file_is_what_the_job_reports_and_describes_the_samples_behind_it(ou
     content = read_calibration_file(outcome.path, [SUITE.model])
     assert content.models == {"toy": outcome.section}
     loaded = load_calibration(outcome.path, [SUITE.model]).of("toy")
-    assert named(loaded.coefficients) == named(outcome.calibrated.coefficients)
-    assert loaded.held_out == outcome.calibrated.held_out
+    assert named(loaded.coefficients) == named(outcome.fitted.calibrated.coefficients)
     log, recorded = read_samples(outcome.samples_path), outcome.samples
     assert (recorded.suite, recorded.sha256) == (NAME, sha256_of(outcome.samples_path))
     assert (recorded.timings, recorded.rounds) == (sum(map(len, log.rounds)), 2)
@@ -65,7 +64,7 @@ def test_the_file_is_what_the_job_reports_and_describes_the_samples_behind_it(ou
 
 
 def test_a_known_machine_is_found_and_what_it_never_saw_is_predicted(outcome):
-    found = named(outcome.calibrated.coefficients)
+    found = named(outcome.fitted.calibrated.coefficients)
     for name, true in TRUE_NS.items():
         assert found[name] == pytest.approx(true, rel=0.1), name
     for group, summary in outcome.section.held_out.items():
@@ -77,7 +76,7 @@ def test_a_known_machine_is_found_and_what_it_never_saw_is_predicted(outcome):
 
 def test_coefficients_are_as_sure_as_intervals_take_them_to_be(outcome):
     sds, before = (
-        named(tree) for tree in (outcome.calibrated.posterior.coefficient_log_sd(), SUITE.model.prior.log_sd)
+        named(tree) for tree in (outcome.fitted.calibrated.posterior.coefficient_log_sd(), SUITE.model.prior.log_sd)
     )
     for name, entry in outcome.section.coefficients.items():
         assert entry.log_sd == pytest.approx(float(sds[name]), rel=1e-4)  # the factor has six digits
@@ -130,9 +129,9 @@ def test_a_job_starts_from_what_another_calibration_says_and_names_its_platform(
     found = fitted(copied(outcome, tmp_path), prior=prior)
     assert any("'abacus'" in note for note in found.notes)
     timings = judge.timings_of(SUITE, found.fitted.cells, found.fitted.measured_ns)
-    again = fit_posterior(timings, transferred_prior(outcome.calibrated.posterior), facts=SUITE.facts())
-    assert named(again.terms.coefficients) == named(found.calibrated.coefficients)
-    assert named(found.calibrated.coefficients) != named(outcome.calibrated.coefficients)
+    again = fit_posterior(timings, transferred_prior(outcome.fitted.calibrated.posterior), facts=SUITE.facts())
+    assert named(again.terms.coefficients) == named(found.fitted.calibrated.coefficients)
+    assert named(found.fitted.calibrated.coefficients) != named(outcome.fitted.calibrated.coefficients)
 
 
 def test_sections_of_other_models_stay_and_a_stale_one_is_named_with_its_refit(outcome, tmp_path):
@@ -167,7 +166,7 @@ def test_what_is_not_good_enough_is_kept_and_widens_the_intervals(outcome, tmp_p
     assert "run `rlxjax calibrate` again" in found.verdict.cautions[0]
     calibrated = load_calibration(path, [SUITE.model]).of("toy")
     assert set(found.section.cautions) <= set(calibrated.cautions)
-    assert np.all(np.asarray(calibrated.posterior.spread) > np.asarray(outcome.calibrated.posterior.spread))
+    assert np.all(np.asarray(calibrated.posterior.spread) > np.asarray(outcome.fitted.calibrated.posterior.spread))
     assert command("refit", found.samples_path, *OF_SUITE, "--strict", "--quiet").exit_code == 3
 
 

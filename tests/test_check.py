@@ -15,9 +15,8 @@ from calibrate.check import CANARY_FACTOR, chosen_cells, drift_of, renewal, verd
 from calibrate.cli import app
 from calibrate.machine import CANARIES
 from calibrate.measure import by_work
-from calibrate.samples import SampleLog, header_of
+from calibrate.samples import SampleLog
 from rlxjax import load_calibration
-from rlxjax.calibration import current_fingerprint
 from rlxjax.fit import LatencyEstimate, cell_runs, estimate
 
 PREDICTED_NS = np.geomspace(5e4, 2e7, 24)
@@ -136,10 +135,10 @@ def file(calibration, tmp_path, monkeypatch):
             times_ns = factor * np.asarray(estimate(calibrated.posterior, cell_runs(suite.model, cells)).time_ns)
             rounds = [list(zip([cell.name for cell in cells], times_ns.tolist(), strict=True))] * 3
             micro = {name: [time_ns] for name, time_ns in MICRO_NS.items()}
-            header = header_of(suite, NAME, current_fingerprint())
+            header = SampleLog.new(suite, NAME).header
             return {"toy": SampleLog(header, cells, rounds)}, SampleLog(header, micro=micro)
 
-        monkeypatch.setattr(check, "_time_again", timed_again)
+        monkeypatch.setattr(check, "timed_again", timed_again)
         return path
 
     return write

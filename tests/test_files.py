@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 import rlxjax as rx
 from calibrate.cli import app
 from calibrate.report.advice import read_advice
-from calibrate.samples import Micro, SampleLog, SampleWriter, header_of, read_samples
+from calibrate.samples import Micro, SampleLog, read_samples
 from rlxjax import _files
 from rlxjax._files import LOCK_NAME, Strict, file_to_write, locked, read_json, set_aside, write_json_file
-from rlxjax.calibration import current_fingerprint, read_calibration_file
+from rlxjax.calibration import read_calibration_file
 from rlxjax.choices import Memory
 from rlxjax.models import FFT
 
@@ -222,7 +222,7 @@ def test_a_new_file_has_the_permissions_that_the_umask_leaves_and_a_replaced_one
         rx.Timings.checked(FFT, variant="fft", batch=[8], n_fft=[64], time_ns=[1e5]).to_parquet(path)
 
     def samples(path):
-        with SampleWriter(path, SampleLog(header_of(ToySuite(), "toy", current_fingerprint())), append=False):
+        with SampleLog.new(ToySuite(), "toy").kept_in(path, append=False):
             pass
 
     writers = {
@@ -273,7 +273,7 @@ def test_a_write_that_fails_names_the_file_and_leaves_the_old_one_whole_and_noth
                 write_json_file(Content(number=7), path)
         assert [*tmp_path.iterdir()] == [path] * existed
         assert not existed or path.read_text() == "the old file"
-    log = SampleLog(header_of(ToySuite(), "toy", current_fingerprint()))
-    writer = SampleWriter(Path("/dev/full"), log, append=True)
-    with writer, pytest.raises(OSError, match="^/dev/full: cannot be written .No space left on device.$"):
-        writer.keep(Micro(name="launch", time_ns=1.0))
+    log = SampleLog.new(ToySuite(), "toy")
+    full = pytest.raises(OSError, match="^/dev/full: cannot be written .No space left on device.$")
+    with log.kept_in(Path("/dev/full"), append=True), full:
+        log.keep(Micro(name="launch", time_ns=1.0))

@@ -19,18 +19,20 @@ from calibrate.machine import (
     slowness,
     time_micro,
 )
-from calibrate.samples import Canary, SampleLog, SampleWriter, header_of, read_samples
-from rlxjax.calibration import CalibrationFile, current_fingerprint
+from calibrate.samples import Canary, SampleLog, read_samples
+from rlxjax.calibration import CalibrationFile
 
 
-def new_log(**about):
-    return SampleLog(header_of(SUITE, NAME, current_fingerprint()), **about)
+def new_log():
+    return SampleLog.new(SUITE, NAME)
 
 
 def log_of(factors, others=0.0):
     """Return samples whose canaries took these factors of a microsecond, look by look."""
     looks = [dict.fromkeys(CANARIES, 1e3 * float(factor)) for factor in factors]
-    return new_log(canaries=[Canary(times_ns=times_ns, others=others) for times_ns in looks])
+    log = new_log()
+    log.canaries = [Canary(times_ns=times_ns, others=others) for times_ns in looks]
+    return log
 
 
 def earlier_with(pace):
@@ -73,10 +75,9 @@ def test_a_busy_process_is_counted_as_what_others_use(tmp_path, counted, monkeyp
     monkeypatch.setattr(machine, "EVERY_S", 0.0)
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        with SampleWriter(tmp_path / "x.toy.samples.jsonl", log := new_log(), append=False) as writer:
-            watch = CanaryWatch(writer)
-            time.sleep(0.6)
-            watch.look()
+        watch = CanaryWatch(log := new_log())
+        time.sleep(0.6)
+        watch.look()
     finally:
         busy.kill()
         busy.wait()
@@ -85,13 +86,13 @@ def test_a_busy_process_is_counted_as_what_others_use(tmp_path, counted, monkeyp
 
 def test_looks_and_repeats_are_kept_with_the_samples(tmp_path, counted):
     path, log = tmp_path / "x.toy.samples.jsonl", new_log()
-    with SampleWriter(path, log, append=False) as writer:
-        watch = CanaryWatch(writer)
+    with log.kept_in(path, append=False):
+        watch = CanaryWatch(log)
         for _ in range(3):
             watch.look()
         assert len(log.canaries) == 1  # one a second
         for repeats in (2, 3, 3):  # what is there is filled up
-            time_micro(writer, repeats)
+            time_micro(log, repeats)
     again = read_samples(path)
     assert again == log
     assert {name: len(times) for name, times in again.micro.items()} == dict.fromkeys(CANARIES, 3)

@@ -12,10 +12,9 @@ from _campaigns import NAME, ToySuite, toy_cell
 
 from calibrate import measure
 from calibrate.measure import made_ready, measure_rounds
-from calibrate.samples import SampleLog, SampleWriter, header_of
+from calibrate.samples import SampleLog
 from calibrate.terminal import Deadline
 from rlxjax import clock
-from rlxjax.calibration import current_fingerprint
 
 CELLS = [toy_cell(rows, 64) for rows in (1, 2, 3, 4, 5)]
 NAMES = [cell.name for cell in CELLS]
@@ -38,21 +37,21 @@ def campaign(tmp_path, monkeypatch):
     """A campaign whose visits are recorded instead of timed."""
     order, ticks = [], itertools.count(1)
     monkeypatch.setattr(measure, "visit_ns", lambda program: order.append(program) or [next(ticks)])
-    monkeypatch.setattr(measure, "CanaryWatch", lambda writer: types.SimpleNamespace(look=lambda: None))
-    log = SampleLog(header_of(SUITE, NAME, current_fingerprint()))
-    with SampleWriter(tmp_path / "x.toy.samples.jsonl", log, append=False) as writer:
-        writer.cells(CELLS)
-        yield log, writer, order
+    monkeypatch.setattr(measure, "CanaryWatch", lambda log: types.SimpleNamespace(look=lambda: None))
+    log = SampleLog.new(SUITE, NAME)
+    with log.kept_in(tmp_path / "x.toy.samples.jsonl", append=False):
+        log.keep_cells(CELLS)
+        yield log, order
 
 
-def run_rounds(writer, deadline, seed=0):
+def run_rounds(log, deadline, seed=0):
     programs = {name: name for name in NAMES}
-    measure_rounds(writer, programs, deadline, np.random.default_rng(seed), lambda: None)
+    measure_rounds(log, programs, deadline, np.random.default_rng(seed), lambda: None)
 
 
 def test_every_round_visits_every_cell_once_in_a_new_order(campaign):
-    log, writer, order = campaign
-    run_rounds(writer, StepsLeft(1 + 5 * (1 + len(CELLS))))
+    log, order = campaign
+    run_rounds(log, StepsLeft(1 + 5 * (1 + len(CELLS))))
     rounds = [tuple(order[i : i + len(CELLS)]) for i in range(0, len(order), len(CELLS))]
     assert all(sorted(visited) == NAMES for visited in rounds)
     assert len(set(rounds)) > 1
@@ -60,18 +59,18 @@ def test_every_round_visits_every_cell_once_in_a_new_order(campaign):
 
 
 def test_after_one_round_measuring_stops_within_the_next_which_is_finished_first_when_it_goes_on(campaign):
-    log, writer, order = campaign
-    run_rounds(writer, StepsLeft(0))
+    log, order = campaign
+    run_rounds(log, StepsLeft(0))
     assert len(log.complete_rounds()) == 1
-    run_rounds(writer, StepsLeft(1 + 3))
+    run_rounds(log, StepsLeft(1 + 3))
     assert len(order) == len(CELLS) + 3
     assert len(log.complete_rounds()) == 1
-    run_rounds(writer, StepsLeft(1 + 2), seed=1)
+    run_rounds(log, StepsLeft(1 + 2), seed=1)
     assert collections.Counter(order[: 2 * len(CELLS)]) == dict.fromkeys(NAMES, 2)
 
 
 def test_ctrl_c_ends_the_measuring_and_keeps_what_was_measured(campaign, monkeypatch):
-    log, writer, _ = campaign
+    log, _ = campaign
     ticks = itertools.count()
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -83,7 +82,7 @@ def test_ctrl_c_ends_the_measuring_and_keeps_what_was_measured(campaign, monkeyp
     monkeypatch.setattr(measure, "visit_ns", visit)
     deadline = StepsLeft(1000)
     try:
-        run_rounds(writer, deadline)
+        run_rounds(log, deadline)
     finally:
         signal.signal(signal.SIGINT, handler)
     assert deadline.interrupted

@@ -8,7 +8,7 @@ from _campaigns import NAME, SUITE, toy_cell
 from typer.testing import CliRunner
 
 from calibrate.cli import app
-from calibrate.samples import Canary, Micro, SampleLog, SampleWriter, Visit, check_resumable, header_of, read_samples
+from calibrate.samples import Canary, Micro, SampleLog, Visit, read_samples, resumed
 from rlxjax.calibration import current_fingerprint
 
 CELLS = [toy_cell(4, 64), toy_cell(4, 64, "one_by_one", held_out=True)]
@@ -16,18 +16,18 @@ ONE, OTHER = (cell.name for cell in CELLS)
 
 
 def new_log():
-    return SampleLog(header_of(SUITE, NAME, current_fingerprint()))
+    return SampleLog.new(SUITE, NAME)
 
 
 def write(path, *lines, log=None):
     """Write samples of both cells; a line is a visit by its round, cell and times, or anything else that is kept."""
     log = log or new_log()
-    with SampleWriter(path, log, append=False) as writer:
-        writer.cells(CELLS)
+    with log.kept_in(path, append=False):
+        log.keep_cells(CELLS)
         for line in lines:
             if isinstance(line, tuple):
                 line = Visit(round=line[0], cell=line[1], times_ns=line[2])
-            writer.cells(line) if isinstance(line, list) else writer.keep(line)
+            log.keep_cells(line) if isinstance(line, list) else log.keep(line)
     return log
 
 
@@ -64,7 +64,7 @@ def test_without_a_whole_round_the_longest_counts_and_dropped_cells_do_not(tmp_p
     cells, visits = write(tmp_path / "g.toy.samples.jsonl", (0, OTHER, [1]), CELLS[:1], (0, ONE, [2])).timed()
     assert (cells, visits.time_ns.tolist()) == (CELLS[:1], [2.0])
     assert new_log().timed()[0] == []
-    assert not new_log().is_complete([])
+    assert not new_log().complete_rounds()
 
 
 def test_a_file_cut_anywhere_after_its_header_loses_at_most_one_line_and_goes_on_from_there(written):
@@ -78,9 +78,9 @@ def test_a_file_cut_anywhere_after_its_header_loses_at_most_one_line_and_goes_on
         assert kept == content[:length].count(b"\n") - 1
         assert path.read_bytes() == content[: content[:length].rfind(b"\n") + 1]
     log = read_samples(path, mend_tail=True)
-    with SampleWriter(path, log, append=True) as writer:
+    with log.kept_in(path, append=True):
         for count in range(1, 4):  # every line is on disk before the next sample
-            writer.keep(Visit(round=2, cell=OTHER, times_ns=[count, 5]))
+            log.keep(Visit(round=2, cell=OTHER, times_ns=[count, 5]))
             assert json.loads(path.read_text().splitlines()[-1])["times_ns"] == [count, 5]
             assert read_samples(path) == log
 
@@ -169,7 +169,7 @@ def test_a_bad_line_ends_the_resumed_job_in_one_line(written):
 
 def test_samples_of_another_machine_grid_suite_or_version_are_not_resumed(written):
     path, log = written
-    check_resumable(log, path, log.header, CELLS)
+    assert resumed(path, log.header, CELLS) == log
     here = current_fingerprint().model_copy(update={"jax": "0.1"})
     for change, said in (
         ({"fingerprint": here}, "'0.1' here"),
@@ -179,7 +179,7 @@ def test_samples_of_another_machine_grid_suite_or_version_are_not_resumed(writte
         ({"given": {"a.json": "0" * 64}}, "other learned models"),
     ):
         with pytest.raises(ValueError, match=said) as refusal:
-            check_resumable(log, path, log.header.model_copy(update=change), CELLS)
+            resumed(path, log.header.model_copy(update=change), CELLS)
         assert "leave out --resume to start anew" in str(refusal.value) or "--model" in str(refusal.value)
     with pytest.raises(ValueError, match="another grid"):
-        check_resumable(log, path, log.header, CELLS[:1])
+        resumed(path, log.header, CELLS[:1])

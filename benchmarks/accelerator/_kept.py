@@ -17,7 +17,7 @@ from benchmarks._common import write
 from calibrate.campaign import affordable
 from calibrate.machine import time_micro
 from calibrate.measure import Ready, made_ready, measure_rounds
-from calibrate.samples import SampleLog, SampleWriter, header_of, samples_path
+from calibrate.samples import SampleLog, samples_path
 from calibrate.terminal import Deadline
 from rlxjax.calibration import current_fingerprint
 from rlxjax.clock import QUARTILE, mean_ns, visit_ns
@@ -134,13 +134,13 @@ class Run:
             KeyboardInterrupt: after the file was closed.
         """
         path = samples_path(self.folder / f"{self.name}.json", suite.model.name)
-        log, rng, deadline = SampleLog(header_of(suite, name, current_fingerprint())), seeded(), Deadline(until_s)
-        with SampleWriter(path, log, append=False) as writer:
-            time_micro(writer)
+        log, rng, deadline = SampleLog.new(suite, name), seeded(), Deadline(until_s)
+        with log.kept_in(path, append=False):
+            time_micro(log)
             ready = self.made_ready(suite, cells, time.perf_counter() + READY_SHARE * deadline.left_s())
             chosen, slow = affordable(cells, ready, deadline.left_s())
-            writer.cells([cell for cell in suite.cells() if cell.name in {one.name for one in chosen}])
-            refused = measure_rounds(writer, ready.programs, deadline, rng, lambda: None)
+            log.keep_cells([cell for cell in suite.cells() if cell.name in {one.name for one in chosen}])
+            refused = measure_rounds(log, ready.programs, deadline, rng, lambda: None)
         say(
             path.name, len(log.cells), "cells,", len(log.complete_rounds()), "rounds; too slow", slow, "failed", refused
         )

@@ -9,8 +9,7 @@ import numpy as np
 
 from calibrate.decisions import decided_here, in_words
 from calibrate.explanation import crossed, flip_notes, flips_title, margin, possible
-from calibrate.judge import said_of_pace, verdict_on, what_pays
-from calibrate.outcome import ERROR_COLUMNS
+from calibrate.judge import ERROR_COLUMNS, said_of_pace, verdict_on, what_pays
 from rlxjax import plot
 from rlxjax.calibration import (
     CalibratedModel,

@@ -1,21 +1,37 @@
-"""The suites that `rlxjax calibrate` times: those that ship, those of installed packages, and a user's by module."""
+"""What a command line names: suites to time, latency models, functions of modules, and arrays by dtype and shape."""
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import importlib
+import math
+import operator
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path as FilePath
+from typing import Any
 
-from calibrate.named import named, users_code
+import jax
+import jax.numpy as jnp
+
 from rlxjax.calibration import CalibrationFile
 from rlxjax.fit import LatencyModel, Suite
 from rlxjax.models import BUILT_IN
 
 #: The entry points by which an installed package offers suites.
 ENTRY_POINTS = "rlxjax.suites"
+#: Dtypes by the names that JAX prints.
+DTYPES = {
+    **{f"f{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    **{f"{kind}{bits}": f"{word}{bits}" for kind, word in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)},
+    **{"bf16": "bfloat16", "c64": "complex64", "c128": "complex128", "bool": "bool"},
+}
+_SHAPE = re.compile(r"(\w+)\[\s*(\d{1,18}(?:\s*,\s*\d{1,18})*)?\s*\]", re.ASCII)
 
 
 def suite_of(name: str, models: Sequence[FilePath] = ()) -> Suite:
     """Return a suite that a command line names: `module:NAME` is imported, from the current folder too."""
-    return _installed(name, models) or _checked(named(name, "--suite"), name)
+    return _installed(name, models) or _suite(named(name, "--suite"), name)
 
 
 def suite_of_file(name: str, model: str, given: Iterable[Suite] = ()) -> Suite:
@@ -39,11 +55,11 @@ def _installed(name: str, models: Sequence[FilePath] = ()) -> Suite | None:
     for entry in metadata.entry_points(group=ENTRY_POINTS, name=name):
         with users_code(f"--suite: the entry point {name} does not load"):
             found = entry.load()
-        return _checked(found, name)
+        return _suite(found, name)
     return None
 
 
-def _checked(found: object, name: str) -> Suite:
+def _suite(found: Any, name: str) -> Suite:
     found = found() if isinstance(found, type) else found
     if not isinstance(found, Suite):
         raise ValueError(f"--suite: expected a rlxjax.Suite, {name} is of type {type(found).__name__}")
@@ -67,12 +83,64 @@ def models_of(content: CalibrationFile, given: Sequence[Suite] = ()) -> tuple[li
 
 def latency_model(name: str) -> LatencyModel:
     """Return a latency model by its name, or by `module:NAME`."""
-    if ":" not in name:
-        if name not in BUILT_IN:
-            raise ValueError(f"--model: expected one of {', '.join(BUILT_IN)}, or module:NAME, got {name!r}")
+    if name in BUILT_IN:
         return BUILT_IN[name]
+    if ":" not in name:
+        raise ValueError(f"--model: expected one of {', '.join(BUILT_IN)}, or module:NAME, got {name!r}")
     found = named(name, "--model")
     found = found() if isinstance(found, type) else found
     if not hasattr(found, "terms_ns"):
         raise ValueError(f"--model: expected a rlxjax.LatencyModel, {name} is of type {type(found).__name__}")
     return found
+
+
+def named(text: str, what: str, kind: Any = object) -> Any:
+    """Return what `module:name` names, a function where that is asked; the module may lie in the current folder."""
+    module_name, _, name = text.partition(":")
+    if not (module_name and name):
+        raise ValueError(f"{what}: expected module:name, got {text!r}")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    with users_code(f"{what}: {module_name} does not import"):
+        module = importlib.import_module(module_name)
+    with users_code(f"{what}: {module_name} has no {name!r}"):
+        found = operator.attrgetter(name)(module)
+    if not isinstance(found, kind):
+        raise ValueError(f"{what}: expected a function, {text} is of type {type(found).__name__}")
+    return found
+
+
+@contextlib.contextmanager
+def users_code(refusal: str) -> Iterator[None]:
+    """Run a user's code, which may raise anything, and may exit."""
+    try:
+        yield
+    except BaseException as error:  # noqa: BLE001
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"{refusal} ({type(error).__name__}: {reason})") from None
+
+
+def arguments_of(shapes: list[str], tuple_name: str | None) -> tuple[Any, ...]:
+    """Return the arguments that a command line gives, as shapes or by the name of a tuple."""
+    if tuple_name is None:
+        return tuple(map(shape_of, shapes))
+    if shapes:
+        raise ValueError("--args: expected either --arg or --args, got both")
+    found = named(tuple_name, "--args")
+    if callable(found):
+        with users_code(f"--args: {tuple_name} does not return"):
+            found = found()
+    if not isinstance(found, tuple):
+        raise ValueError(f"--args: expected a tuple from {tuple_name}, got {type(found).__name__}")
+    return found
+
+
+def shape_of(text: str) -> jax.ShapeDtypeStruct:
+    """Return the shape and dtype that a text such as `f32[1024,256]` says; `key[]` is a random key."""
+    match = _SHAPE.fullmatch(text.strip())
+    shape = tuple(map(int, match[2].split(","))) if match and match[2] else ()
+    if match is None or match[1] not in (*DTYPES, "key") or math.prod(shape) > 2**59:
+        what = "a dtype and a shape, of 2**59 elements at most, as f32[1024,256] or key[]"
+        raise ValueError(f"--arg: expected {what}, got {text!r}")
+    dtype = jax.eval_shape(lambda: jax.random.key(0)).dtype if match[1] == "key" else jnp.dtype(DTYPES[match[1]])
+    return jax.ShapeDtypeStruct(shape, dtype)
