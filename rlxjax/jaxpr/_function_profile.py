@@ -1,8 +1,7 @@
 """The profile of any JAX function: what it computes and moves, counted from its jaxpr and from what XLA makes of it."""
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,11 @@ from rlxjax._values import FrozenDict
 from rlxjax.graph import GraphIoProfile
 from rlxjax.targets import CompiledFor, TargetDevice, check_compiler, compile_for, target_device
 
+from ._kernels import kernel_groups
 from ._primitives import lowered
 from ._profile import Disagreement, FunctionProfile, TargetProfile, dearest_first
 from ._rules import nbytes
-from ._totals import TripCounts, Trips, add_row
+from ._totals import CYCLES, FUSED_BYTES, SYNC_POINTS, TRIPS, TripCounts, Trips
 from ._walk import Walk
 from ._xla import CompiledProgram
 
@@ -83,10 +83,8 @@ def profile_function(
     written = _as_written(program, trips, strict)
     if level == "jaxpr":
         return written
-    if target is None:
-        return _as_compiled(written, program, trips.by_line())
-    made = compile_for(fn, *args, target=target, **kwargs)
-    return _as_compiled_for(written, made, trips.by_line())
+    made = None if target is None else compile_for(fn, *args, target=target, **kwargs)
+    return _as_compiled(written, program, made, trips.by_line())
 
 
 def _as_written(program: Any, trips: Trips, strict: bool) -> FunctionProfile:
@@ -100,49 +98,48 @@ def _as_written(program: Any, trips: Trips, strict: bool) -> FunctionProfile:
     walk = Walk(trips, dict(zip(jaxpr.constvars, closed.consts, strict=True)))
     totals = walk.totals(jaxpr, donated)
     trips.check_used()
-    uncosted = dict(totals.uncosted.most_common())
+    uncosted, sums = dict(totals.uncosted.most_common()), totals.sums()
     if strict and uncosted:
         named = ", ".join(f"{name} ({times} times)" for name, times in uncosted.items())
         raise ValueError(f"strict: expected a rule for every primitive, got none for {named}; see register_rule")
-    sums = totals.sums()
-    loops = (loop._replace(starts=totals.loop_starts.get(i, 0)) for i, loop in enumerate(walk.loops))
+    costed = totals.equations - totals.uncosted.total()
+    result_bytes = nbytes(*(var.aval for var in jaxpr.outvars))
     return FunctionProfile(
-        io=GraphIoProfile(
-            sums.launches, totals.sync_points, sum(nbytes(var.aval) for var in jaxpr.outvars), sums.bytes or 0
-        ),
+        io=GraphIoProfile(sums.launches, totals.work[SYNC_POINTS], result_bytes, sums.bytes or 0),
         flops=sums.flops,
         transcendentals=sums.transcendentals,
         integer_ops=sums.integer_ops,
-        fused_traffic_bytes=totals.fused_bytes,
+        fused_traffic_bytes=totals.work[FUSED_BYTES],
         peak_bytes=totals.argument_bytes + totals.temp_bytes,
-        by_family=dearest_first(totals.families, sums),
-        by_line=dearest_first(totals.lines, sums),
-        coverage_equations=_share(totals.equations - totals.uncosted.total(), totals.equations),
-        coverage_bytes=_share(totals.counted_bytes, totals.all_bytes),
+        by_family=dearest_first(totals.rows("family")),
+        by_line=dearest_first(totals.rows("line")),
+        coverage_equations=costed / totals.equations if totals.equations else 1.0,
+        coverage_bytes=totals.counted_bytes / totals.all_bytes if totals.all_bytes else 1.0,
         equations=totals.equations,
         uncosted=FrozenDict(uncosted),
-        unknown_loops=tuple(loops),
+        unknown_loops=tuple(loop._replace(starts=totals.loop_starts.get(i, 0)) for i, loop in enumerate(walk.loops)),
         branches=tuple(totals.spreads.values()),
-        kernels=totals.kernels.groups(),
-        trips=totals.trips,
+        kernels=kernel_groups(totals.work),
+        trips=totals.work[TRIPS],
         static_ops=totals.static_ops,
         arrays=len(jaxpr.invars) + len(jaxpr.outvars),
         results=len(jaxpr.outvars),
     )
 
 
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else 1.0
-
-
-def _as_compiled(written: FunctionProfile, traced: Any, trips: Mapping[str, int]) -> FunctionProfile:
-    """Return the profile of a traced function by what XLA makes of it, operations by its equations."""
+def _compiled_here(traced: Any) -> tuple[str, int, Mapping[str, float]]:
+    """Return what XLA makes of a traced function for JAX's default backend: its text, peak bytes, and own figures."""
+    # Compile anew what JAX's persistent cache holds with the lines of another file, or of an older one.
+    name = "jax_compilation_cache_include_metadata_in_key"
+    before = getattr(jax.config, name)
+    jax.config.update(name, True)
     try:
-        with _lines_in_the_cache_key():
-            made = traced.lower().compile()
+        made = traced.lower().compile()
     except Exception as error:  # noqa: BLE001  (lowering rules and compilers may raise anything)
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(f"fn: the compiler failed with {type(error).__name__}: {reason}") from error
+    finally:
+        jax.config.update(name, before)
     shardings = jax.tree.leaves((made.input_shardings, made.output_shardings))
     devices = max((len(sharding.device_set) for sharding in shardings), default=1)
     if devices != 1:
@@ -150,70 +147,40 @@ def _as_compiled(written: FunctionProfile, traced: Any, trips: Mapping[str, int]
     if (memory := made.memory_analysis()) is None:
         raise ValueError("level: 'compiled' is not available: XLA does not say what memory the program needs")
     used_bytes = memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
-    program = CompiledProgram(made.as_text() or "", trips, _NO_USERS)
-    return _profile(written, program, used_bytes - memory.alias_size_in_bytes, made.cost_analysis() or {})
+    return made.as_text() or "", used_bytes - memory.alias_size_in_bytes, made.cost_analysis() or {}
 
 
-def _as_compiled_for(written: FunctionProfile, made: CompiledFor, trips: Mapping[str, int]) -> FunctionProfile:
-    """Return the profile of a function by what a compiler made of it for a target; see `_as_compiled`."""
-    program = CompiledProgram(made.text, trips, _NO_USERS, made.target.platform)
-    found = _profile(written, program, made.peak_bytes, made.costs, made.devices)
-    estimates, left_out = _checked(made, program)
-    target = TargetProfile(
-        device=made.target,
-        devices=made.devices,
-        argument_bytes=made.argument_bytes,
-        output_bytes=made.output_bytes,
-        temporary_bytes=made.temporary_bytes,
-        peak_bytes=made.peak_bytes,
-        collectives=FrozenDict(program.collectives),
-        cycles=int(estimates["cycles"]) if "cycles" in estimates else None,
-        estimates=FrozenDict(estimates),
-        left_out=FrozenDict(left_out),
-        compiler=made.compiler,
-        compile_seconds=made.seconds,
-        gpu=program.gpu if made.target.platform == "cuda" else None,
-    )
-    return dataclasses.replace(found, target=target)
-
-
-def _profile(
-    written: FunctionProfile, program: CompiledProgram, peak_bytes: int, costs: Mapping[str, float], devices: int = 0
+def _as_compiled(
+    written: FunctionProfile, traced: Any, made: CompiledFor | None, trips: Mapping[str, int]
 ) -> FunctionProfile:
-    """Return a profile with the launches, traffic and memory of a compiled program."""
+    """Return a profile by what a compiler made of the function, for a target or here; operations by its equations."""
+    if made is None:
+        text, peak_bytes, costs = _compiled_here(traced)
+        program = CompiledProgram(text, trips, _NO_USERS)
+    else:
+        peak_bytes, costs = made.peak_bytes, made.costs
+        program = CompiledProgram(made.text, trips, _NO_USERS, made.target.platform)
     totals = program.totals
     sums = totals.sums()
+    for what, counted in (("family", written.by_family), ("line", written.by_line)):
+        for name, counts in counted.items():
+            for place, count in enumerate(counts[:3] if any(counts[:3]) else ()):
+                totals.work[what, name, place] += count
     compiled = dataclasses.replace(
         written,
         io=dataclasses.replace(written.io, kernel_launches=sums.launches, device_traffic_bytes=sums.bytes or 0),
         fused_traffic_bytes=sums.bytes or 0,
         peak_bytes=peak_bytes,
+        by_family=dearest_first(totals.rows("family")),
+        by_line=dearest_first(totals.rows("line")),
         unknown_loops=tuple(program.unknown_loops),
         branches=tuple(totals.spreads.values()),
         level="compiled",
+        target=None if made is None else _on_target(made, program),
     )
-    for rows, counted in ((totals.families, written.by_family), (totals.lines, written.by_line)):
-        for name, counts in counted.items():
-            if any(counts[:3]):
-                add_row(rows, name, counts._replace(bytes=0, launches=0))
     return dataclasses.replace(
-        compiled,
-        by_family=dearest_first(totals.families, totals.sums()),
-        by_line=dearest_first(totals.lines, totals.sums()),
-        disagreements=_disagreements(written, compiled, program, costs, devices),
+        compiled, disagreements=_disagreements(written, compiled, program, costs, 0 if made is None else made.devices)
     )
-
-
-@contextlib.contextmanager
-def _lines_in_the_cache_key() -> Iterator[None]:
-    """Compile anew what JAX's persistent cache holds with the lines of another file, or of an older one."""
-    name = "jax_compilation_cache_include_metadata_in_key"
-    before = getattr(jax.config, name)
-    jax.config.update(name, True)
-    try:
-        yield
-    finally:
-        jax.config.update(name, before)
 
 
 def _disagreements(
@@ -248,38 +215,48 @@ def _disagreements(
     return tuple(found)
 
 
-def _checked(made: CompiledFor, program: CompiledProgram) -> tuple[dict[str, float], dict[str, str]]:
-    """Return XLA's own figures that make sense, and those that make none with the reason."""
+def _on_target(made: CompiledFor, program: CompiledProgram) -> TargetProfile:
+    """Return what a program takes of its target, with those of XLA's own figures that make sense."""
     moved = program.totals.sums().bytes or 0
     least_ns = moved / made.target.bandwidth_bytes_per_ns
+    figures = {name: made.costs.get(name) for name in ("flops", "bytes accessed", "optimal_seconds")}
+    times_ns = {"optimal_seconds": 1e9 * (figures["optimal_seconds"] or 0.0)}
+    if made.target.platform == "tpu":
+        cycles = figures["cycles"] = float(program.totals.work[CYCLES])
+        times_ns["cycles"] = cycles / made.target.clock_ghz
     estimates: dict[str, float] = {}
     left_out: dict[str, str] = {}
-
-    def check(name: str, value: float | None, time_ns: float | None, counts_loops: bool) -> None:
+    for name, value in figures.items():
         if value is None:
-            return
+            continue
         if not value > 0:
             left_out[name] = f"it is {value:g}"
-        elif program.loops and not counts_loops:
+        elif program.loops and name != "cycles":
             left_out[name] = f"it is {value:.6g} and counts the body of a loop once"
-        elif time_ns is not None and time_ns < least_ns:
+        elif times_ns.get(name, least_ns) < least_ns:
             left_out[name] = (
-                f"it is {time_ns / 1e3:,.4g} us, less than the {least_ns / 1e3:,.4g} us in which the device's memory "
-                f"moves the {moved / 1e6:,.4g} MB of its kernels"
+                f"it is {times_ns[name] / 1e3:,.4g} us, less than the {least_ns / 1e3:,.4g} us in which the device's "
+                f"memory moves the {moved / 1e6:,.4g} MB of its kernels"
             )
+        elif name == "cycles" and program.unknown_loops:
+            left_out[name] = f"it is {value:,.0f} without loops of unknown length"
         else:
             estimates[name] = value
-
-    for name in ("flops", "bytes accessed"):
-        check(name, made.costs.get(name), None, False)
-    seconds = made.costs.get("optimal_seconds")
-    check("optimal_seconds", seconds, None if seconds is None else 1e9 * seconds, False)
-    if made.target.platform == "tpu":
-        cycles = program.totals.cycles
-        check("cycles", float(cycles), cycles / made.target.clock_ghz, True)
-        if program.unknown_loops and "cycles" in estimates:
-            left_out["cycles"] = f"it is {estimates.pop('cycles'):,.0f} without loops of unknown length"
-        elif program.no_cycles and "cycles" in estimates:
-            missing = ", ".join(program.no_cycles)
-            left_out["cycles of some instructions"] = f"the compiler gives none for {missing}, which the sum leaves out"
-    return estimates, left_out
+    if "cycles" in estimates and program.no_cycles:
+        missing = ", ".join(program.no_cycles)
+        left_out["cycles of some instructions"] = f"the compiler gives none for {missing}, which the sum leaves out"
+    return TargetProfile(
+        device=made.target,
+        devices=made.devices,
+        argument_bytes=made.argument_bytes,
+        output_bytes=made.output_bytes,
+        temporary_bytes=made.temporary_bytes,
+        peak_bytes=made.peak_bytes,
+        collectives=FrozenDict(program.collectives),
+        cycles=int(estimates["cycles"]) if "cycles" in estimates else None,
+        estimates=FrozenDict(estimates),
+        left_out=FrozenDict(left_out),
+        compiler=made.compiler,
+        compile_seconds=made.seconds,
+        gpu=program.gpu if made.target.platform == "cuda" else None,
+    )

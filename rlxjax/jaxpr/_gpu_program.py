@@ -4,6 +4,7 @@ import dataclasses
 import enum
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -163,46 +164,30 @@ _SOLVERS = tuple(map(GpuKernelKind, ("triangular solve", "cholesky", "lu", "qr",
 _IN_GRAPHS = tuple(map(GpuKernelKind, ("elementwise", "reduction", "scatter", "copy", "product")))
 
 
-class GpuLaunches:
-    """Adds up what parts of a program launch, in the order in which they run."""
+def gpu_kernels(
+    instruction: Instruction, computation: Computation, fused: Computation | None, commands: Counter[str]
+) -> list[GpuKernel]:
+    """Return the kernels of an instruction, with what it fuses, and add what the host commands for them."""
+    kernel = _kernel(instruction, computation, fused)
+    kernels, transform = [kernel], _FFT.search(instruction.attributes)
+    if kernel.kind is GpuKernelKind.SORT:  # in place, so that what is sorted is copied
+        kernels = [GpuKernel(GpuKernelKind.COPY, 1, False, kernel.read_bytes, kernel.read_bytes), kernel]
+    elif kernel.kind is GpuKernelKind.FFT and transform and transform[1].startswith("I"):  # scaled by cuBLAS
+        kernels.append(GpuKernel(GpuKernelKind.SCALE, 1, True, kernel.written_bytes, kernel.written_bytes))
+    forks = instruction.opcode.endswith("-start")
+    if kernel.kind in _IN_GRAPHS:
+        commands.update({"row": 1, "row forks": forks})
+    else:
+        commands["forks"] += forks
+        end_row(commands)
+    return kernels
 
-    def __init__(self) -> None:
-        self.kernels: list[GpuKernel] = []
-        self.graphs = self.grouped = self.forks = self.readbacks = 0
-        self._row = self._row_forks = 0  # commands that follow each other and that one graph may hold
 
-    def add(self, instruction: Instruction, computation: Computation, fused: Computation | None) -> None:
-        """Add the kernels of an instruction, with what it fuses."""
-        kernel = _kernel(instruction, computation, fused)
-        transform = _FFT.search(instruction.attributes)
-        if kernel.kind is GpuKernelKind.SORT:  # in place, so that what is sorted is copied
-            copied = kernel.read_bytes
-            self.kernels.append(GpuKernel(GpuKernelKind.COPY, 1, read_bytes=copied, written_bytes=copied))
-        self.kernels.append(kernel)
-        if kernel.kind is GpuKernelKind.FFT and transform and transform[1].startswith("I"):  # scaled by cuBLAS
-            self.kernels.append(GpuKernel(GpuKernelKind.SCALE, 1, True, kernel.written_bytes, kernel.written_bytes))
-        forks = instruction.opcode.endswith("-start")
-        if kernel.kind in _IN_GRAPHS:
-            self._row, self._row_forks = self._row + 1, self._row_forks + forks
-        else:
-            self.forks += forks
-            self.end_row()
-
-    def end_row(self) -> None:
-        """Make a graph of the commands that follow each other, if they are enough."""
-        if self._row >= GRAPH_COMMANDS:
-            self.graphs, self.grouped = self.graphs + 1, self.grouped + self._row
-        else:
-            self.forks += self._row_forks
-        self._row = self._row_forks = 0
-
-    def add_all(self, other: "GpuLaunches", times: int) -> None:
-        """Add what another part launches, which runs so many times."""
-        self.kernels += (dataclasses.replace(each, launches=times * each.launches) for each in other.kernels)
-        self.graphs += times * other.graphs
-        self.grouped += times * other.grouped
-        self.forks += times * other.forks
-        self.readbacks += times * other.readbacks
+def end_row(commands: Counter[str]) -> None:
+    """Make a graph of the commands that follow each other, if they are enough."""
+    row, forks = commands.pop("row", 0), commands.pop("row forks", 0)
+    graph = {"graphs": 1, "grouped": row} if row >= GRAPH_COMMANDS else {"forks": forks}
+    commands.update(graph)
 
 
 def _kernel(instruction: Instruction, computation: Computation, fused: Computation | None) -> GpuKernel:

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from rlxjax._values import FrozenDict
 
 from ._primitives import is_outer_reduction
-from ._rules import Aval, Operation, OperationCounts, Rule, elements, is_real_on_one_side, number_kind
-from ._rules_algebra import LINEAR_ALGEBRA
+from ._rules import Operation, OperationCounts, Rule, elements, is_real_on_one_side, number_kind
 
 #: How a step may read its operand.
 SPREAD, EACH = "spread", "each"
@@ -21,6 +20,8 @@ TRANSPOSE, UNTILED = "transpose inner", ", untiled"
 BESIDE = "copy beside"
 #: Among the elements of kernels: the rows that their loops enter.
 ROWS = "rows"
+#: What gives another shape and repeats nothing.
+_NO_REPEATS = ("reshape", "transpose", "pad", "concatenate", "split")
 _NO_RESULTS = re.compile(rf" slices$| steps$| elements$|^{ROWS}$|^{TRANSPOSE}")
 
 
@@ -97,49 +98,39 @@ class Work(NamedTuple):
 NO_WORK = Work("", "", 4)
 
 
-class Kernels:
-    """Adds kernels up by kind."""
+def add_kernel(work: Counter[Any], moved_bytes: int, written_bytes: int, parts: Sequence[Work]) -> None:
+    """Add a kernel by what it moves and what it computes; the last step, whose result it keeps, comes first."""
+    last = parts[0]
+    kind = KernelKind(last.family, last.operation, last.itemsize, max(moved_bytes.bit_length() - 1, 0))
+    operations = sum(part.flops for part in parts), sum(part.integer_ops for part in parts)
+    for place, count in enumerate((1, moved_bytes, min(written_bytes, moved_bytes), *operations, 0)):
+        work["kernel", kind, place] += count
+    work["elements", kind, ROWS] += last.rows
+    untiled = UNTILED if any(part.has_broadcast for part in parts) else ""
+    for part in parts:
+        name = part.operation + (untiled if part.operation.startswith(TRANSPOSE) else "")
+        work["elements", kind, name] += part.elements
+        for name, count in part.also.items():
+            work["elements", kind, name] += count
 
-    def __init__(self) -> None:
-        self._groups: dict[KernelKind, tuple[list[int], Counter[str]]] = {}
 
-    def add(self, moved_bytes: int, written_bytes: int, parts: Sequence[Work]) -> None:
-        """Add one kernel by what it moves and what it computes; the last step, whose result it keeps, comes first."""
-        last = parts[0]
-        kind = KernelKind(last.family, last.operation, last.itemsize, max(moved_bytes.bit_length() - 1, 0))
-        operations = sum(part.flops for part in parts), sum(part.integer_ops for part in parts)
-        counted = self._add(kind, (1, moved_bytes, min(written_bytes, moved_bytes), *operations, 0))
-        counted[ROWS] += last.rows
-        untiled = UNTILED if any(part.has_broadcast for part in parts) else ""
-        for part in parts:
-            counted[part.operation + (untiled if part.operation.startswith(TRANSPOSE) else "")] += part.elements
-            counted.update(part.also)
+def mark_looped(work: Counter[Any]) -> None:
+    """Say of all kernels that a loop launches them."""
+    for what, kind, place in [*work]:
+        if (what, place) == ("kernel", 0):
+            work["kernel", kind, 5] = work["kernel", kind, 0]
 
-    def add_all(self, other: "Kernels", times: int) -> None:
-        """Add the kernels of another program that runs so many times."""
-        for kind, (counts, counted) in other._groups.items():
-            mine = self._add(kind, [times * count for count in counts])
-            mine.update({name: times * count for name, count in counted.items()})
 
-    def mark_looped(self) -> None:
-        """Say of all kernels that a loop launches them."""
-        for counts, _ in self._groups.values():
-            counts[-1] = counts[0]
-
-    def groups(self) -> tuple[KernelGroup, ...]:
-        """Return the groups in order of appearance."""
-        return tuple(
-            KernelGroup(kind, *counts, elements=dict(counted))
-            for kind, (counts, counted) in self._groups.items()
-            if counts[0]
-        )
-
-    def _add(self, kind: KernelKind, counts: Sequence[int]) -> Counter[str]:
-        """Add to the counts of a kind, and return the elements of it."""
-        mine, counted = self._groups.setdefault(kind, ([0] * 6, Counter()))
-        for i, count in enumerate(counts):
-            mine[i] += count
-        return counted
+def kernel_groups(work: Mapping[Any, int]) -> tuple[KernelGroup, ...]:
+    """Return the groups of kernels in order of appearance."""
+    found: dict[KernelKind, tuple[list[int], dict[str, int]]] = {}
+    for (what, kind, which), count in work.items():
+        if what in ("kernel", "elements"):
+            counts, computed = found.setdefault(kind, ([0] * 6, {}))
+            (counts if what == "kernel" else computed)[which] = count
+    return tuple(
+        KernelGroup(kind, *counts, elements=computed) for kind, (counts, computed) in found.items() if counts[0]
+    )
 
 
 #: Elements of the last axis that is moved there so that what they come from stays in a first cache.
@@ -152,14 +143,21 @@ _SET_BYTES, _SET_LINES = 2048, 256
 _FORETOLD = 8192
 
 
-def work_of(equation: Any, rule: Rule, counts: OperationCounts, op: Operation) -> Work:
-    """Return what an equation computes."""
-    name = _operation_of(equation, rule, op)
-    also = {f"{name} slices": rule.slices(op)} if rule.slices else {}
-    if rule.also:
-        also |= rule.also(op)
-    if rule.family == LINEAR_ALGEBRA:
-        also["matrix elements"] = _square_elements(op.operand)
+def work_of(name: str, rule: Rule, counts: OperationCounts, op: Operation) -> Work:
+    """Return what an equation computes, by the name of its primitive with what tells its cost."""
+    if rule.family == "reduction" and not is_outer_reduction(name, op):
+        name = f"{name} inner"
+    elif name in ("div", "rem") and number_kind(op.operand.dtype) == "integer":
+        name = f"{name} integer"
+    elif name in ("sin", "cos") and elements(op.result) <= _FORETOLD:
+        name = f"{name} foretold"
+    elif name == "fft" and is_real_on_one_side(op):
+        name = "fft real"
+    elif name == "transpose":
+        shape, last, itemsize = op.operand.shape, op.params["permutation"][-1], op.operand.dtype.itemsize
+        stride_bytes = math.prod(shape[last + 1 :]) * itemsize
+        if last < len(shape) - 1 and shape[last] > _FEW and stride_bytes >= _LINE_BYTES:
+            name = transposed(shape, last, itemsize)
     arrays = [aval for aval in (*op.inputs, *op.outputs) if getattr(aval, "shape", None) is not None]
     largest = max(arrays, key=lambda aval: (elements(aval), aval.dtype.itemsize), default=None)
     longest = max((aval for aval in arrays if aval.shape), key=elements, default=None)
@@ -171,7 +169,7 @@ def work_of(equation: Any, rule: Rule, counts: OperationCounts, op: Operation) -
         sum(map(elements, op.outputs)),
         counts.flops,
         counts.integer_ops,
-        also,
+        ({f"{name} slices": rule.slices(op)} if rule.slices else {}) | (rule.also(op) if rule.also else {}),
         has_broadcast=any(elements(aval) < most for aval in op.inputs),
         # A loop over each row of the largest array is entered anew.
         rows=elements(longest) // max(longest.shape[-1], 1) if longest is not None else 1,
@@ -183,25 +181,6 @@ def reordering(size_bytes: int) -> Work:
     return Work("movement", TRANSPOSE, 4, size_bytes // 4)
 
 
-def _operation_of(equation: Any, rule: Rule, op: Operation) -> str:
-    """Return the name of an equation's primitive, with what tells its cost."""
-    name = equation.primitive.name
-    if rule.family == "reduction" and not is_outer_reduction(equation):
-        return f"{name} inner"
-    if name in ("div", "rem") and number_kind(op.operand.dtype) == "integer":
-        return f"{name} integer"
-    if name in ("sin", "cos") and elements(op.result) <= _FORETOLD:
-        return f"{name} foretold"
-    if name == "fft" and is_real_on_one_side(op):
-        return "fft real"
-    if name == "transpose":
-        shape, last, itemsize = op.operand.shape, op.params["permutation"][-1], op.operand.dtype.itemsize
-        stride_bytes = math.prod(shape[last + 1 :]) * itemsize
-        if last < len(shape) - 1 and shape[last] > _FEW and stride_bytes >= _LINE_BYTES:
-            return transposed(shape, last, itemsize)
-    return name
-
-
 def transposed(shape: Sequence[int], axis: int, itemsize: int) -> str:
     """Return the name of reading an array along an axis that is not its last."""
     if math.prod(shape[axis + 1 :]) * itemsize % _SET_BYTES:
@@ -209,27 +188,22 @@ def transposed(shape: Sequence[int], axis: int, itemsize: int) -> str:
     return f"{TRANSPOSE} by {'sets' if shape[axis] <= _SET_LINES else 'pages'}"
 
 
-def reuse(equation: Any, rule: Rule) -> list[str]:
-    """Return how an equation reads each of its operands."""
+def reuse(name: str, rule: Rule, op: Operation) -> list[str]:
+    """Return how an equation reads each operand: `SPREAD` if it repeats it along an axis before its last one.
+
+    Along the last axis a loop keeps it.
+    """
     if rule.reads_part:
-        return [EACH] + [""] * (len(equation.invars) - 1)
-    return [_repeats(equation, rule, getattr(var.aval, "shape", ())) for var in equation.invars]
-
-
-def _repeats(equation: Any, rule: Rule, shape: tuple[int, ...]) -> str:
-    """Return whether an operand is repeated along an axis before its last one; along the last axis a loop keeps it."""
-    if rule.in_memory != 0 or rule.writes_memory or not equation.outvars or math.prod(shape) <= 1:
-        return ""
-    result = equation.outvars[0].aval.shape
-    placed = equation.params.get("broadcast_dimensions", range(len(result)))
-    if len(placed) != len(shape) or equation.primitive.name in ("reshape", "transpose", "pad", "concatenate", "split"):
-        return ""
-    kept = [axis for axis, size in zip(placed, shape, strict=True) if size == result[axis] and size > 1]
-    repeated = [axis for axis, size in enumerate(result) if axis not in kept and size > 1]
-    return SPREAD if any(axis < max(kept, default=-1) for axis in repeated) else ""
-
-
-def _square_elements(aval: Aval) -> int:
-    """Return the elements of the largest squares in matrices; of what is no matrix, its elements."""
-    *_, rows, columns = (1, 1, *aval.shape)
-    return elements(aval) * min(rows, columns) // max(rows, columns, 1) if len(aval.shape) > 1 else elements(aval)
+        return [EACH] + [""] * (len(op.inputs) - 1)
+    if rule.in_memory != 0 or rule.writes_memory or not op.outputs or name in _NO_REPEATS:
+        return [""] * len(op.inputs)
+    result, hows = op.result.shape, []
+    placed = op.params.get("broadcast_dimensions", range(len(result)))
+    for shape in (getattr(aval, "shape", ()) for aval in op.inputs):
+        how = ""
+        if math.prod(shape) > 1 and len(placed) == len(shape):
+            kept = [axis for axis, size in zip(placed, shape, strict=True) if size == result[axis] > 1]
+            repeated = (axis for axis, size in enumerate(result) if axis not in kept and size > 1)
+            how = SPREAD if any(axis < max(kept, default=-1) for axis in repeated) else ""
+        hows.append(how)
+    return hows

@@ -1,26 +1,23 @@
 """Numbers that are known before a program runs, and how often a loop turns whose test they decide."""
 
-import bisect
-import functools
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from ._primitives import CALLS, called_jaxpr, is_literal, opened
 from ._rules import elements, names, number_kind
 
 #: A number, or None where it is not known.
 Number = bool | int | float | None
-#: Turns that are no longer counted, operations that are done at most to follow a loop turn by turn, and numbers of one.
-_MOST_TURNS, _MOST_FOLLOWED, _MOST_PLACES = 2**62, 50_000, 200_000
+#: Turns that are no longer counted, and operations that are done at most to follow a loop turn by turn.
+_MOST_TURNS, _MOST_FOLLOWED = 2**62, 50_000
 #: Whole floats up to here are exact, however a compiler rounds.
 _EXACT = 2**24
 #: What operations raise on numbers of which they are not sure.
-_UNSURE = (TypeError, ValueError, ArithmeticError, LookupError, RecursionError)
+_UNSURE = (TypeError, ValueError, ArithmeticError, LookupError)
 
 
 def _quotient(a: Any, b: Any) -> Any:
@@ -60,20 +57,21 @@ def number_of(value: Any) -> Number:
 
 def known_result(equation: Any, numbers: Sequence[Number]) -> Number:
     """Return the result of an equation, None where it is not one known number."""
+    aval = equation.outvars[0].aval if equation.outvars else None
+    if None in numbers or elements(aval) != 1:
+        return None
     try:
-        return _result(equation, numbers, wraps=True)
+        return _result(equation.primitive.name, aval.dtype, numbers, wraps=True)
     except _UNSURE:
         return None
 
 
-def _result(equation: Any, numbers: Sequence[Number], wraps: bool) -> Any:
-    """Return the result of an equation; raise one of `_UNSURE` where it is not one known number.
+def _result(name: str, dtype: Any, numbers: Sequence[Number], wraps: bool) -> Any:
+    """Return the result of an operation; raise one of `_UNSURE` where it is not one known number.
 
     An integer may leave its type, and come in again at the other end, only if it `wraps`.
     """
-    if None in numbers or elements(equation.outvars[0].aval) != 1:
-        raise LookupError
-    number, dtype = _OPERATIONS[equation.primitive.name](*numbers), equation.outvars[0].aval.dtype
+    number = _OPERATIONS[name](*numbers)
     if jnp.issubdtype(dtype, np.integer):
         least, most = int(jnp.iinfo(dtype).min), int(jnp.iinfo(dtype).max)
         if not least <= number <= most and (isinstance(number, float) or not wraps):
@@ -86,132 +84,117 @@ def _result(equation: Any, numbers: Sequence[Number], wraps: bool) -> Any:
     return float(number)
 
 
+class Scalar(NamedTuple):
+    """An operation on single numbers by the name of its primitive: the type that it gives, what it reads, and where."""
+
+    name: str
+    dtype: Any
+    reads: Sequence[Hashable]
+    place: Hashable
+
+
 class _Loop:
-    """The numbers by place that decide how often a `while` runs; its operands come first."""
+    """The numbers by place that decide how often a loop runs; see `turns`."""
 
-    def __init__(self, params: Mapping[str, Any], operands: Sequence[Number], constants: Mapping[Any, Any]) -> None:
-        of_test, carried = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-        test, body = opened(params["cond_jaxpr"]), opened(params["body_jaxpr"])
-        self._start, self._constants, self._reached = list[Any](operands), constants, set[int]()
-        self._test: list[tuple[Any, list[int], int]] = []
-        self._body: list[tuple[Any, list[int], int]] = []
-        places = [functools.partial(self._operand, place) for place in range(len(operands))]
-        self._holds = self._traced(test, places[:of_test] + places[carried:], self._test)(test.outvars[0])
-        after = self._traced(body, places[of_test:], self._body)
-        self._moves: dict[int, int] = {}
-        while left := [place for place in self._reached if place >= carried and place not in self._moves]:
-            self._moves |= {place: after(body.outvars[place - carried]) for place in left}
-        self._first = {place: self._start[place] for place in self._moves}
+    def __init__(
+        self,
+        test: Sequence[Scalar],
+        body: Sequence[Scalar],
+        holds: Hashable,
+        moves: Mapping[Hashable, Hashable],
+        known: Mapping[Hashable, Number],
+    ) -> None:
+        needed, size = {holds}, 0
+        while len(needed) > size:
+            size = len(needed)
+            for each in (*body[::-1], *test[::-1]):
+                needed.update(each.reads if each.place in needed and each.place not in known else ())
+            needed.update([moves[place] for place in needed if place in moves])
+        self._test, self._body = (
+            [each for each in side if each.place in needed and each.place not in known] for side in (test, body)
+        )
+        self._holds, self._known = holds, known
+        self._moves = {place: moves[place] for place in needed if place in moves}
+        self._first = {place: known[place] for place in self._moves}
 
-    def _operand(self, place: int) -> int:
-        if self._start[place] is None:
-            raise LookupError
-        self._reached.add(place)
-        return place
-
-    def _traced(self, jaxpr: Any, given: Sequence[Callable[[], int]], steps: list[Any]) -> Callable[[Any], int]:
-        """Return what gives the place of a variable of a jaxpr, and writes down the equations that make it."""
-        inputs = dict(zip(jaxpr.invars, given, strict=True))
-        makers = {var: equation for equation in jaxpr.eqns for var in equation.outvars}
-        calls: dict[int, Callable[[Any], int]] = {}
-        places: dict[Any, int] = {}
-
-        def at(var: Any) -> int:
-            if is_literal(var):
-                return self._new(number_of(var.val))
-            if var not in places:
-                places[var] = made(var)
-            return places[var]
-
-        def made(var: Any) -> int:
-            if var in inputs:
-                return inputs[var]()
-            if (equation := makers.get(var)) is None:
-                return self._new(number_of(self._constants.get(var)))
-            if equation.primitive.name in CALLS:
-                inner, operands = called_jaxpr(equation, equation.invars)
-                if id(equation) not in calls:
-                    calls[id(equation)] = self._traced(inner, [functools.partial(at, var) for var in operands], steps)
-                return calls[id(equation)](inner.outvars[equation.outvars.index(var)])
-            if equation.primitive.name not in _OPERATIONS or len(self._start) > _MOST_PLACES:
-                raise LookupError
-            steps.append((equation, list(map(at, equation.invars)), len(self._start)))
-            self._start.append(None)
-            return steps[-1][2]
-
-        return at
-
-    def _new(self, number: Number) -> int:
-        if number is None:
-            raise LookupError
-        self._start.append(number)
-        return len(self._start) - 1
-
-    def _values(self, steps: Sequence[Any], state: Mapping[int, Any], wraps: bool) -> list[Any]:
-        """Return the numbers that equations make of what is carried."""
-        values = self._start.copy()
-        for place, number in state.items():
-            values[place] = number
-        for equation, reads, place in steps:
-            values[place] = _result(equation, [values[read] for read in reads], wraps)
+    def _values(self, state: Mapping[Hashable, Any], wraps: bool, tests_only: bool = False) -> dict[Hashable, Any]:
+        """Return the numbers that operations make of what is carried."""
+        values: dict[Hashable, Any] = {**self._known, **state}
+        for each in self._test if tests_only else (*self._test, *self._body):
+            values[each.place] = _result(each.name, each.dtype, [values[read] for read in each.reads], wraps)
         return values
 
-    def _turned(self, state: Mapping[int, Any], wraps: bool) -> dict[int, Any]:
+    def _turned(self, values: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         """Return what is carried after one more turn."""
-        values = self._values(self._body, state, wraps)
         return {place: values[new] for place, new in self._moves.items()}
 
     def counted(self) -> int | None:
         """Return the turns of a loop whose numbers all change by constants, and fit their types; else None."""
-        first, second = self._first, self._turned(self._first, wraps=False)
-        steps = {place: second[place] - first[place] for place in first}
-        at = self._values([*self._test, *self._body], first, wraps=False)
+        at = self._values(self._first, wraps=False)
         if not at[self._holds]:
             return 0
-        for equation, reads, place in (*self._test, *self._body):
-            truths = {isinstance(at[each], bool) for each in (*reads, place)}
+        then = self._values(self._turned(at), wraps=False)
+        found = math.inf
+        for each in (*self._test, *self._body):
+            truths = {isinstance(at[place], bool) for place in (*each.reads, each.place)}
             linear = _TESTS if len(truths) == 2 else _SAME | {"and"} if True in truths else _LINEAR
-            if equation.primitive.name not in linear or isinstance(at[place], bool) and place in self._moves.values():
+            if each.name not in linear or (isinstance(at[each.place], bool) and each.place in self._moves.values()):
                 return None
-        if self._turned(second, wraps=False) != {place: second[place] + steps[place] for place in first}:
+            if each.name in _TESTS:
+                gap, next_gap = (values[each.reads[0]] - values[each.reads[1]] for values in (at, then))
+                found = min(found, _first_failure(each.name, gap, next_gap - gap))
+        if not found < _MOST_TURNS:
             return None
 
-        def tested(turn: int) -> list[Any]:
-            before, state = ({place: first[place] + n * steps[place] for place in first} for n in (turn - 1, turn))
-            if turn and self._turned(before, wraps=False) != state:
-                raise OverflowError
-            return self._values(self._test, state, wraps=False)
+        def after(turns: int) -> dict[Hashable, Any]:
+            return {place: at[place] + turns * (then[place] - at[place]) for place in self._moves}
 
-        def fails(turn: int) -> bool:
-            try:
-                values = tested(turn)
-            except OverflowError:
-                return True
-            unequal = (reads for equation, reads, _ in self._test if equation.primitive.name == "ne")
-            return not values[self._holds] or any((values[a] < values[b]) != (at[a] < at[b]) for a, b in unequal)
-
-        turns = bisect.bisect_left(range(_MOST_TURNS), True, key=fails)
-        return turns if turns < _MOST_TURNS and not tested(turns)[self._holds] else None
+        last = self._values(after(int(found) - 1), wraps=False)
+        ends = not self._values(after(int(found)), wraps=False, tests_only=True)[self._holds]
+        is_linear = self._turned(then) == after(2) and self._turned(last) == after(int(found))
+        return int(found) if is_linear and last[self._holds] and ends else None
 
     def followed(self) -> int | None:
         """Return the turns of a loop that ends soon, turn by turn; else None."""
         state, earlier = self._first, None
         for turns in range(_MOST_FOLLOWED // (len(self._test) + len(self._body) + 1)):
-            if not self._values(self._test, state, wraps=True)[self._holds]:
+            if not self._values(state, wraps=True, tests_only=True)[self._holds]:
                 return turns
             if state == earlier:  # it goes round in a circle
                 break
             if turns & (turns - 1) == 0:
                 earlier = state
-            state = self._turned(state, wraps=True)
+            state = self._turned(self._values(state, wraps=True))
         return None
 
 
-def readable_trips(params: Mapping[str, Any], operands: Sequence[Number], constants: Mapping[Any, Any]) -> int | None:
-    """Return how often a `while` with these operands runs, if its test depends on known numbers only, else None."""
-    for turns in (_Loop.counted, _Loop.followed):
+def _first_failure(test: str, gap: Any, step: Any) -> float:
+    """Return the first turn in which a comparison fails that holds at first, by the difference of its sides."""
+    if test == "eq":
+        return 1 if step else math.inf
+    if test == "ne":
+        hits, rest = divmod(-gap, step) if step else (0, 1)
+        return hits if hits > 0 and not rest else math.inf
+    gap, step = (gap, step) if test in ("lt", "le") else (-gap, -step)
+    return math.inf if step <= 0 else -(gap // step) if test in ("lt", "gt") else -gap // step + 1
+
+
+def turns(
+    test: Sequence[Scalar],
+    body: Sequence[Scalar],
+    holds: Hashable,
+    moves: Mapping[Hashable, Hashable],
+    known: Mapping[Hashable, Number],
+) -> int | None:
+    """Return how often a loop runs whose test leaves its outcome at a place, None unless known numbers decide it.
+
+    `moves` leads from the place of what is carried to where a turn leaves it; `known` has constants, and what is
+    carried at first.
+    """
+    known = {place: number for place, number in known.items() if number is not None}
+    for way in (_Loop.counted, _Loop.followed):
         try:
-            if (found := turns(_Loop(params, operands, constants))) is not None:
+            if (found := way(_Loop(test, body, holds, moves, known))) is not None:
                 return found
         except _UNSURE:
             pass

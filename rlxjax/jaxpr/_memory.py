@@ -1,4 +1,4 @@
-"""What a compiler that fuses would keep in memory: the traffic of the buffers, and how many bytes live at once."""
+"""What compilers fold and fuse: the traffic of what they keep in memory, and how many bytes live at once."""
 
 import bisect
 import graphlib
@@ -6,10 +6,12 @@ import heapq
 import itertools
 import math
 import operator
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ._kernels import BESIDE, EACH, NO_WORK, SPREAD, TRANSPOSE, Kernels, Work
+from ._kernels import BESIDE, EACH, NO_WORK, SPREAD, TRANSPOSE, UNTILED, Work, add_kernel, transposed
+from ._rules import elements
 
 #: What more places of a kernel's code would compute, by slices of slices say, compilers keep in memory.
 _MOST_PLACES = 15
@@ -22,33 +24,29 @@ _MOST_READS = 64
 
 
 class Step(NamedTuple):
-    """One piece of work between buffers, which are numbers.
+    """One piece of work between buffers, which are numbers."""
 
-    Attributes:
-        reads: buffers it reads, as often as it names them.
-        writes: buffers it makes.
-        needs: those it reads that have to lie in memory; others may be computed on the way.
-        writes_memory: what it makes has to lie in memory.
-        traffic_bytes: bytes that it moves; None where these are what it reads in the end and what it makes.
-        part: what it reads of its first operand, as a share (numerator, denominator).
-        costly: not worth computing once for each kernel that reads it, or for each element of a broadcast.
-        in_place: may take the memory of a buffer that it is the last to read.
-        inner_bytes: memory that it needs while it runs.
-        work: what it computes.
-        reuse: of each of its reads, whether it reads an element for every element of its result: `SPREAD`, the same
-            ones again and again, or `EACH`, others than another reader; empty, or left out, if it reads them once.
-    """
-
+    equation: Any
+    #: Buffers it reads, as often as it names them, and those that it makes.
     reads: tuple[int, ...]
     writes: tuple[int, ...]
+    #: Those it reads that have to lie in memory; others may be computed on the way.
     needs: tuple[int, ...]
-    writes_memory: bool
+    #: What it makes has to lie in memory.
+    writes_memory: bool = True
+    #: Bytes that it moves; None where these are what it reads in the end and what it makes.
     traffic_bytes: int | None = None
+    #: What it reads of its first operand, as a share (numerator, denominator).
     part: tuple[int, int] | None = None
+    #: Not worth computing once for each kernel that reads it, or for each element of a broadcast.
     costly: bool = False
+    #: May take the memory of a buffer that it is the last to read.
     in_place: bool = False
+    #: Memory that it needs while it runs.
     inner_bytes: int = 0
     work: Work = NO_WORK
+    #: Of each read, whether it reads an element for every element of its result: `SPREAD`, the same ones again and
+    #: again, or `EACH`, others than another reader; empty, or left out, if it reads them once.
     reuse: tuple[str, ...] = ()
 
 
@@ -59,7 +57,7 @@ def fused_memory(
     outputs: Sequence[int],
     reusable: Iterable[int],
     reshaped: Container[int] = (),
-) -> tuple[Kernels, int, int]:
+) -> tuple[Counter[Any], int, int]:
     """Return the fused kernels, the bytes that they move, and the most bytes that live at once beside the inputs."""
     given = set(inputs)
     lasting = given.difference(reusable)
@@ -80,7 +78,7 @@ def fused_memory(
     makers: dict[int, tuple[int, Step]] = {}
     claimed: set[int] = set()
     kernels: list[Step] = []
-    grouped, moved = Kernels(), 0
+    grouped, moved = Counter[Any](), 0
     for number, step in enumerate(steps):
         read: dict[int, int] = {}
         costly = step.costly
@@ -100,9 +98,9 @@ def fused_memory(
             own = sum(read.values()) + written if step.traffic_bytes is None else step.traffic_bytes
             moved += own
             if step.work.family == "scatter" and (step.reads[0] in lasting or unread[step.reads[0]] > 1):
-                grouped.add(2 * written, written, [Work("movement", BESIDE, step.work.itemsize)])
+                add_kernel(grouped, 2 * written, written, [Work("movement", BESIDE, step.work.itemsize)])
             if step.work is not NO_WORK:
-                grouped.add(own, written, _executed(number, step, makers, claimed))
+                add_kernel(grouped, own, written, _executed(number, step, makers, claimed))
         else:
             for buffer in step.writes:
                 origin[buffer] = read, costly
@@ -111,7 +109,7 @@ def fused_memory(
             unread[buffer] -= 1
             if not unread[buffer]:  # what nobody reads again is forgotten
                 origin.pop(buffer, None)
-    return grouped, moved, _most_live(_breadth_first(kernels), sizes, given, outputs, lasting, reshaped)
+    return grouped, moved, _most_live(kernels, sizes, given, outputs, lasting, reshaped)
 
 
 def _read_by_several(steps: Sequence[Step], needed: bytearray) -> set[int]:
@@ -168,43 +166,29 @@ def _executed(number: int, last: Step, makers: Mapping[int, tuple[int, Step]], c
             count, places = step.work.elements, 1
         again += number in claimed
         claimed.add(number)
-        found.append(last.work if step is last else _repeated(step.work, count))
-        of_its_own = max(step.work.elements, 1)
+        work, known = step.work, max(step.work.elements, 1)
+        if step is not last:
+            work = work._replace(
+                elements=count,
+                flops=-(-work.flops * count // known),
+                integer_ops=-(-work.integer_ops * count // known),
+                also={name: -(-each * count // known) for name, each in work.also.items()},
+            )
+        found.append(work)
         hows = itertools.chain(step.reuse, itertools.repeat(""))
         for buffer, how in zip(step.reads, hows, strict=False):
             if buffer not in makers or (again >= _MOST_REPEATED and makers[buffer][0] in claimed):
                 continue
             earlier, made = makers[buffer]
-            wanted = count if how else -(-made.work.elements * count // of_its_own)
+            wanted = count if how else -(-made.work.elements * count // known)
             if earlier not in waiting:
                 waiting[earlier] = made, wanted, places
                 heapq.heappush(numbers, -earlier)
             else:
-                _, known, others = waiting[earlier]
+                _, before, others = waiting[earlier]
                 both = operator.add if how == EACH else max
-                waiting[earlier] = made, both(known, wanted), both(others, places)
+                waiting[earlier] = made, both(before, wanted), both(others, places)
     return found
-
-
-def _repeated(work: Work, count: int) -> Work:
-    """Return the work of so many elements."""
-    known = max(work.elements, 1)
-    return work._replace(
-        elements=count,
-        flops=-(-work.flops * count // known),
-        integer_ops=-(-work.integer_ops * count // known),
-        also={name: -(-number * count // known) for name, number in work.also.items()},
-    )
-
-
-def _breadth_first(kernels: Sequence[Step]) -> list[Step]:
-    """Return the kernels in the order in which several threads are kept busy: each as soon as it can run."""
-    maker = {buffer: number for number, kernel in enumerate(kernels) for buffer in kernel.writes}
-    awaited = {
-        number: {maker[buffer] for buffer in kernel.reads if maker.get(buffer, number) != number}
-        for number, kernel in enumerate(kernels)
-    }
-    return [kernels[number] for number in graphlib.TopologicalSorter(awaited).static_order()]
 
 
 def _most_live(
@@ -216,6 +200,13 @@ def _most_live(
     reshaped: Container[int],
 ) -> int:
     """Return the bytes of the outputs, and of what else lives at once beside the inputs."""
+    maker = {buffer: number for number, kernel in enumerate(kernels) for buffer in kernel.writes}
+    awaited = {
+        number: {maker[buffer] for buffer in kernel.reads if maker.get(buffer, number) != number}
+        for number, kernel in enumerate(kernels)
+    }
+    # Several threads are kept busy: each kernel runs as soon as it can.
+    kernels = [kernels[number] for number in graphlib.TopologicalSorter(awaited).static_order()]
     last: dict[int, float] = {}
     for number, kernel in enumerate(kernels):
         last.update(dict.fromkeys(kernel.reads, number))
@@ -235,11 +226,25 @@ def _most_live(
                 dying.remove(heir)
                 place[buffer] = place[heir]
             end[place[buffer]] = last.get(buffer, number)
+
+    def is_hosted(size: int, made: int, until: int) -> bool:
+        """Find a place of an output that is free while it is needed, and take it."""
+        first = bisect.bisect_left(hosts, size, key=lambda host: host[0])
+        for _, written, stays in hosts[first : first + _MOST_READS]:
+            at = bisect.bisect_left(stays, (made, until))
+            before, after = stays[at - 1][1] if at else -1, stays[at][0] if at < len(stays) else written
+            if until < written and before < made and until < after:
+                stays.insert(at, (made, until))
+                return True
+        return False
+
     grows, shrinks = [0] * len(kernels), [0] * (len(kernels) + 1)
-    hosts = sorted((sizes[buffer], made, []) for buffer, made in start.items() if end[buffer] == math.inf)
+    hosts: list[tuple[int, int, list[tuple[int, int]]]] = sorted(
+        (sizes[buffer], made, []) for buffer, made in start.items() if end[buffer] == math.inf
+    )
     for buffer in sorted(start, key=lambda buffer: -sizes[buffer]):
         made, until = start[buffer], end[buffer]
-        if until < math.inf and not _is_hosted(hosts, sizes[buffer], made, int(until)):
+        if until < math.inf and not is_hosted(sizes[buffer], made, int(until)):
             grows[made] += sizes[buffer]
             shrinks[int(until) + 1] += sizes[buffer]
     live = most = 0
@@ -250,13 +255,99 @@ def _most_live(
     return most + sum(sizes[buffer] for buffer in outputs) - taken
 
 
-def _is_hosted(hosts: list[tuple[int, int, list[tuple[int, int]]]], size: int, made: int, until: int) -> bool:
-    """Find a place of an output that is free while it is needed, and take it."""
-    first = bisect.bisect_left(hosts, size, key=lambda host: host[0])
-    for _, written, stays in hosts[first : first + _MOST_READS]:
-        if until < written:
-            at = bisect.bisect_left(stays, (made, until))
-            if (at == 0 or stays[at - 1][1] < made) and (at == len(stays) or until < stays[at][0]):
-                stays.insert(at, (made, until))
-                return True
-    return False
+def folded(steps: Sequence[Step], constant: Container[int], outputs: Sequence[int]) -> list[Step]:
+    """Return the steps that are left: products take and give transposed matrices, and zeros are scattered into sums."""
+    return _without_transposes(_scattered_into_sums(steps, constant, outputs), outputs)
+
+
+def _readers(steps: Iterable[Step]) -> Counter[int]:
+    """Return how many steps read each buffer."""
+    return Counter(buffer for step in steps for buffer in set(step.reads))
+
+
+def _scattered_into_sums(steps: Sequence[Step], constant: Container[int], outputs: Sequence[int]) -> list[Step]:
+    """`a + zeros.at[i].add(u)`, which gradients of indexing have, is `a.at[i].add(u)`."""
+    readers, left, scattered = _readers(steps), dict(enumerate(steps)), dict[int, int]()
+    for number, step in enumerate(steps):
+        if step.work.operation == "scatter-add" and step.reads[0] in constant:
+            if readers[step.writes[0]] == 1 and step.writes[0] not in outputs:
+                scattered[step.writes[0]] = number
+        elif step.work.operation in ("add", "add_any") and len(step.reads) == 2:
+            for values, other in (step.reads, step.reads[::-1]):
+                if values in scattered and other not in constant and values != other:
+                    scatter = left.pop(scattered.pop(values))
+                    reads = (other, *scatter.reads[1:])
+                    left[number] = scatter._replace(reads=reads, needs=reads, writes=step.writes)
+                    break
+    return [left[number] for number in sorted(left)]
+
+
+def _without_transposes(steps: Sequence[Step], outputs: Container[int]) -> list[Step]:
+    """A product reads a transposed matrix as it lies; transposed itself, it is another product.
+
+    A matrix whose elements change one by one may lie transposed meanwhile: until a product reads it, or until it is
+    transposed back.
+    """
+    readers = _readers(steps)
+    by_products = _readers(step for step in steps if step.work.operation == "dot_general")
+    #: By buffer: which of the steps that are left transposes it, multiplies it, or makes it; and what stands for it.
+    turned, products, makers, instead = (dict[int, int]() for _ in range(4))
+    left: list[Step | None] = []
+
+    def undo(buffer: int) -> None:
+        if (step := left[turned[buffer]]) is not None:
+            left[turned[buffer]], instead[step.writes[0]] = None, step.reads[0]
+
+    for step in steps:
+        operand, result = step.reads[0] if step.reads else -1, step.writes[0] if step.writes else -1
+        name = step.equation.primitive.name
+        is_turn = name == "transpose" and tuple(step.equation.params["permutation"]) == (1, 0)
+        if is_turn and operand in turned:
+            undo(operand)
+            if (maker := left[makers[operand]]) is not None:
+                instead[operand] = result
+                left[makers[operand]] = maker._replace(writes=(result,))
+                makers[result] = makers[operand]
+            elif result in outputs:  # nothing happened to it meanwhile
+                left.append(step._replace(reads=(instead[operand],), work=step.work._replace(operation="copy")))
+            else:
+                instead[result] = operand
+            continue
+        if is_turn and operand in products and readers[operand] == 1 and operand not in outputs:
+            left[products[operand]] = (left[products[operand]] or step)._replace(writes=(result,))
+            continue
+        if name == "dot_general":
+            is_left_turned = operand in turned
+            for buffer in turned.keys() & {*step.reads}:
+                undo(buffer)
+            step = _with_turned_left(step, is_left_turned)
+            if len(step.equation.outvars[0].aval.shape) == 2:
+                products[result] = len(left)
+        is_elementwise = step.work.family == "elementwise" and not step.writes_memory
+        if result not in outputs and (readers[result] == 1 or 0 < readers[result] == by_products[result]):
+            if is_turn:
+                turned[result] = len(left)
+            elif len(step.reads) == 1 and operand in turned and is_elementwise:
+                turned[result] = turned[operand]
+        makers.update((buffer, len(left)) for buffer in step.writes)
+        left.append(step)
+
+    def lying(buffers: tuple[int, ...]) -> tuple[int, ...]:
+        while any(buffer in instead for buffer in buffers):
+            buffers = tuple(instead.get(buffer, buffer) for buffer in buffers)
+        return buffers
+
+    return [step._replace(reads=lying(step.reads), needs=lying(step.needs)) for step in left if step is not None]
+
+
+def _with_turned_left(step: Step, is_turned: bool) -> Step:
+    """Say of a product whose left matrix is contracted along its columns that it reads this one in another order."""
+    left, right = (var.aval for var in step.equation.invars)
+    (contracted, _), (batch, _) = step.equation.params["dimension_numbers"]
+    if len(left.shape) != 2 or batch or len(contracted) != 1 or (contracted[0] == 0) == is_turned:
+        return step
+    inner = left.shape[contracted[0]]
+    outer = elements(left) // max(inner, 1)
+    name = transposed((inner, outer), 0, left.dtype.itemsize) if elements(right) == inner else TRANSPOSE
+    also = {**step.work.also, f"{name}{UNTILED}": elements(left)}
+    return step._replace(work=step.work._replace(also=also))

@@ -13,7 +13,7 @@ from rlxjax._checks import as_index
 from rlxjax._tracing import TRACER
 
 from . import _rules_algebra, _rules_arrays
-from ._rules import Aval, Counting, Operation, OperationCounts, Rule, names, nbytes
+from ._rules import Aval, Operation, OperationCounts, Rule, names, nbytes
 
 if TYPE_CHECKING:
     from jax.extend.core import Primitive
@@ -69,10 +69,10 @@ def register_rule(primitive: "str | Primitive", rule: CountingRule, *, family: s
         raise ValueError(f"rule: expected a function of inputs, outputs and params, got {rule!r}")
     if name in RULES or name in RESERVED:
         raise ValueError(f"primitive: expected one without a rule, got {name!r}, which has one")
-    RULES[name] = Rule(family, _checked(name, rule))
+    RULES[name] = Rule(family, said=_checked(name, rule))
 
 
-def _checked(name: str, rule: CountingRule) -> Counting:
+def _checked(name: str, rule: CountingRule) -> Callable[[Operation], OperationCounts]:
     """Return a registered rule that refuses what is no counts."""
 
     def checked(op: Operation) -> OperationCounts:
@@ -166,10 +166,10 @@ def is_renaming(equation: Any) -> bool:
     return name in RENAMES
 
 
-def is_outer_reduction(equation: Any) -> bool:
+def is_outer_reduction(name: str, op: Operation) -> bool:
     """Whether it reduces axes but the last: compilers read its operand from memory."""
-    axes = equation.params.get("axes", ()) if equation.primitive.name.startswith("reduce_") else ()
-    return bool(axes) and len(equation.invars[0].aval.shape) - 1 not in axes
+    axes = op.params.get("axes", ()) if name.startswith("reduce_") else ()
+    return bool(axes) and len(op.operand.shape) - 1 not in axes
 
 
 def source_line(equation: Any, otherwise: str = UNKNOWN_LINE) -> str:

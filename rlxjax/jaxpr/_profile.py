@@ -11,7 +11,7 @@ from rlxjax.targets import TargetDevice
 from ._gpu_program import GpuProgram
 from ._kernels import KernelGroup
 from ._rules import OperationCounts
-from ._totals import BranchSpread, Rows, UnknownLoop
+from ._totals import BranchSpread, UnknownLoop
 
 _SHOWN_LINES = 10
 
@@ -258,9 +258,10 @@ def _moved(row: OperationCounts) -> dict[str, int]:
     return {"launches": row.launches, "bytes": row.bytes or 0}
 
 
-def dearest_first(rows: Rows, sums: OperationCounts) -> Mapping[str, OperationCounts]:
+def dearest_first(rows: Mapping[str, OperationCounts]) -> Mapping[str, OperationCounts]:
     """Order rows by their share of the operations plus their share of the bytes."""
-    operations, moved = max(sum(sums[:3]), 1), max(sums.bytes or 0, 1)
+    operations = max(sum(sum(row[:3]) for row in rows.values()), 1)
+    moved = max(sum(row.bytes or 0 for row in rows.values()), 1)
     order = sorted(rows, key=lambda name: -(sum(rows[name][:3]) / operations + (rows[name].bytes or 0) / moved))
     return FrozenDict({name: rows[name] for name in order})
 

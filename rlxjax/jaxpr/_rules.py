@@ -1,4 +1,4 @@
-"""What one operation of a JAX program does: its counts, and the rule that gives them."""
+"""What one operation of a JAX program does: its counts, and the record that says how they are made."""
 
 import functools
 import math
@@ -10,6 +10,8 @@ import numpy as np
 
 #: What a rule reads of an operand or a result: an object with a `shape` and a `dtype`.
 Aval: TypeAlias = Any
+#: FLOP and transcendentals.
+Pair: TypeAlias = tuple[int, int]
 
 
 class OperationCounts(NamedTuple):
@@ -50,39 +52,55 @@ class Operation(NamedTuple):
         return self.outputs[0]
 
 
-#: The counts of an operation; None of one that nothing is known about.
-Counting: TypeAlias = Callable[[Operation], OperationCounts | None]
-
-
 class Rule(NamedTuple):
-    """How an operation is counted, and how a compiler may fuse it.
+    """How an operation is counted, and how a compiler may fuse it."""
 
-    Attributes:
-        family: what the profile sums it under.
-        counts: of one equation.
-        in_memory: how many of its first operands have to lie in memory; None is all. Others may be
-            computed on the way.
-        writes_memory: its result has to lie in memory; else its readers may compute it on the way.
-        in_place: its result may take the memory of an operand that nobody reads later.
-        costly: compilers keep its result in memory for several readers; others are computed anew by each of them.
-        reads_part: it reads as much of its first operand as it gives.
-        workspace: bytes that it needs while it runs.
-        reorders: whether it reads an operand in another order of memory, for each.
-        slices: how many separate places of an operand it reads or writes.
-        also: what else latency models count of it, by name.
-    """
-
+    #: What the profile sums it under.
     family: str
-    counts: Counting
+    #: How often it computes, what one time takes of real and of complex numbers, and which operand says the kind.
+    times: Callable[[Operation], int] | None = None
+    real: Pair = (1, 0)
+    in_complex: Pair = (2, 0)
+    of: int = 0
+    #: Bytes, where these are not those of all operands and results.
+    moved: Callable[[Operation], int] | None = None
+    #: What says all of that in its place; None of an operation that nothing is known about.
+    said: Callable[[Operation], OperationCounts | None] | None = None
+    #: How many of its first operands have to lie in memory, None of all; others may be computed on the way.
     in_memory: int | None = None
+    #: Its result has to lie in memory; else its readers may compute it on the way.
     writes_memory: bool = True
+    #: Its result may take the memory of an operand that nobody reads later.
     in_place: bool = False
+    #: Compilers keep its result in memory for several readers; others are computed anew by each of them.
     costly: bool = False
+    #: It reads as much of its first operand as it gives.
     reads_part: bool = False
+    #: Bytes that it needs while it runs.
     workspace: Callable[[Operation], int] | None = None
+    #: Whether it reads an operand in another order of memory, for each.
     reorders: Callable[[Operation], Sequence[bool]] | None = None
+    #: How many separate places of an operand it reads or writes.
     slices: Callable[[Operation], int] | None = None
+    #: What else latency models count of it, by name.
     also: Callable[[Operation], Mapping[str, int]] | None = None
+
+    def counts(self, op: Operation) -> OperationCounts | None:
+        if self.said is not None:
+            return self.said(op)
+        counts = OperationCounts()
+        if self.times is not None:
+            counts = arithmetic(op.inputs[self.of], self.times(op), self.real, self.in_complex)
+        return counts if self.moved is None else counts._replace(bytes=self.moved(op))
+
+
+def arithmetic(aval: Aval, times: int, real: Pair = (1, 0), in_complex: Pair = (2, 0)) -> OperationCounts:
+    """Return the counts of an operation done a number of times on numbers of a dtype."""
+    kind = number_kind(aval.dtype)
+    if kind == "integer":
+        return OperationCounts(integer_ops=times * sum(real))
+    flops, transcendentals = in_complex if kind == "complex" else real
+    return OperationCounts(times * flops, times * transcendentals)
 
 
 def names(text: str) -> frozenset[str]:
@@ -95,10 +113,9 @@ def elements(aval: Aval) -> int:
     return math.prod(getattr(aval, "shape", (0,)))
 
 
-def nbytes(aval: Aval) -> int:
-    """Return the bytes of an operand, of a key by its words; 0 of a token."""
-    shape = getattr(aval, "shape", None)
-    return 0 if shape is None else math.prod(shape) * aval.dtype.itemsize
+def nbytes(*avals: Aval) -> int:
+    """Return the bytes of operands, of a key by its words; 0 of a token."""
+    return sum(elements(aval) * aval.dtype.itemsize for aval in avals if getattr(aval, "shape", None) is not None)
 
 
 @functools.lru_cache(maxsize=256)
@@ -112,21 +129,3 @@ def number_kind(dtype: Any) -> str:
 def is_real_on_one_side(op: Operation) -> bool:
     """Return whether an operation turns real numbers into complex ones, or back."""
     return len({number_kind(aval.dtype) for aval in (*op.inputs, *op.outputs)}) > 1
-
-
-#: FLOP and transcendentals.
-Pair: TypeAlias = tuple[int, int]
-
-
-def arithmetic(aval: Aval, times: int, real: Pair = (1, 0), in_complex: Pair = (2, 0)) -> OperationCounts:
-    """Return the counts of an operation done a number of times on numbers of a dtype."""
-    kind = number_kind(aval.dtype)
-    if kind == "integer":
-        return OperationCounts(integer_ops=times * sum(real))
-    flops, transcendentals = in_complex if kind == "complex" else real
-    return OperationCounts(times * flops, times * transcendentals)
-
-
-def nothing(op: Operation) -> OperationCounts:
-    """Count what moves data and computes nothing."""
-    return OperationCounts()

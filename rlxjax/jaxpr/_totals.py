@@ -7,15 +7,16 @@ from typing import Any, NamedTuple
 
 from rlxjax._checks import as_index
 
-from ._gpu_program import GpuLaunches
-from ._kernels import Kernels
+from ._gpu_program import GpuKernel
 from ._rules import OperationCounts
 
-#: Counts by name: of a family of operations, or of a line.
-Rows = dict[str, OperationCounts]
 NONE = OperationCounts(bytes=0, launches=0)
 #: Trip counts of the loops that do not tell theirs: by line, or in order of appearance.
 TripCounts = Mapping[str, int | None] | Sequence[int | None]
+#: Keys of what runs: single counts; others begin with a word and a name, and end with the place of a count.
+SYNC_POINTS, FUSED_BYTES, CYCLES = ("sync points", "", 0), ("fused bytes", "", 0), ("cycles", "", 0)
+#: Turns of loops, and choices among branches.
+TRIPS = ("trips", "", 0)
 
 
 class UnknownLoop(NamedTuple):
@@ -47,42 +48,35 @@ class BranchSpread(NamedTuple):
 
 
 class Trips:
-    """Hands out the trip counts of loops, in order of appearance, and remembers which loops asked.
-
-    Raises:
-        ValueError: from `check_used`, a count for a loop that is not there, or too few.
-    """
+    """Hands out the trip counts of loops, in order of appearance, and remembers which loops asked."""
 
     def __init__(self, trip_counts: TripCounts | None) -> None:
-        given: Mapping[Any, int | None] = {}
-        if isinstance(trip_counts, Mapping):
-            given = trip_counts
-        elif isinstance(trip_counts, Sequence) and not isinstance(trip_counts, str):
-            given = dict(enumerate(trip_counts))
-        elif trip_counts is not None:
+        self._is_in_order = isinstance(trip_counts, Sequence) and not isinstance(trip_counts, str)
+        if not (self._is_in_order or trip_counts is None or isinstance(trip_counts, Mapping)):
             raise ValueError(f"trip_counts: expected a mapping by line or a sequence of integers, got {trip_counts!r}")
-        self._is_in_order = not isinstance(trip_counts, Mapping) and trip_counts is not None
+        given: Any = dict(enumerate(trip_counts or ())) if self._is_in_order else trip_counts or {}
         #: By place or by line.
         self._given = {key: n if n is None else as_index(n, "trip_counts") for key, n in given.items()}
         #: Of the loops that asked, and what they were told; and the trips by line of those that tell their own.
-        self.asked: list[tuple[str, int | None]] = []
-        self.read: dict[str, set[int | None]] = {}
+        self._asked: list[tuple[str, int | None]] = []
+        self.read: list[tuple[str, int | None]] = []
 
     def next(self, line: str) -> int | None:
         """Return the trips of the loop that appears now, None if nobody said."""
-        trips = self._given.get(len(self.asked) if self._is_in_order else line)
-        self.asked.append((line, trips))
+        trips = self._given.get(len(self._asked) if self._is_in_order else line)
+        self._asked.append((line, trips))
         return trips
 
     def by_line(self) -> dict[str, int]:
         """Return the trips of the lines whose loops all have the same, of those that appeared."""
-        given = {line: set(trips) for line, trips in self.read.items()}
-        for line, trips in self.asked:
-            given.setdefault(line, set()).add(trips)
-        return {line: trips for line, (trips, *others) in given.items() if trips is not None and not others}
+        found: dict[str, set[int | None]] = {}
+        for line, trips in (*self.read, *self._asked):
+            found.setdefault(line, set()).add(trips)
+        return {line: trips for line, (trips, *others) in found.items() if trips is not None and not others}
 
     def check_used(self) -> None:
-        lines = [line for line, _ in self.asked]
+        """Refuse a count for a loop that is not there, and too few."""
+        lines = [line for line, _ in self._asked]
         if self._is_in_order and len(self._given) != len(lines):
             where = f" ({', '.join(lines)})" if lines else ""
             raise ValueError(
@@ -93,54 +87,54 @@ class Trips:
             raise ValueError(f"trip_counts: expected lines of {lines}, got {min(unused)!r}")
 
 
-@dataclasses.dataclass
 class Totals:
-    """What one jaxpr does."""
+    """What one jaxpr, or a part of a compiled program, does when it runs once."""
 
-    families: Rows = dataclasses.field(default_factory=dict)
-    lines: Rows = dataclasses.field(default_factory=dict)
-    equations: int = 0
-    all_bytes: int = 0
-    counted_bytes: int = 0
-    sync_points: int = 0
-    fused_bytes: int = 0
-    temp_bytes: int = 0
-    #: Of the arguments and constants that somebody uses.
-    argument_bytes: int = 0
-    uncosted: Counter[str] = dataclasses.field(default_factory=Counter)
-    #: How often each loop of unknown length is started; None inside another one.
-    loop_starts: dict[int, int | None] = dataclasses.field(default_factory=dict)
-    spreads: dict[str, BranchSpread] = dataclasses.field(default_factory=dict)
-    kernels: Kernels = dataclasses.field(default_factory=Kernels)
-    #: Turns of loops, and choices among branches.
-    trips: int = 0
-    #: Operations, those of a loop's body once.
-    static_ops: int = 0
-    #: That a compiler estimates, of what it estimates.
-    cycles: int = 0
-    gpu: GpuLaunches = dataclasses.field(default_factory=GpuLaunches)
+    def __init__(self) -> None:
+        #: What runs, by its key.
+        self.work: Counter[Any] = Counter()
+        #: On a GPU: kernels in the order in which they run, and commands of the host.
+        self.gpu: list[GpuKernel] = []
+        self.commands: Counter[str] = Counter()
+        #: Each equation once, operations of a loop's body once, bytes as often as they move.
+        self.equations = self.static_ops = self.all_bytes = self.counted_bytes = 0
+        self.uncosted: Counter[str] = Counter()
+        #: How often each loop of unknown length is started; None inside another one.
+        self.loop_starts: dict[int, int | None] = {}
+        self.spreads: dict[str, BranchSpread] = {}
+        #: Of the arguments and constants that somebody uses, and of what lives beside them.
+        self.argument_bytes = self.temp_bytes = 0
+
+    def rows(self, of: str) -> dict[str, OperationCounts]:
+        """Return the counts of each "family" or "line"."""
+        found: dict[str, list[int]] = {}
+        for (what, name, place), count in self.work.items():
+            if what == of:
+                found.setdefault(name, [0] * len(NONE))[place] += count
+        return {name: OperationCounts(*counts) for name, counts in found.items()}
 
     def sums(self) -> OperationCounts:
         """Return everything that is known, over all families."""
-        return summed(*self.families.values())
+        return summed(*self.rows("family").values())
 
     def count(self, family: str, line: str, counts: OperationCounts) -> None:
         """Add what an operation does."""
-        add_row(self.families, family, counts)
-        add_row(self.lines, line, counts)
+        for place, count in enumerate(counts):
+            self.work["family", family, place] += count or 0
+            self.work["line", line, place] += count or 0
 
     def add(self, other: "Totals", times: int) -> None:
         """Add the work of another jaxpr that runs so many times."""
-        for mine, others in ((self.families, other.families), (self.lines, other.lines)):
-            for name, row in others.items():
-                add_row(mine, name, row, times)
-        self.sync_points += times * other.sync_points
-        self.fused_bytes += times * other.fused_bytes
-        self.kernels.add_all(other.kernels, times)
-        self.trips += times * other.trips
-        self.cycles += times * other.cycles
-        self.gpu.add_all(other.gpu, times)
+        for key, count in other.work.items():
+            self.work[key] += times * count
+        self.add_gpu(other, times)
         self.meet(other, times)
+
+    def add_gpu(self, other: "Totals", times: int) -> None:
+        """Add what another part launches on a GPU."""
+        self.gpu += (dataclasses.replace(each, launches=times * each.launches) for each in other.gpu)
+        for name, count in other.commands.items():
+            self.commands[name] += times * count
 
     def meet(self, other: "Totals", times: int | None) -> None:
         """Add what is met, each equation once, and its bytes as often as they move; None is unknown, and once."""
@@ -162,7 +156,7 @@ class Totals:
             self.loop_starts[number] = 1
         else:
             self.add(turn, trips)
-            self.trips += trips
+            self.work[TRIPS] += trips
         return UnknownLoop(line, 0, summed(test.sums(), turn.sums()))
 
     def add_branches(self, branches: Sequence["Totals"], line: str) -> "Totals":
@@ -179,9 +173,3 @@ class Totals:
 
 def summed(*counts: OperationCounts) -> OperationCounts:
     return OperationCounts(*map(sum, zip(NONE, *counts, strict=True)))
-
-
-def add_row(rows: Rows, name: str, counts: OperationCounts, times: int = 1) -> None:
-    """Add counts, so many times, to those of a name."""
-    both = zip(rows.get(name, NONE), counts, strict=True)
-    rows[name] = OperationCounts(*((mine or 0) + times * (count or 0) for mine, count in both))

@@ -1,13 +1,13 @@
 """The walk over a jaxpr: every equation that does work is counted, calls are looked into, loops multiplied."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ._foldings import folded
-from ._kernels import BESIDE, Kernels, Work, reordering, reuse, work_of
-from ._known import Number, known_result, number_of, readable_trips
-from ._memory import Step, fused_memory
+from ._kernels import BESIDE, Work, add_kernel, mark_looped, reordering, reuse, work_of
+from ._known import Number, Scalar, known_result, number_of, turns
+from ._memory import Step, folded, fused_memory
 from ._primitives import (
     CALLS,
     LOOPS,
@@ -26,18 +26,18 @@ from ._primitives import (
 )
 from ._rules import Operation, OperationCounts, Rule, elements, nbytes
 from ._rules_arrays import CALLBACK
-from ._totals import NONE, Totals, Trips, UnknownLoop, add_row
+from ._totals import FUSED_BYTES, NONE, SYNC_POINTS, TRIPS, Totals, Trips, UnknownLoop
 
 #: A called jaxpr of more equations is one step of its caller, so that calls of calls stay bounded.
 _MOST_INLINED = 100_000
-_UNCOSTED = Rule("uncosted", lambda op: None)
+_UNCOSTED = Rule("uncosted", said=lambda op: None)
 
 
 class _Placed(NamedTuple):
-    """An equation with the buffers that it reads (or literals) and makes, and the user's line."""
+    """An equation with the buffers that it reads (or literals) and makes, and the line of its caller."""
 
     equation: Any
-    line: str
+    caller: str
     reads: tuple[Any, ...]
     writes: tuple[int, ...]
 
@@ -124,31 +124,30 @@ class Walk:
         return None if implemented is None else (implemented, operands)
 
     def _count(self, jaxpr: Any, reusable: Sequence[int], known: Sequence[Number]) -> Totals:
-        flat = _Flat()
+        flat, totals = _Flat(), Totals()
         inputs = [flat.new(nbytes(var.aval)) for var in jaxpr.invars]
         flat.known.update(zip(inputs, known, strict=False))
         # Loops of unknown length are told apart by line; totals without one serve every caller.
-        caller = self._line if self._size(jaxpr)[1] else UNKNOWN_LINE
-        outputs = self._place(jaxpr, inputs, flat, caller)
+        outputs = self._place(jaxpr, inputs, flat, self._line if self._size(jaxpr)[1] else UNKNOWN_LINE)
         kept = [buffer for buffer in outputs if isinstance(buffer, int)]
-        totals = Totals(equations=flat.free_equations)
         given = [*inputs, *flat.constants.values()]
-        used = _used(flat.placed, kept)
-        steps = [self._step(placed, flat, totals) for placed in used]
-        steps = folded([placed.equation for placed in used], steps, flat.constant, kept)
+        totals.equations = flat.free_equations
+        steps = [self._step(placed, flat, totals) for placed in _used(flat.placed, kept)]
+        steps = folded(steps, flat.constant, kept)
         # What is given can be put in order at once, and compilers do.
         steps[:0] = [
-            Step((old,), (new,), (old,), True, 0, work=reordering(flat.sizes[old])) for old, new in flat.copies.items()
+            Step(None, (old,), (new,), (old,), traffic_bytes=0, work=reordering(flat.sizes[old]))
+            for old, new in flat.copies.items()
         ]
         read = {buffer for step in steps for buffer in step.reads} | set(kept)
         totals.argument_bytes = sum(flat.sizes[buffer] for buffer in given if buffer in read)
         kernels, fused_bytes, temp_bytes = fused_memory(
             steps, flat.sizes, given, kept, {inputs[i] for i in reusable}, flat.reshaped
         )
-        totals.kernels.add_all(kernels, 1)
-        totals.fused_bytes += fused_bytes
-        unkept = (var for var, buffer in zip(jaxpr.outvars, outputs, strict=True) if buffer not in kept)
-        totals.temp_bytes = temp_bytes + sum(nbytes(var.aval) for var in unkept)
+        totals.work.update(kernels)
+        totals.work[FUSED_BYTES] += fused_bytes
+        unkept = (var.aval for var, buffer in zip(jaxpr.outvars, outputs, strict=True) if buffer not in kept)
+        totals.temp_bytes = temp_bytes + nbytes(*unkept)
         return totals
 
     def _place(self, jaxpr: Any, operands: Sequence[Any], flat: _Flat, caller: str) -> list[Any]:
@@ -177,55 +176,56 @@ class Walk:
                 results = [flat.new(nbytes(var.aval)) for var in equation.outvars]
                 flat.known.update(dict.fromkeys(results[:1], known_result(equation, flat.numbers(reads))))
                 if name == "dot_general":  # free axes of an operand become one
-                    shapes = (var.aval.shape for var in equation.invars)
                     free = (
-                        len(shape) - sum(map(len, axes))
-                        for shape, *axes in zip(shapes, *equation.params["dimension_numbers"], strict=True)
+                        len(var.aval.shape) - sum(map(len, axes))
+                        for var, *axes in zip(equation.invars, *equation.params["dimension_numbers"], strict=True)
                     )
                     flat.reshaped.update(results if max(free) > 1 else ())
                 rule = RULES.get(name, _UNCOSTED)
                 flat.makers.update(dict.fromkeys(results, rule))
-                is_constant = all(not isinstance(buffer, int) or buffer in flat.constant for buffer in reads)
-                if rule.in_memory == 0 and is_constant:
+                if rule.in_memory == 0 and all(not isinstance(each, int) or each in flat.constant for each in reads):
                     flat.constant.update(results)
-                flat.placed.append(_Placed(equation, source_line(equation, caller), tuple(reads), tuple(results)))
+                flat.placed.append(_Placed(equation, caller, tuple(reads), tuple(results)))
             held.update(zip(equation.outvars, results, strict=True))
         return [at(var) for var in jaxpr.outvars]
 
     def _step(self, placed: _Placed, flat: _Flat, totals: Totals) -> Step:
         """Add an equation to the totals, and return what it does between buffers."""
-        equation, line, reads, writes = placed
-        name = equation.primitive.name
+        equation, caller, reads, writes = placed
+        name, line = equation.primitive.name, source_line(equation, caller)
         buffers = tuple(buffer for buffer in reads if isinstance(buffer, int))
         if name in LOOPS or self._called(equation, reads):
             outer, self._line = self._line, line
             inside = self._inside(equation, line, flat.numbers(reads))
             self._line = outer
-            if UNKNOWN_LINE in inside.lines:
-                add_row(inside.lines, line, inside.lines.pop(UNKNOWN_LINE))
+            fused_bytes = inside.work.pop(FUSED_BYTES, 0)
+            for place in range(len(NONE)) if ("line", UNKNOWN_LINE, 0) in inside.work else ():
+                count = inside.work.pop(("line", UNKNOWN_LINE, place))
+                inside.work["line", line, place] += count
             totals.add(inside, 1)
-            totals.fused_bytes -= inside.fused_bytes
             needs = tuple(buffer for buffer in buffers if buffer not in flat.constant)
-            return Step(buffers, writes, needs, True, inside.fused_bytes, in_place=True, inner_bytes=inside.temp_bytes)
+            return Step(
+                equation, buffers, writes, needs, True, fused_bytes, in_place=True, inner_bytes=inside.temp_bytes
+            )
         rule = RULES.get(name, _UNCOSTED)
-        operands, results = ([var.aval for var in side] for side in (equation.invars, equation.outvars))
-        operation = Operation(operands, results, equation.params)
+        operation = Operation(
+            *([var.aval for var in side] for side in (equation.invars, equation.outvars)), equation.params
+        )
         if (counts := rule.counts(operation)) is None:
             rule, counts = _UNCOSTED, OperationCounts()
-        if counts.bytes is None:
-            counts = counts._replace(bytes=sum(flat.sizes[buffer] for buffer in (*buffers, *writes)))
-        moved = counts.bytes or 0
-        totals.count(rule.family, line, counts)
+        moved = sum(flat.sizes[buffer] for buffer in (*buffers, *writes)) if counts.bytes is None else counts.bytes
+        totals.count(rule.family, line, counts._replace(bytes=moved))
         totals.equations += 1
         totals.all_bytes += moved
         totals.static_ops += counts.flops + counts.integer_ops
-        totals.sync_points += rule.family == CALLBACK or any("Ordered" in type(e).__name__ for e in equation.effects)
+        is_ordered = any("Ordered" in type(effect).__name__ for effect in equation.effects)
+        totals.work[SYNC_POINTS] += rule.family == CALLBACK or is_ordered
         if rule is _UNCOSTED:
             totals.uncosted[name] += 1
         else:
             totals.counted_bytes += moved
-        hows = [how for how, buffer in zip(reuse(equation, rule), reads, strict=True) if isinstance(buffer, int)]
-        is_read_alone = rule.in_memory is None or is_outer_reduction(equation)
+        hows = reuse(name, rule, operation)
+        is_read_alone = rule.in_memory is None or is_outer_reduction(name, operation)
         needs = buffers if is_read_alone else buffers[: rule.in_memory]
         workspace = rule.workspace(operation) if rule.workspace else 0
         for buffer, reordered in zip(reads, rule.reorders(operation) if rule.reorders else (), strict=False):
@@ -234,12 +234,13 @@ class Walk:
                 continue
             if maker is not None:
                 workspace += flat.sizes[buffer]
-                totals.kernels.add(0, 0, [reordering(flat.sizes[buffer])])
+                add_kernel(totals.work, 0, 0, [reordering(flat.sizes[buffer])])
             else:
                 if buffer not in flat.copies:
                     flat.copies[buffer] = flat.new(flat.sizes[buffer])
                 buffers += (flat.copies[buffer],)
         return Step(
+            equation,
             buffers,
             writes,
             needs,
@@ -249,18 +250,17 @@ class Walk:
             rule.costly,
             rule.in_place,
             workspace,
-            work_of(equation, rule, counts, operation),
-            tuple(hows),
+            work_of(name, rule, counts, operation),
+            tuple(how for how, buffer in zip(hows, reads, strict=True) if isinstance(buffer, int)),
         )
 
     def _inside(self, equation: Any, line: str, known: Sequence[Number]) -> Totals:
         """Return what the jaxprs of a loop, a conditional or a large call do, with the memory they need beside it."""
         name, params = equation.primitive.name, equation.params
-        written = sum(nbytes(var.aval) for var in equation.outvars)
+        written = nbytes(*(var.aval for var in equation.outvars))
         result = Totals()
         if name == "scan":
-            self._trips.read.setdefault(line, set()).add(params["length"])
-            self._scan(equation, known, result)
+            self._scan(equation, line, known, result)
         elif name == "while":
             self._while(params, line, known, result)
         elif name == "cond":
@@ -278,26 +278,26 @@ class Walk:
             result.temp_bytes = max(devices * body.temp_bytes - written, 0)
         return result
 
-    def _scan(self, equation: Any, known: Sequence[Number], result: Totals) -> None:
+    def _scan(self, equation: Any, line: str, known: Sequence[Number], result: Totals) -> None:
         body, length = opened(equation.params["jaxpr"]), equation.params["length"]
         constants, carried = scan_layout(equation)
+        self._trips.read.append((line, length))
         turn = self.totals(body, range(constants, constants + carried), known[:constants])
         result.add(turn, length)
-        result.trips += length
+        result.work[TRIPS] += length
         slices = [nbytes(var.aval) for var in body.outvars[carried:]]
         result.temp_bytes = max(turn.temp_bytes - sum(slices), 0)
-        stacked = Kernels()
+        stacked = Counter[Any]()
         for size in slices:
-            stacked.add(2 * size, size, [Work("movement", BESIDE, 4)])
-        result.kernels.add_all(stacked, length)
-        result.kernels.mark_looped()
+            add_kernel(stacked, 2 * size, size, [Work("movement", BESIDE, 4)])
+        result.work.update({key: length * count for key, count in stacked.items()})
+        mark_looped(result.work)
 
     def _while(self, params: Mapping[str, Any], line: str, known: Sequence[Number], result: Totals) -> None:
         cond, body = opened(params["cond_jaxpr"]), opened(params["body_jaxpr"])
-        trips = readable_trips(params, known, self._constants)
-        number = len(self.loops)
+        trips, number = self._told_trips(params, known), len(self.loops)
         if trips is not None:
-            self._trips.read.setdefault(line, set()).add(trips)
+            self._trips.read.append((line, trips))
         elif (trips := self._trips.next(line)) is None:
             self.loops.append(UnknownLoop(line, 0, NONE))
         test = self.totals(cond)
@@ -307,7 +307,36 @@ class Walk:
         if trips is None:
             self.loops[number] = loop
         result.temp_bytes = max(turn.temp_bytes, test.temp_bytes)
-        result.kernels.mark_looped()
+        mark_looped(result.work)
+
+    def _told_trips(self, params: Mapping[str, Any], known: Sequence[Number]) -> int | None:
+        """Return how often a `while` with these operands runs, if its test depends on known numbers only, else None."""
+        flat, of_test = _Flat(), params["cond_nconsts"]
+        operands = [flat.new(0) for _ in known]
+        carried = of_test + params["body_nconsts"]
+        flat.known.update(zip(operands[:carried], known, strict=False))
+        (holds,) = self._place(
+            opened(params["cond_jaxpr"]), operands[:of_test] + operands[carried:], flat, UNKNOWN_LINE
+        )
+        of_test_alone = len(flat.placed)
+        after = self._place(opened(params["body_jaxpr"]), operands[of_test:], flat, UNKNOWN_LINE)
+        numbers: dict[Any, Number] = {**flat.known, **dict(zip(operands, known, strict=True))}
+
+        def place(read: Any) -> Any:
+            if is_literal(read):
+                numbers[~id(read)] = number_of(read.val)
+                return ~id(read)
+            return read
+
+        scalars = [
+            Scalar(equation.primitive.name, equation.outvars[0].aval.dtype, list(map(place, reads)), writes[0])
+            if writes and elements(equation.outvars[0].aval) == 1
+            else None
+            for equation, _, reads, writes in flat.placed
+        ]
+        test, turn = (list(filter(None, side)) for side in (scalars[:of_test_alone], scalars[of_test_alone:]))
+        moves = dict(zip(operands[carried:], map(place, after), strict=True))
+        return turns(test, turn, place(holds), moves, numbers)
 
     def _conditional(self, possible: Sequence[Any], line: str, known: Sequence[Number], result: Totals) -> None:
         which, *known = known
@@ -315,10 +344,10 @@ class Walk:
             possible = [possible[min(max(int(which), 0), len(possible) - 1)]]
         branches = [self.totals(opened(branch), known=known) for branch in possible]
         least = result.add_branches(branches, line)
-        result.trips += 1
+        result.work[TRIPS] += 1
         # Beside a branch that does nothing, the others are a guard: a run that it stops is none.
         deciding = branches if any(least.sums()[:4]) else [least]
-        result.sync_points = max(branch.sync_points for branch in deciding)
+        result.work[SYNC_POINTS] = max(branch.work[SYNC_POINTS] for branch in deciding)
         result.temp_bytes = max(branch.temp_bytes for branch in branches)
 
 

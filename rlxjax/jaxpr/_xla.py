@@ -1,14 +1,16 @@
 """What a program that XLA compiled runs and moves, by one walk over its text for CPU, TPU and GPU."""
 
-import dataclasses
 import re
-from collections.abc import Container, Mapping
+from collections import Counter
+from collections.abc import Container, Hashable, Mapping
 
-from ._gpu_program import GpuLaunches, GpuProgram
+import numpy as np
+
+from ._gpu_program import GpuProgram, end_row, gpu_kernels
+from ._known import Number, Scalar, turns
 from ._primitives import UNKNOWN_LINE
 from ._rules import OperationCounts
-from ._totals import Totals, UnknownLoop
-from ._xla_loops import trips_of
+from ._totals import CYCLES, Totals, UnknownLoop
 from ._xla_text import COLLECTIVES, ENDS, NOTHING, TRANSFERS, Computation, Instruction, computations, frame_lines
 
 #: Calls that stand for another view of memory.
@@ -18,38 +20,33 @@ _KIND = re.compile(r"\bkind=k(\w+)")
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
 _TRITON = re.compile(r'"fusion_backend_config":\{"kind":"_*([^"]+)"')
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
+_INDEX = re.compile(r"\bindex=(\d+)")
+_DIRECTION = re.compile(r"\bdirection=(\w+)")
+#: What a loop's counter meets, by the names of primitives; a comparison is named by its direction.
+_SCALARS = dict.fromkeys(("copy", "bitcast", "convert", "copy-done", "copy-start", "reshape"), "copy") | {"add": "add"}
 
 
 class CompiledProgram:
     """A compiled program: what it runs, and what of it no figure of XLA's own covers.
 
-    Attributes:
-        totals: launches and bytes by kind of instruction and by the user's line.
-        gpu: what a call launches, of a GPU.
-        unknown_loops: the loops whose trips the text does not tell.
-        loops: how many loops turn more than once, or nobody knows how often.
-        custom_calls: the targets of custom calls, in order.
-        collectives: what devices do together, by name: how often, and bytes that one device reads and writes.
-        no_cycles: what the compiler estimates no cycles of, by kind, where it does so for others.
-
     Trips are those of loops whose trips the text does not tell, by their line. Some files are no user's. On a TPU
-    instructions on single numbers are no kernels.
-
-    Raises:
-        ValueError: the text is not written as expected.
+    instructions on single numbers are no kernels. A text that is not written as expected is a `ValueError`.
     """
 
     def __init__(
         self, text: str, trips: Mapping[str, int], no_users: Container[str] = (), platform: str = "cpu"
     ) -> None:
+        #: The loops whose trips the text does not tell, and how many turn more than once, or nobody knows how often.
         self.unknown_loops: list[UnknownLoop] = []
         self.loops = 0
+        #: The targets of custom calls, in order, and what the compiler estimates no cycles of though it does of others.
         self.custom_calls: dict[str, None] = {}
         self.no_cycles: dict[str, None] = {}
         self._trips, self._platform = trips, platform
         try:
             self._computations, name = computations(text)
             self._lines = frame_lines(text, no_users)
+            #: Launches and bytes by kind of instruction and by the user's line.
             self.totals = self._count(name)
             entry = self._computations[name]
             results = len(entry.instructions[entry.root].arrays)
@@ -57,12 +54,15 @@ class CompiledProgram:
             raise ValueError(
                 f"compiled program: XLA's text is not written as expected ({type(error).__name__}: {error})"
             ) from None
-        launched, families = self.totals.gpu, self.totals.families
-        counted = (launched.graphs, launched.grouped, launched.forks, launched.readbacks, len(self.unknown_loops))
-        self.gpu = GpuProgram(len(entry.parameters), results, tuple(launched.kernels), *counted)
-        self.collectives = {name: families[name] for name in families if name in COLLECTIVES}
+        #: What devices do together, by name: how often, and bytes that one device reads and writes.
+        self.collectives = {name: row for name, row in self.totals.rows("family").items() if name in COLLECTIVES}
         starts = self.totals.loop_starts
         self.unknown_loops = [loop._replace(starts=starts.get(i, 0)) for i, loop in enumerate(self.unknown_loops)]
+        counted = (self.totals.commands[name] for name in ("graphs", "grouped", "forks", "readbacks"))
+        #: What a call launches, of a GPU.
+        self.gpu = GpuProgram(
+            len(entry.parameters), results, tuple(self.totals.gpu), *counted, unknown_loops=len(self.unknown_loops)
+        )
 
     def _count(self, name: str) -> Totals:
         """Return what a computation does when it runs once."""
@@ -75,18 +75,18 @@ class CompiledProgram:
         for instruction in computation.instructions.values():
             if instruction.opcode not in NOTHING and not instruction.opcode.endswith(ENDS):
                 self._add(instruction, computation, totals)
-        totals.gpu.end_row()
+        end_row(totals.commands)
 
     def _add(self, instruction: Instruction, computation: Computation, totals: Totals) -> None:
         opcode, called = instruction.opcode, instruction.called
         frame = _FRAME.search(instruction.attributes)
         line = self._lines.get(int(frame[1]), UNKNOWN_LINE) if frame else UNKNOWN_LINE
         if opcode == "while":
-            totals.gpu.end_row()
+            end_row(totals.commands)
             self._add_loop(instruction, computation, line, totals)
         elif opcode == "conditional":
-            totals.gpu.end_row()
-            totals.gpu.readbacks += 1
+            end_row(totals.commands)
+            totals.commands["readbacks"] += 1
             totals.add_branches(list(map(self._count, instruction.branches)), line)
         elif opcode == "call" or (opcode == "async-start" and "calls" in called):
             self._run(called["to_apply" if opcode == "call" else "calls"], totals)
@@ -98,9 +98,9 @@ class CompiledProgram:
             both = sum(computation.moved(instruction, fused))
             totals.count(family, line, OperationCounts(bytes=both, launches=int(opcode not in TRANSFERS)))
             if self._platform == "cuda":
-                totals.gpu.add(instruction, computation, fused)
+                totals.gpu += gpu_kernels(instruction, computation, fused, totals.commands)
             if cycles := _CYCLES.search(instruction.attributes):
-                totals.cycles += int(cycles[1])
+                totals.work[CYCLES] += int(cycles[1])
             elif both and opcode not in TRANSFERS:
                 self.no_cycles[family] = None
 
@@ -108,19 +108,49 @@ class CompiledProgram:
         known, called = _TRIPS.search(loop.attributes), loop.called
         trips = int(known[1]) if known else None
         if trips is None and self._platform != "cuda":  # the counter of a GPU's loop lies on the device
-            trips = trips_of(loop, outside, self._computations)
+            trips = self._told_trips(loop, outside)
         trips = self._trips.get(line) if trips is None else trips
         self.loops += trips != 1
         test, turn = self._count(called["condition"]), self._count(called["body"])
         if known:  # a GPU's host looks at no test
-            test = dataclasses.replace(test, gpu=GpuLaunches())
+            test.gpu, test.commands = [], Counter()
         else:
-            totals.gpu.readbacks += 2 if trips is None else trips + 1
+            totals.commands["readbacks"] += 2 if trips is None else trips + 1
         added = totals.add_loop(test, turn, trips, line, len(self.unknown_loops))
         if trips is None:  # one turn, and the test that ends it
             self.unknown_loops.append(added)
-            totals.gpu.add_all(turn.gpu, 1)
-            totals.gpu.add_all(test.gpu, 1)
+            totals.add_gpu(turn, 1)
+            totals.add_gpu(test, 1)
+
+    def _told_trips(self, loop: Instruction, outside: Computation) -> int | None:
+        """Return how often a `while` turns whose test compares a counter with a number; None of any other."""
+        known: dict[Hashable, Number] = {}
+        moves: dict[Hashable, Hashable] = {}
+        sides: list[list[Scalar]] = []
+        for side in (inside := [self._computations[loop.called[way]] for way in ("condition", "body")]):
+            carried: dict[str, Hashable] = {}  # the place of what the loop carries, by the name that takes it
+            sides.append([])
+            for name, each in side.instructions.items():
+                reads = [carried.get(operand, (len(sides), operand)) for operand in each.operands]
+                place, index = (len(sides), name), _INDEX.search(each.attributes)
+                direction = _DIRECTION.search(each.attributes) if each.opcode == "compare" else None
+                if each.opcode == "get-tuple-element" and index and side.operands(each)[0].opcode == "parameter":
+                    carried[name] = int(index[1])
+                elif each.opcode == "constant" and each.inside.lstrip("-").isdecimal():
+                    known[place] = int(each.inside)
+                elif (opcode := direction[1].lower() if direction else _SCALARS.get(each.opcode)) and each.arrays:
+                    kind = each.arrays[0].kind.replace("s", "int").replace("u", "uint").replace("pred", "bool")
+                    if "int" in kind or kind == "bool":
+                        sides[-1].append(Scalar(opcode, np.dtype(kind), reads, place))
+                elif name == side.root and each.opcode == "tuple" and side is inside[1]:
+                    moves = dict(enumerate(reads))
+        given = outside.instructions[loop.operands[0]]
+        for place, name in enumerate(given.operands if given.opcode == "tuple" else ()):
+            while (first := outside.instructions[name]).opcode in _SCALARS and first.opcode != "add":
+                name = first.operands[0]
+            if first.opcode == "constant" and first.inside.lstrip("-").isdecimal():
+                known[place] = int(first.inside)
+        return turns(*sides, (1, inside[0].root), moves, known)
 
     def _family(self, instruction: Instruction) -> str:
         """Return the kind of an instruction, a custom call by its target, a fusion by what makes its code."""

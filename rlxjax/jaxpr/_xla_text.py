@@ -1,5 +1,6 @@
 """The text of a program that XLA compiled, taken apart: computations, instructions, their types and places."""
 
+import functools
 import math
 import re
 from collections.abc import Container
@@ -37,7 +38,7 @@ _INSTRUCTION = re.compile(r"  (ROOT )?%([\w.\-]+) = (.*)$")
 _OPCODE = re.compile(r" ?([a-z][a-z0-9\-]*)\(")
 #: An array, and the layout of one that lies in another memory than the device's main one: `{1,0:T(8,128)S(1)}`.
 _ARRAY = re.compile(r"([a-z]+[0-9]*)\w*\[([\d,<=]*)\](\{[^{}]*S\([1-9]\d*\)[^{}]*\})?")
-_FIELD = re.compile(r"(\w+)=(\d+)")
+_FIELD, _PARENTHESIS = re.compile(r"(\w+)=(\d+)"), re.compile(r"[()]")
 
 
 class Array(NamedTuple):
@@ -61,9 +62,9 @@ class Array(NamedTuple):
     def elements(self) -> int:
         return math.prod(self.sizes)
 
-
-def bytes_of(arrays: tuple[Array, ...]) -> int:
-    return sum(math.ceil(array.elements * array.bits / 8) for array in arrays)
+    @property
+    def bytes(self) -> int:
+        return math.ceil(self.elements * self.bits / 8)
 
 
 class Instruction(NamedTuple):
@@ -78,12 +79,12 @@ class Instruction(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        return bytes_of(self.arrays)
+        return sum(array.bytes for array in self.arrays)
 
     @property
     def main_bytes(self) -> int:
         """The bytes that lie in the device's main memory."""
-        return bytes_of(tuple(array for array in self.arrays if not array.is_elsewhere))
+        return sum(array.bytes for array in self.arrays if not array.is_elsewhere)
 
     @property
     def is_in_memory(self) -> bool:
@@ -112,14 +113,14 @@ class Computation:
     def __init__(self) -> None:
         self.instructions: dict[str, Instruction] = {}
         self.root = ""
-        self.readers: dict[str, list[str]] = {}
+        self.readers: dict[str, list[Instruction]] = {}
         self.parameters: dict[int, str] = {}
 
     def add(self, instruction: Instruction, is_root: bool) -> None:
         self.instructions[instruction.name] = instruction
         self.root = instruction.name if is_root else self.root
         for operand in dict.fromkeys(instruction.operands):
-            self.readers.setdefault(operand, []).append(instruction.name)
+            self.readers.setdefault(operand, []).append(instruction)
         if instruction.opcode == "parameter":
             self.parameters[int(instruction.inside)] = instruction.name
 
@@ -128,45 +129,48 @@ class Computation:
 
     def moved(self, instruction: Instruction, fused: "Computation | None") -> tuple[int, int]:
         """Return the bytes that an instruction reads from main memory and writes to it, with what it fuses."""
-        opcode, operands = instruction.opcode, self.operands(instruction)
-        ends = []
-        if opcode.endswith("-start"):
-            readers = (self.instructions[reader] for reader in self.readers.get(instruction.name, ()))
-            ends = [each for each in readers if each.opcode.endswith("-done")][:1]
-        if opcode.removesuffix("-start") in COLLECTIVES:
-            return sum(each.bytes for each in operands), sum(each.bytes for each in ends or [instruction])
+        operands, opcode = self.operands(instruction), instruction.opcode.removesuffix("-start")
+        is_start = opcode != instruction.opcode
+        readers = self.readers.get(instruction.name, ()) if is_start else ()
+        end = next((each for each in readers if each.opcode.endswith("-done")), None)
+        if opcode in COLLECTIVES:
+            return sum(each.bytes for each in operands), (end or instruction).bytes
         reads = [i for i, operand in enumerate(operands) if operand.is_in_memory]
-        if fused is not None and opcode.removesuffix("-start") == "fusion":
-            made = (fused.instructions[end] for end in fused._ends(fused.root))
-            written = sum(fused._written(end) for end in made if end.is_in_memory) if instruction.is_in_memory else 0
+        if fused is not None and opcode == "fusion":
+            made = fused._ends if instruction.is_in_memory else ()
+            written = sum(fused._written(end) for end in map(fused.instructions.get, made) if end and end.is_in_memory)
             return sum(fused._read(fused.parameters[i]) for i in reads), written
-        if opcode.endswith("-start"):  # its result lists operands, results and what the device keeps
+        if is_start:  # its result lists operands, results and what the device keeps
             read = sum(operands[i].bytes for i in reads)
-            if not ends:
+            if end is None:
                 return read, read
-            if opcode in TRANSFERS:
-                read = ends[0].bytes if 0 in reads else 0
-            return read, ends[0].main_bytes
+            if instruction.opcode in TRANSFERS:
+                read = end.bytes if 0 in reads else 0
+            return read, end.main_bytes
         written = self._written(instruction) if instruction.is_in_memory else 0
         written = instruction.main_bytes if instruction.is_tuple else written
         return sum(self._read_by(instruction, i) for i in reads), written
 
-    def _ends(self, name: str) -> list[str]:
-        """Return what a value of a fusion is made of: the values of a tuple, under their first names."""
-        instruction = self.instructions[name]
-        if instruction.opcode not in ("tuple", "bitcast"):
-            return [name]
-        return [end for operand in instruction.operands for end in self._ends(operand)]
+    @functools.cached_property
+    def _ends(self) -> list[str]:
+        """What a fusion gives: the values of a tuple, under their first names."""
+        left, ends = [self.root], []
+        while left:
+            instruction = self.instructions[left.pop(0)]
+            if instruction.opcode in ("tuple", "bitcast"):
+                left[:0] = instruction.operands
+            else:
+                ends.append(instruction.name)
+        return ends
 
     def _read(self, name: str) -> int:
         """Return the bytes of a value that its readers in a fusion look at; all, unless every one takes a part."""
-        whole, ends = self.instructions[name].bytes, self._ends(self.root)
-        parts = whole if name in ends else 0
-        for reader_name in self.readers.get(name, ()):
-            reader = self.instructions[reader_name]
+        whole = self.instructions[name].bytes
+        parts = whole if name in self._ends else 0
+        for reader in self.readers.get(name, ()):
             if reader.opcode in _EACH:
-                parts += whole * self._read(reader_name) // max(reader.bytes, 1)
-            elif reader.opcode in _CHANGES and reader_name not in ends:  # not in place: all of it is written anew
+                parts += whole * self._read(reader.name) // max(reader.bytes, 1)
+            elif reader.opcode in _CHANGES and reader.name not in self._ends:  # not in place: all of it is written anew
                 parts += whole
             elif reader.opcode != "tuple":
                 parts += sum(self._read_by(reader, i) for i, operand in enumerate(reader.operands) if operand == name)
@@ -205,8 +209,7 @@ def _instruction(name: str, text: str) -> Instruction:
     """Take `type opcode(operands), attributes` apart."""
     is_tuple = text.startswith("(")
     end = _closing(text, 0) if is_tuple else text.index(" ")
-    found = _OPCODE.match(text, end)
-    if found is None:
+    if (found := _OPCODE.match(text, end)) is None:
         raise ValueError(f"no opcode in {text[:60]!r}")
     close = _closing(text, found.end() - 1)
     inside = text[found.end() : close - 1]
@@ -221,7 +224,7 @@ def _instruction(name: str, text: str) -> Instruction:
 def _closing(text: str, start: int) -> int:
     """Return the position after the parenthesis that closes the one at `start`."""
     depth = 0
-    for found in re.compile(r"[()]").finditer(text, start):
+    for found in _PARENTHESIS.finditer(text, start):
         depth += 1 if found[0] == "(" else -1
         if depth == 0:
             return found.end()
@@ -237,7 +240,9 @@ def frame_lines(text: str, no_users: Container[str]) -> dict[int, str]:
 
     files = {key: path.strip('"').replace("\\", "/").rpartition("/")[2] for key, path in table("FileNames").items()}
     places = {key: dict(_FIELD.findall(row)) for key, row in table("FileLocations").items()}
-    frames = {key: dict(_FIELD.findall(row)) for key, row in table("StackFrames").items()}
-    at = {key: places[int(frame["file_location_id"])] for key, frame in frames.items()}
-    found = {key: (files[int(place["file_name_id"])], place["line"]) for key, place in at.items()}
-    return {key: f"{file}:{line}" for key, (file, line) in found.items() if file not in no_users}
+    found = {}
+    for key, row in table("StackFrames").items():
+        place = places[int(dict(_FIELD.findall(row))["file_location_id"])]
+        if (file := files[int(place["file_name_id"])]) not in no_users:
+            found[key] = f"{file}:{place['line']}"
+    return found
