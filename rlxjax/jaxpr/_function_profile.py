@@ -16,7 +16,7 @@ from ._kernels import kernel_groups
 from ._primitives import lowered
 from ._profile import Disagreement, FunctionProfile, TargetProfile, dearest_first
 from ._rules import nbytes
-from ._totals import CYCLES, FUSED_BYTES, SYNC_POINTS, TRIPS, TripCounts, Trips
+from ._totals import FUSED_BYTES, SYNC_POINTS, TRIPS, TripCounts, Trips
 from ._walk import Walk
 from ._xla import CompiledProgram
 
@@ -222,7 +222,7 @@ def _on_target(made: CompiledFor, program: CompiledProgram) -> TargetProfile:
     figures = {name: made.costs.get(name) for name in ("flops", "bytes accessed", "optimal_seconds")}
     times_ns = {"optimal_seconds": 1e9 * (figures["optimal_seconds"] or 0.0)}
     if made.target.platform == "tpu":
-        cycles = figures["cycles"] = float(program.totals.work[CYCLES])
+        cycles = figures["cycles"] = float(program.cycles)
         times_ns["cycles"] = cycles / made.target.clock_ghz
     estimates: dict[str, float] = {}
     left_out: dict[str, str] = {}

@@ -6,7 +6,6 @@ Golub and Van Loan, Matrix Computations (4th edition), for what iterates. A comp
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from ._rules import Operation, Rule, elements, is_real_on_one_side, nbytes
 
@@ -46,82 +45,59 @@ def _ragged_dot(op: Operation) -> int:
     return elements(op.result) * math.prod(op.operand.shape[axis] for axis in contracted) // max(groups, 1)
 
 
-class _Axis(NamedTuple):
-    """An axis of a window."""
-
-    positions: int
-    taps: int
-    size: int
-    stride: int
-    hole: int
-    dilation: int
-    before: int
-
-    def pairs(self) -> int:
-        """Return how many output positions and taps do not meet between the elements of a dilated operand."""
-        residues = [0] * self.hole
-        for position in range(min(self.positions, self.hole)):
-            residues[position * self.stride % self.hole] += len(range(position, self.positions, self.hole))
-        return sum(residues[(self.before - tap * self.dilation) % self.hole] for tap in range(self.taps))
-
-    def inside(self) -> int:
-        """Return the positions whose window does not reach over an edge."""
-        last = self.before + (self.size - 1) * self.hole - (self.taps - 1) * self.dilation
-        first = -(-max(self.before, 0) // self.stride)
-        return max(min(last // self.stride, self.positions - 1) - first + 1, 0)
-
-
-def _window(op: Operation) -> tuple[list[_Axis], int]:
-    """Return the axes of a convolution's window, and the input channels of a group."""
+def _window(op: Operation) -> list[tuple[int, ...]]:
+    """Return of each axis of a window: positions, taps, elements, stride, hole, dilation, and the padding before."""
     numbers, params, (operand, kernel) = op.params["dimension_numbers"], op.params, op.inputs
-    axes = [
-        _Axis(op.result.shape[out], kernel.shape[tap], operand.shape[size], *step, before)
-        for out, tap, size, *step, (before, _) in zip(
-            *(numbers.out_spec[2:], numbers.rhs_spec[2:], numbers.lhs_spec[2:]),
-            *(params["window_strides"], params["lhs_dilation"], params["rhs_dilation"], params["padding"]),
-            strict=True,
-        )
+    specs = numbers.out_spec[2:], numbers.rhs_spec[2:], numbers.lhs_spec[2:]
+    steps = params["window_strides"], params["lhs_dilation"], params["rhs_dilation"], params["padding"]
+    return [
+        (op.result.shape[out], kernel.shape[tap], operand.shape[size], *step, before)
+        for out, tap, size, *step, (before, _) in zip(*specs, *steps, strict=True)
     ]
-    return axes, kernel.shape[numbers.rhs_spec[1]]
 
 
 def _convolution(op: Operation) -> int:
     """One for every element of the result, tap and input channel of its group; padding counts, holes do not."""
-    axes, channels = _window(op)
-    outputs = math.prod(op.result.shape[axis] for axis in op.params["dimension_numbers"].out_spec[:2])
-    return outputs * channels * math.prod(axis.pairs() for axis in axes)
-
-
-def _images(op: Operation) -> int:
-    return op.result.shape[op.params["dimension_numbers"].out_spec[0]] * op.params["feature_group_count"]
+    numbers = op.params["dimension_numbers"]
+    products = (
+        math.prod(op.result.shape[axis] for axis in numbers.out_spec[:2]) * op.inputs[1].shape[numbers.rhs_spec[1]]
+    )
+    for positions, taps, _, stride, hole, dilation, before in _window(op):
+        products *= sum(
+            len(range(first, positions, hole))
+            for first in range(min(positions, hole))
+            for tap in range(taps)
+            if (first * stride + tap * dilation - before) % hole == 0
+        )
+    return products
 
 
 def _runs(op: Operation) -> int:
     """Return the runs of neighbours that a convolution reads: one a position, group and row of its window."""
-    axes, _ = _window(op)
-    return _images(op) * math.prod(axis.positions for axis in axes) * math.prod(axis.taps for axis in axes[:-1])
+    axes, images = _window(op), op.result.shape[op.params["dimension_numbers"].out_spec[0]]
+    positions, rows = math.prod(axis[0] for axis in axes), math.prod(axis[1] for axis in axes[:-1])
+    return images * op.params["feature_group_count"] * positions * rows
 
 
 def _window_reads(op: Operation) -> dict[str, int]:
     """Return the loads of the runs that a convolution reads, and those of windows over an edge."""
-    axes, channels = _window(op)
-    each = (axes[-1].taps if axes else 1) * (channels if channels % _VECTOR else channels // _VECTOR)
-    inside = _images(op) * math.prod(axis.inside() for axis in axes) * math.prod(axis.taps for axis in axes[:-1])
-    loads = _runs(op) * each
-    return {"window elements": loads, "edge window elements": loads - inside * each}
+    axes, channels = _window(op), op.inputs[1].shape[op.params["dimension_numbers"].rhs_spec[1]]
+    runs = inside = _runs(op)
+    for positions, taps, size, stride, hole, dilation, before in axes:
+        first, last = -(-max(before, 0) // stride), (before + (size - 1) * hole - (taps - 1) * dilation) // stride
+        inside = inside // max(positions, 1) * max(min(last, positions - 1) - first + 1, 0)
+    each = (axes[-1][1] if axes else 1) * (channels if channels % _VECTOR else channels // _VECTOR)
+    return {"window elements": runs * each, "edge window elements": (runs - inside) * each}
 
 
 def _channels_last(op: Operation) -> int:
     """A copy of what does not lie as compilers want it: batch, space, channels; kernels space, in, out."""
     numbers, last = op.params["dimension_numbers"], len(op.result.shape) - 1
-    images = (0, last, *range(1, last))
-    specs = (
-        (numbers.lhs_spec, images),
-        (numbers.rhs_spec, (last, last - 1, *range(last - 1))),
-        (numbers.out_spec, images),
+    image, kernel = (0, last, *range(1, last)), (last, last - 1, *range(last - 1))
+    orders = zip((numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec), (image, kernel, image), strict=True)
+    return nbytes(
+        *(aval for aval, (spec, order) in zip((*op.inputs, op.result), orders, strict=True) if tuple(spec) != order)
     )
-    avals = (*op.inputs, *op.outputs)
-    return sum(nbytes(aval) for aval, (spec, order) in zip(avals, specs, strict=True) if tuple(spec) != order)
 
 
 def _fft(op: Operation) -> int:
@@ -155,16 +131,17 @@ def _steps_of_a_point(length: int) -> float:
     return min(total, of_bluestein)
 
 
-def _matrix(
-    flops: Callable[[Operation], int], workspace: Callable[[Operation], int] | None = None, operand: int = 0
-) -> Rule:
-    """Return the rule of a factorisation: FLOP of one matrix, times the batch before the two axes of an operand."""
+def _matrix(flops: Callable[[Operation], int], copies: bool = False, operand: int = 0) -> Rule:
+    """Return the rule of a factorisation: FLOP of one matrix, times the batch before the two axes of an operand.
+
+    Some libraries want a matrix of their own, in their own order.
+    """
     return Rule(
         "linear algebra",
         lambda op: math.prod(op.inputs[operand].shape[:-2]) * flops(op),
         in_complex=(4, 0),
         of=operand,
-        workspace=workspace,
+        workspace=(lambda op: nbytes(op.operand)) if copies else None,
         slices=lambda op: math.prod(op.operand.shape[:-2]),
         also=_squares,
     )
@@ -174,11 +151,6 @@ def _squares(op: Operation) -> dict[str, int]:
     """Return the elements of the largest squares in matrices; of what is no matrix, its elements."""
     shape, count = op.operand.shape, elements(op.operand)
     return {"matrix elements": count * min(shape[-2:]) // max(*shape[-2:], 1) if len(shape) > 1 else count}
-
-
-def _of_order(numerator: int, denominator: int = 1) -> Rule:
-    """Return the rule of a square matrix that takes a fraction of n**3 FLOP."""
-    return _matrix(lambda op: numerator * op.operand.shape[-1] ** 3 // denominator)
 
 
 def _lu_flops(op: Operation) -> int:
@@ -216,16 +188,6 @@ def _ormqr_flops(op: Operation) -> int:
     return 4 * m * n * k - 2 * n * k**2
 
 
-def _copy(op: Operation) -> int:
-    """Libraries want a matrix of their own, in their own order."""
-    return nbytes(op.operand)
-
-
-def _copy_of_either(op: Operation) -> int:
-    """The operand in another order, or, as it is destroyed, its place and more for the results in that order."""
-    return max(nbytes(op.operand), nbytes(*op.outputs))
-
-
 _PRODUCT = Rule("matmul", _dot, (2, 0), (8, 0))
 #: `n max(1, ceil(log2 k))` comparisons: a heap of k.
 _TOP_K = Rule("sort", lambda op: elements(op.operand) * max((max(op.params["k"], 1) - 1).bit_length(), 1))
@@ -250,24 +212,25 @@ RULES: Mapping[str, Rule] = {
         in_place=True,
     ),
     **dict.fromkeys(("top_k", "approx_top_k"), _TOP_K),
-    "cholesky": _of_order(1, 3),
-    "eigh": _of_order(9),
+    "cholesky": _matrix(lambda op: op.operand.shape[-1] ** 3 // 3),
+    "eigh": _matrix(lambda op: 9 * op.operand.shape[-1] ** 3),
     "eig": _matrix(_eig_flops),
-    "schur": _of_order(25),
-    "hessenberg": _of_order(10, 3),
-    "tridiagonal": _of_order(4, 3),
+    "schur": _matrix(lambda op: 25 * op.operand.shape[-1] ** 3),
+    "hessenberg": _matrix(lambda op: 10 * op.operand.shape[-1] ** 3 // 3),
+    "tridiagonal": _matrix(lambda op: 4 * op.operand.shape[-1] ** 3 // 3),
     "lu": _matrix(_lu_flops),
     "qr": _matrix(
         lambda op: _householder_flops(op) + _householder_flops(op, op.result.shape[-1], min(op.operand.shape[-2:])),
-        _copy,
+        copies=True,
     ),
-    "geqrf": _matrix(_householder_flops, _copy),
+    "geqrf": _matrix(_householder_flops, copies=True),
     "geqp3": _matrix(_householder_flops),
     "householder_product": _matrix(lambda op: _householder_flops(op, k=op.inputs[1].shape[-1])),
     "ormqr": _matrix(_ormqr_flops),
-    "svd": _matrix(_svd_flops, _copy_of_either),
+    # The operand in another order, or, as it is destroyed, its place and more for the results in that order.
+    "svd": _matrix(_svd_flops)._replace(workspace=lambda op: max(nbytes(op.operand), nbytes(*op.outputs))),
     # n**2 for each right side, which lies along either axis of the second operand.
-    "triangular_solve": _matrix(lambda op: math.prod(op.inputs[1].shape[-2:]) * op.operand.shape[-1], _copy),
+    "triangular_solve": _matrix(lambda op: math.prod(op.inputs[1].shape[-2:]) * op.operand.shape[-1], copies=True),
     # The Thomas algorithm takes 8 n for each right side.
     "tridiagonal_solve": _matrix(lambda op: 8 * math.prod(op.inputs[3].shape[-2:]), operand=3),
     # A rotation of two numbers for each element of the triangle.

@@ -54,6 +54,7 @@ class CompiledProgram:
             raise ValueError(
                 f"compiled program: XLA's text is not written as expected ({type(error).__name__}: {error})"
             ) from None
+        self.cycles = self.totals.work[CYCLES]
         #: What devices do together, by name: how often, and bytes that one device reads and writes.
         self.collectives = {name: row for name, row in self.totals.rows("family").items() if name in COLLECTIVES}
         starts = self.totals.loop_starts
