@@ -104,10 +104,11 @@ def main() -> None:
     calibration = rx.load_calibration(arguments.calibration)
     for case, (stages, shapes) in CASES.items():
         advice = rx.advise(stages, *shapes, calibration=calibration)
-        times = measured(advice.groupings, stages, shapes, arguments.budget)
+        able = [own for own in advice.alternatives if not own.failed]
+        times = measured(able, stages, shapes, arguments.budget)
         print(f"{case}\n\n{advice.verdict}: {advice.reason}\n")
         rows: list[tuple[str, ...]] = []
-        for own in sorted(advice.groupings, key=lambda own: times[own.name]):
+        for own in sorted(able, key=lambda own: times[own.name]):
             time_ns, noise = times[own.name]
             figures = (f"{ns / 1e3:,.0f}" for ns in (own.time_ns, *own.interval_ns, time_ns))
             rows.append((own.name.replace(" | ", ", "), *figures, f"{100 * (noise - 1):.0f} %"))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlxjax.choices._results import difference
+from rlxjax.choices._calls import difference
 
 RNG = np.random.default_rng(0)
 

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
+from rlxjax.choices._calls import Caller, FailedError
 from rlxjax.choices._contest import Contest, contest
-from rlxjax.choices._processes import Caller, FailedError
 from rlxjax.clock import QUARTILE
 
 MS = 1_000_000

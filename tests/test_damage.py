@@ -18,7 +18,7 @@ from test_decisions import decision
 import rlxjax as rx
 from calibrate.report.advice import read_advice
 from calibrate.samples import read_samples
-from rlxjax.choices import Advice, Measured, Memory, StageCost
+from rlxjax.choices import Advice, Grouping, Memory
 from rlxjax.models import FFT
 
 ROOT = Path(__file__).parent.parent
@@ -30,10 +30,14 @@ VALUES = (*b'1e999 -1 0 1e-320 NaN null true "x" []'.split(), b"9" * 400, b"1" +
 GATE = rx.io_fusion_gate_for_target("cuda")
 FIELDS = ("kernel_launches", "sync_points", "host_output_bytes", "device_traffic_bytes")
 TERMS = {"call": 900.0, "elementwise": 300.0}
+FORMS = (
+    Grouping("together", 1.2e3, (1e3, 2e3), 1e3, compile_s=0.5, groups=(("a", "b"),), terms_ns=TERMS),
+    Grouping("apart", 2e3, (1e3, 3e3), 2e3, groups=(("a",), ("b",)), terms_ns=TERMS),
+)
 ADVICE = Advice(
-    "fuse", "saves_launches", "it saves a launch", 0.99, 2e3, (1e3, 3e3), 1.2e3, (1e3, 2e3), TERMS, TERMS,
-    stages=(StageCost("a", 1e3, "call", 64), StageCost("b", 1e3, "call", 64)), saved_calls=1, flip="more rows",
-    code="f = jax.jit(a)", measured=Measured(2e3, 1e3, 0.5, 9),
+    "together", "measured", 0.99, rounds=9, alternatives=FORMS, compared="together", verdict="fuse",
+    reason_code="saves_launches", reason="it saves a launch", saved_calls=1, flip="more rows", code="f = jax.jit(a)",
+    stages=tuple(Grouping(name, 1e3, terms_ns=TERMS, peak_bytes=64) for name in "ab"),
 )  # fmt: skip
 
 

@@ -276,13 +276,16 @@ ADVICE = {
     "reason_code": "saves_traffic",
     "reason": f"one program saves 12.0 us a call {NASTY}",
     "probability": 0.97,
-    "apart_ns": 50e3,
-    "apart_interval_ns": [40e3, 60e3],
-    "together_ns": 38e3,
-    "together_interval_ns": [30e3, 45e3],
-    "apart_terms_ns": {"call_ns": 30e3, "elementwise_ns": 21e3, "correction_ns": -1e3},
-    "together_terms_ns": {"call_ns": 15e3, NASTY: 23e3},
-    "stages": [{"name": "square", "time_ns": 25e3, "limit": "call", "peak_bytes": 2048}],
+    "name": "together",
+    "by": "model",
+    "compared": "together",
+    "alternatives": [
+        {"name": "together", "predicted_ns": 38e3, "predicted_interval_ns": [30e3, 45e3]}
+        | {"terms_ns": {"call_ns": 15e3, NASTY: 23e3}},
+        {"name": "apart", "predicted_ns": 50e3, "predicted_interval_ns": [40e3, 60e3]}
+        | {"terms_ns": {"call_ns": 30e3, "elementwise_ns": 21e3, "correction_ns": -1e3}},
+    ],
+    "stages": [{"name": "square", "predicted_ns": 25e3, "terms_ns": {"call_ns": 25e3}, "peak_bytes": 2048}],
     "saved_calls": 1,
     "saved_traffic_bytes": 4096,
     "code": "fused = jax.jit(lambda x: total(square(x)))",
@@ -313,14 +316,21 @@ def test_an_advice_has_a_page_with_the_verdict_first_and_the_terms_of_both_forms
     assert f"One program saves 12.0 us a call {NASTY} (saves_traffic)." in found.texts["li"]
     assert "<script>alert" not in page
     rows = {(row["strategy"], row["part"]): row for row in found.tables["Parts of the time, a call of all stages"]}
-    for form in ("apart", "together"):
-        terms = {key.removesuffix("_ns"): time_ns for key, time_ns in ADVICE[f"{form}_terms_ns"].items()}
+    for own in ADVICE["alternatives"]:
+        form, terms = own["name"], {key.removesuffix("_ns"): time_ns for key, time_ns in own["terms_ns"].items()}
         assert {part: row["time (ns)"] for (of, part), row in rows.items() if of == form and part != "total"} == terms
         total = rows[form, "total"]
-        assert total["time (ns)"] == ADVICE[f"{form}_ns"]
-        assert [total["from (ns)"], total["to (ns)"]] == ADVICE[f"{form}_interval_ns"]
+        assert [total[f"{end} (ns)"] for end in ("time", "from", "to")] == [
+            own["predicted_ns"],
+            *own["predicted_interval_ns"],
+        ]
     assert found.tables["Each stage, jitted by itself"][0]["stage"] == "square"
     assert ADVICE["code"] in found.texts["code"]
-    advice = rx.Advice("cannot model", "not_calibrated", "the calibration has no functions model")
+    said = {
+        "verdict": "cannot model",
+        "reason_code": "not_calibrated",
+        "reason": "the calibration has no functions model",
+    }
+    advice = rx.Advice("apart", "model", **said)
     found = Document(made(tmp_path, advice.as_dict() | {"calibration": "x"}))  # as `advise` prints it
     assert "This cannot be modelled." in found.texts["p"]

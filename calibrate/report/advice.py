@@ -20,7 +20,7 @@ from rlxjax.calibration import (
     first_refusal,
     read_json,
 )
-from rlxjax.choices import DECIDED, Measured, Memory
+from rlxjax.choices import DECIDED, Memory
 
 from .page import Section, Table, Verdict, drawn, page
 
@@ -50,7 +50,8 @@ def advice_page(path: FilePath, *, command: str) -> str:
     """
     advice, source = read_advice(path)
     sections = [Section("verdict", "Verdict", verdicts=[_verdict(advice)])]
-    if advice.apart_terms_ns and advice.together_terms_ns:
+    is_predicted = len(advice.pair) == 2 and None not in [own.predicted_ns for own in advice.pair]
+    if is_predicted and all(own.terms_ns for own in advice.pair):
         sections.append(_terms(advice))
     if advice.stages:
         rows = [
@@ -58,16 +59,17 @@ def advice_page(path: FilePath, *, command: str) -> str:
             for one in advice.stages
         ]
         sections.append(Section("stages", "The stages", tables=[Table("Each stage, jitted by itself", rows, "")]))
-    if len(advice.groupings) > 2:
+    able = [own for own in advice.alternatives if not own.failed]
+    if len(able) > 2:
         rows = [
             {"programs": one.name, "takes (ns)": one.predicted_ns}
             | dict(zip(ENDS, one.predicted_interval_ns or (None, None), strict=True))
-            | ({} if advice.measured is None else {"measured (ns)": one.measured_ns})
+            | ({"measured (ns)": one.measured_ns} if advice.rounds else {})
             | {"peak (bytes)": one.peak_bytes}
-            for one in advice.groupings
+            for one in able
         ]
         sections.append(Section("groupings", "The groupings", tables=[Table("The fastest, the best first", rows, "")]))
-    if advice.apart_ns is not None:
+    if is_predicted:
         sections.append(_counts(advice))
     if advice.code:
         sections.append(Section("code", "The change", code=advice.code))
@@ -85,15 +87,12 @@ def read_advice(path: FilePath) -> tuple[Advice, str]:
         raise ValueError(f"{path}: {first_refusal(error)}; {_MEND}") from None
     if advice.verdict not in _WORDS:
         raise ValueError(f"{path}: verdict: expected one of {', '.join(_WORDS)}, got {advice.verdict!r}; {_MEND}")
-    if advice.decided_by not in DECIDED:
-        expected = ", ".join(DECIDED)
-        raise ValueError(f"{path}: decided_by: expected one of {expected}, got {advice.decided_by!r}; {_MEND}")
-    has_terms = advice.apart_terms_ns or advice.together_terms_ns
-    timed = () if advice.measured is None else (advice.measured.apart_ns, advice.measured.together_ns)
-    times_ns = [advice.apart_ns, advice.together_ns] if has_terms else []
-    times_ns += [time_ns for time_ns in timed if time_ns is not None]
-    is_sound = all(time_ns is not None and time_ns >= LEAST_NS for time_ns in times_ns)
-    if not is_sound or not all(abs(number) <= MOST for number in _numbers(content)):
+    if advice.by not in DECIDED:
+        raise ValueError(f"{path}: by: expected one of {', '.join(DECIDED)}, got {advice.by!r}; {_MEND}")
+    times_ns = [time_ns for own in advice.pair for time_ns in (own.predicted_ns, own.measured_ns)]
+    if not all(time_ns is None or time_ns >= LEAST_NS for time_ns in times_ns) or not all(
+        abs(one) <= MOST for one in _numbers(content)
+    ):
         raise ValueError(f"{path}: expected times of {LEAST_NS:g} ns at least, and numbers up to {MOST:g}; {_MEND}")
     source = content.get("calibration")
     return advice, source if isinstance(source, str) else ""
@@ -111,15 +110,15 @@ def _verdict(advice: Advice) -> Verdict:
     is_good, word = _WORDS[advice.verdict]
     said = [f"{advice.reason[:1].upper()}{advice.reason[1:]} ({advice.reason_code})."]
     by_model = ""
-    if advice.decided_by != "model":
+    if advice.by != "model":
         by_model = ", by the model"
-        said.append(f"Decided by {DECIDED[advice.decided_by]}{': a tie' if advice.is_tie else ''}.")
+        said.append(f"Decided by {DECIDED[advice.by]}{': a tie' if advice.is_tie else ''}.")
     if advice.probability is not None:
         gain = f"saves more than {ns(advice.min_gain_ns)} ns a call" if advice.min_gain_ns else "is the faster one"
         grouped = "One program" if len(advice.groups) < 2 else " | ".join(map(" + ".join, advice.groups))
         said.append(f"{grouped} {gain} with a probability of {100 * advice.probability:.1f} %{by_model}.")
-    if (measured := advice.measured) is not None:
-        said.append(_measured(measured, advice.calls_to_pay_back))
+    if advice.rounds:
+        said.append(_measured(advice))
     if advice.flip:
         said.append(f"{advice.flip[:1].upper()}{advice.flip[1:]}.")
     cautions = ["Some count lies outside what was measured: this is an extrapolation."] if advice.extrapolated else []
@@ -128,25 +127,27 @@ def _verdict(advice: Advice) -> Verdict:
     return Verdict(is_good, word, said, cautions)
 
 
-def _measured(measured: Measured, calls: int | None) -> str:
+def _measured(advice: Advice) -> str:
     """Return what was timed, in sentences."""
-    forms = {"apart": measured.apart_ns, "together": measured.together_ns}
-    times = [f"{ns(time_ns)} ns {name}" for name, time_ns in forms.items() if time_ns is not None]
-    if measured.apart_ns is not None and measured.together_ns is not None:
-        times.append(f"{measured.apart_ns / measured.together_ns:.3g} × as fast together")
+    took = [own.measured_ns for own in advice.pair]
+    forms = zip(took, ("apart", "together"), strict=False)
+    times = [f"{ns(time_ns)} ns {name}" for time_ns, name in forms if time_ns is not None]
+    if len(times) == 2:
+        times.append(f"{(took[0] or 0.0) / (took[1] or 1.0):.3g} × as fast together")
     said = f"Measured: {', '.join(times) or 'others, which the groupings show'}."
-    if measured.compile_s is None:
+    if not advice.pair or (seconds := advice.pair[1].compile_s) is None:
         return said
+    calls = advice.calls_to_pay_back
     pays = "never pays" if calls is None else f"pays after {calls:,} calls"
-    return f"{said} Compiling took {measured.compile_s:.2f} s and {pays}."
+    return f"{said} Compiling took {seconds:.2f} s and {pays}."
 
 
 def _terms(advice: Advice) -> Section:
-    forms = []
-    for name in ("apart", "together"):
-        terms_ns, time_ns, interval = (getattr(advice, f"{name}_{of}") for of in ("terms_ns", "ns", "interval_ns"))
-        parts = {readable(term): part_ns for term, part_ns in terms_ns.items()}
-        forms.append(StrategyExplanation(name, parts, time_ns, interval or (time_ns, time_ns)))
+    forms = [
+        StrategyExplanation(name, {readable(term): ns for term, ns in own.terms_ns.items()}, time_ns, interval)
+        for name, own in zip(("apart", "together"), advice.pair, strict=True)
+        if (time_ns := own.predicted_ns) and (interval := own.predicted_interval_ns or (time_ns, time_ns))
+    ]
     pictures = drawn(**{"A call of all stages": lambda: plot.terms(forms)})
     said = (
         "Parts of the predicted time of a call. Each term begins where the one before it ends; the grey bar is their "
@@ -159,8 +160,11 @@ def _terms(advice: Advice) -> Section:
 def _counts(advice: Advice) -> Section:
     # No compiler says what it computes again.
     kept = ("saved", "recomputed") if advice.target is None else ("saved",)
-    found = {name: value for name, value in dataclasses.asdict(advice).items() if name.startswith(kept)}
-    found |= {f"{form}_peak_bytes": getattr(advice, f"{form}_peak_bytes") for form in ("apart", "together")}
+    names = [own.name for own in dataclasses.fields(advice) if own.name.startswith(kept)]
+    found = {name: getattr(advice, name) for name in names}
+    found |= dict(
+        zip(("apart peak bytes", "together peak bytes"), [own.peak_bytes for own in advice.pair], strict=True)
+    )
     rows = [{"what": name.replace("_", " "), "count": value} for name, value in found.items()]
     return Section("counts", "What one program saves", tables=[Table("In a call; what is negative is lost", rows, "")])
 

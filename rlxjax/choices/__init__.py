@@ -9,8 +9,6 @@ what the process keeps. `decide` takes any `Work` along the same path.
 from ._advice import DECIDED as DECIDED
 from ._advice import Advice as Advice
 from ._advice import Grouping as Grouping
-from ._advice import Measured as Measured
-from ._advice import StageCost as StageCost
 from ._advise import advise as advise
 from ._choose import choose as choose
 from ._choose import clear_choices as clear_choices

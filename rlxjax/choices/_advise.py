@@ -1,49 +1,65 @@
 """The question: which of these jitted stages should be one program here?"""
 
+import dataclasses
 import functools
+import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from rlxjax._checks import check_at_least, is_traced
+from rlxjax._numerics import temperature_from_sd
+from rlxjax._values import counted
 from rlxjax.calibration import (
     CalibratedModel,
     Calibration,
+    FunctionPrediction,
+    FunctionTimes,
     default_calibration,
     load_calibration,
     predict_profiles,
 )
-from rlxjax.fusion import StagePlan
-from rlxjax.jaxpr import FunctionProfile, TripCounts
+from rlxjax.fit import SURE
+from rlxjax.fusion import plan_stages
+from rlxjax.jaxpr import FunctionProfile, TripCounts, profile_function
 from rlxjax.models import FUNCTIONS
-from rlxjax.targets import TargetDevice, target_device
+from rlxjax.targets import DoesNotFitError, TargetDevice, target_device
 
-from ._advice import Advice
-from ._answer import Plans, answer, by_measurement_alone, compared, without_stages
+from ._advice import Advice, Grouping, as_code, compared, flip, why_measured, why_not, why_predicted
+from ._calls import ALONE, Party
 from ._choose import decide, recalled
 from ._description import content_of, setting_of
 from ._memory import Memory, learned
-from ._processes import ALONE, Party
 from ._programs import (
     SURE_OF_FUNCTIONS,
     Predicted,
+    Stage,
     Work,
+    as_arguments,
     check_repeatable,
     devices_of,
+    figures_of,
     filled,
+    in_order,
     in_words,
+    parts_of,
     predicted_programs,
     where_of,
 )
-from ._rank_targets import target_times
-from ._stages import Span, composed, groups_of, in_order, parts_of, profiles_of
-from ._way import Way, measure_word
+from ._rank_targets import change_in_words, in_bytes, not_fitting, opposed_ns, stands_on, target_times
+from ._way import Choice, Way, measure_word
 
-#: The most groupings that are considered beside the stages apart.
-MOST_CONSIDERED = 6
+#: The first and the last of some stages that are neighbours.
+Span = tuple[int, int]
+#: The most groupings that are looked at, all of those of seven stages, and that are measured beside the stages apart.
+MOST_GROUPINGS, MOST_CONSIDERED = 64, 6
+#: Terms that launches take, and those of the functions model that traffic takes; of a target's it takes all others.
+LAUNCH_TERMS, TRAFFIC_TERMS = ("call_ns", "launch_ns"), ("elementwise_ns", "uncached_ns")
 
 
 def advise(
@@ -83,6 +99,9 @@ def advise(
             compiled for it (`rlxjax.targets.compile_for`), and the answer is by the compiler's kernels, bytes, memory
             and estimates, and by the device's data sheet. `stands_on` says which.
 
+    Returns:
+        The advice; called, it runs the grouping that it names.
+
     Raises:
         ValueError: no stage, a stage that does not trace or does not take what the one before gives, or a gain or
             price that is no number of at least 0; stages that have side effects, donate their arguments or give other
@@ -101,7 +120,7 @@ def advise(
         ('fuse', 'saves_traffic', 1, 8000000)
         >>> found.code
         'fused = jax.jit(lambda x0: abs(negative(x0)), donate_argnums=(0,))  # if nobody uses x0 afterwards'
-        >>> [grouping.name for grouping in advise([jnp.negative, jnp.abs, jnp.sum], rows, calibration=known).groupings]
+        >>> [one.name for one in advise([jnp.negative, jnp.abs, jnp.sum], rows, calibration=known).alternatives]
         ['together', 'negative+abs | sum', 'negative | abs+sum', 'apart']
     """
     check_at_least(min_gain_ns, "min_gain_ns", what="number", most=math.inf)
@@ -124,113 +143,356 @@ def advise(
         option = "measure" if word != "never" else "calibration"
         raise ValueError(f"{option}: expected none with target {device.name!r}, which is another device than this one")
     whole = in_order(functions, args)
+    fn = functions[0] if len(functions) == 1 else composed(whole)
+    said = functools.partial(Advice, "apart", "model", fn=fn, target=None if device is None else device.name)
     if len(functions) > 1:
         groups = groups_of(whole)
     else:
-        is_jitted = isinstance(functions[0], jax.stages.Wrapped)
+        is_jitted = isinstance(fn, jax.stages.Wrapped)
         parts = [] if is_jitted else parts_of(whole[0])
         if len(parts) < 2:
             why = "jitted: it is one program already" if is_jitted else "one operation, and one program already"
-            return Advice("keep", "already_one_program", f"{whole[0].name} is {why}")
+            return said(verdict="keep", reason_code="already_one_program", reason=f"{whole[0].name} is {why}")
         groups = {(place, place): part for place, part in enumerate(parts)} | {(0, len(parts) - 1): whole[0]}
     profiles, refused = profiles_of(groups, trip_counts, device)
+    cannot = functools.partial(said, verdict="cannot model")
     if calibration is not None and FUNCTIONS.name not in calibration.models:
-        mend = "measure it with `rlxjax calibrate --only functions`"
-        return Advice("cannot model", "not_calibrated", f"the calibration has no functions model: {mend}")
-    unmodelled = next(filter(None, (_unmodelled(profile, device) for profile in profiles.values())), None)
-    if unmodelled is not None and device is not None:
+        reason = "the calibration has no functions model: measure it with `rlxjax calibrate --only functions`"
+        return cannot(reason_code="not_calibrated", reason=reason)
+    unknown = next(filter(None, (_unmodelled(profile, device) for profile in profiles.values())), None)
+    unmodelled = cannot(reason_code=unknown[0], reason=unknown[1]) if unknown else None
+    if unmodelled and device is not None:
         return unmodelled
     if alone := [str(error) for span, error in refused.items() if span[0] == span[1]]:
-        return without_stages(whole, alone, profiles.get((0, len(whole) - 1)), device)
+        reason, one = "; ".join(alone), profiles.get((0, len(whole) - 1))
+        if one is None or one.target is None or not one.target.fits or len(whole) == 1:
+            return cannot(reason_code="peak_memory", reason=reason)
+        own = Grouping("together", groups=(tuple(stage.name for stage in whole),), peak_bytes=one.peak_bytes)
+        reason = f"apart they do not fit, and one program {one.target.memory}; {reason}"
+        found = said(verdict="fuse", reason_code="peak_memory", reason=reason, alternatives=(own,), compared="together")
+        return dataclasses.replace(found, name="together", code=as_code(whole, [range(len(whole))]))
     if device is None:
         assert calibration is not None
-        found = predict_profiles(calibration.of(FUNCTIONS.name), list(profiles.values()))
-        has = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
+        times = predict_profiles(calibration.of(FUNCTIONS.name), list(profiles.values()))
+        has = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
     else:
-        found, has = target_times(list(profiles.values()), device), device.memory_bytes
-    limit = has if memory_bytes is None else memory_bytes
-    options = (math.inf if limit is None else limit, float(min_gain_ns), float(peak_price_ns_per_byte))
-    plans = Plans(found, groups, profiles, refused, device, *options)
-    choice = None
+        times, has = target_times(list(profiles.values()), device), device.memory_bytes
+    limit, prices = has if memory_bytes is None else memory_bytes, (float(min_gain_ns), float(peak_price_ns_per_byte))
+    asked = _Question(fn, args, whole, groups, profiles, refused, device, limit, *prices)
+    forms, choice = asked.forms(times), None
     is_shared = Party.of(devices_of(args)) is not ALONE  # by processes that all ask, or none of them
     is_decided = word != "never" or not is_traced_call and (is_shared or Memory().path.exists())
-    if calibration is not None and is_decided and len(plans.plans) > 1 and min_gain_ns < math.inf:
+    able = [own for own in forms if not own.failed]
+    if calibration is not None and is_decided and len(able) > 1 and min_gain_ns < math.inf:
         calibrated = calibration.of(FUNCTIONS.name)
-        work = _work_of_stages(plans, functions, args, calibrated, word, teaches=trip_counts is None)
+        work = asked.work(able, times, calibrated, word, trip_counts is None)
         choice = recalled(work, check=check) if word == "never" else decide(work, word, check=check)
         if choice is None or choice.by == "model":
             taught = learned(calibrated, Memory(), setting_of(calibrated, work.devices)[0], FUNCTIONS.name)
             if taught is not calibrated:
-                also = [] if choice is None else [plans.plan(compared(choice))]
-                found = predict_profiles(taught, list(profiles.values()))
-                plans = Plans(found, groups, profiles, refused, device, *options, also)
-    is_plain = len(functions) == 1
-    if unmodelled is not None:
-        return unmodelled if choice is None else by_measurement_alone(plans, choice, whole, is_plain)
-    return answer(plans, whole, is_plain, choice)
+                times = predict_profiles(taught, list(profiles.values()))
+                forms = asked.forms(times, [own.programs for own in forms if choice and own.name == compared(choice)])
+    return unmodelled if unmodelled and choice is None else asked.answer(forms, times, choice)
 
 
-def _unmodelled(profile: FunctionProfile, device: TargetDevice | None) -> Advice | None:
-    """Return why a program's time cannot be predicted; None if it can."""
+def _unmodelled(profile: FunctionProfile, device: TargetDevice | None) -> tuple[str, str] | None:
+    """Return why a program's time cannot be predicted, as a code and a sentence; None if it can."""
     # A compiler counts what has no rule, and its text does not say which unknown loop is which.
     unread = profile.target is not None and profile.target.gpu is not None and profile.target.gpu.unknown_loops
     if not (profile.unknown_loops or (device is None and profile.uncounted) or unread):
         return None
-    code = "unknown_loop" if profile.unknown_loops or unread else "uncosted"
-    why = profile.uncounted or ("loops that depend on data turn different numbers of times",)
-    return Advice("cannot model", code, why[0], target=None if device is None else device.name)
+    said = profile.uncounted or ("loops that depend on data turn different numbers of times",)
+    return "unknown_loop" if profile.unknown_loops or unread else "uncosted", said[0]
 
 
-def _work_of_stages(
-    plans: Plans,
-    functions: Sequence[Callable[..., Any]],
-    args: tuple[Any, ...],
-    calibrated: CalibratedModel,
-    measure: str,
-    *,
-    teaches: bool,
-) -> Work:
-    """Return the plans of stages as ways to run them, whose times may teach the model.
+# --- Stages and groups of them -------------------------------------------------------------------
 
-    Which plans are considered is by the calibration alone, whatever was learned since: else no measurement of them
-    would be found again.
+
+def composed(stages: Sequence[Stage]) -> Callable[..., Any]:
+    """Return the stages as one function."""
+    functions = [stage.fn for stage in stages]
+
+    def together(*args: Any) -> Any:
+        result: Any = args
+        for fn in functions:
+            result = fn(*as_arguments(result))
+        return result
+
+    return together
+
+
+def groups_of(stages: Sequence[Stage]) -> dict[Span, Stage]:
+    """Return every group of neighbours as one jitted program."""
+    groups = {}
+    for first, last in itertools.combinations_with_replacement(range(len(stages)), 2):
+        own = stages[first : last + 1]
+        fn = own[0].fn if first == last else jax.jit(composed(own))
+        groups[first, last] = Stage("+".join(stage.name for stage in own), fn, own[0].args, own[-1].result)
+    return groups
+
+
+def profiles_of(
+    groups: Mapping[Span, Stage], trip_counts: TripCounts | None, device: TargetDevice | None
+) -> tuple[dict[Span, FunctionProfile], dict[Span, DoesNotFitError]]:
+    """Return the profile of each group, with its own share of the trip counts, which that of all stages has to take.
+
+    Where a device is given the groups are compiled for it; those that it refuses for their memory come second.
     """
-    arrays = functools.cache(lambda: filled(args))
-    is_plain = len(functions) == 1  # it runs where it is not jitted
+    refused: dict[Span, DoesNotFitError] = {}
+    options: dict[str, Any] = {} if device is None else {"level": "compiled", "target": device}
 
-    @functools.cache
-    def traced(span: Span) -> Any:
-        return plans.groups[span].fn.trace(*plans.groups[span].args)
+    def profiles(of: Mapping[Span, TripCounts | None]) -> dict[Span, FunctionProfile]:
+        found = {}
+        for span, trips in of.items():
+            try:
+                found[span] = profile_function(groups[span].fn, *groups[span].args, trip_counts=trips, **options)
+            except DoesNotFitError as error:
+                refused[span] = DoesNotFitError(f"{groups[span].name}: {error}", error.needed_bytes)
+        return found
 
-    def way(plan: StagePlan) -> Way:
-        spans = [(group[0], group[-1]) for group in plan.groups]
-        name, programs = plans.name(plan), [traced(span) for span in spans]
-        if measure != "never":
-            for one in programs:
-                check_repeatable(name, one)
-        is_given = is_plain and plan == plans.apart
-        fn = functions[0] if is_given else composed([plans.groups[span].fn for span in spans])
-        asked_ns = 0.0 if plan == plans.apart else plans.min_gain_ns
-        return Way(
-            name,
-            extra_ns=asked_ns + plans.price * plan.peak_bytes,
-            content=content_of(programs),
-            fn=fn,
-            call=lambda: fn(*arrays()),
-            make=None if is_given else lambda: [one.lower().compile() for one in programs],
+    found = profiles(dict.fromkeys(groups))
+    if trip_counts is None:
+        return found, refused
+    whole = max(groups, key=lambda span: span[1] - span[0])
+    shares: dict[Span, TripCounts | None] = {}
+    if isinstance(trip_counts, Mapping):
+        # A line that a group does not have is no mistake, since another one has it.
+        for span, profile in found.items():
+            lines = (loop.line for loop in profile.unknown_loops)
+            shares[span] = {line: trip_counts[line] for line in lines if line in trip_counts}
+    else:
+        if alone := [error for span, error in refused.items() if span[0] == span[1]]:
+            raise alone[0]  # whose loops nobody counts
+        given = list(trip_counts)
+        loops = (len(found[number, number].unknown_loops) for number in range(whole[1] + 1))
+        before = list(itertools.accumulate(loops, initial=0))
+        shares = {(first, last): given[before[first] : before[last + 1]] for first, last in groups}
+    shares[whole] = trip_counts
+    return found | profiles({span: share for span, share in shares.items() if share or span == whole}), refused
+
+
+# --- The forms, and the answer -------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Question:
+    """Stages, the programs that groups of them make, and what is asked of a grouping, which is called a form here."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    whole: Sequence[Stage]
+    groups: Mapping[Span, Stage]
+    profiles: Mapping[Span, FunctionProfile]
+    refused: Mapping[Span, DoesNotFitError]
+    device: TargetDevice | None
+    limit: float
+    min_gain_ns: float
+    price: float
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        return [self.groups[number, number].name for number in range(1 + max(last for _, last in self.groups))]
+
+    def forms(self, times: FunctionTimes, also: Sequence[tuple[Span, ...]] = ()) -> list[Grouping]:
+        """Return the forms that fit, the best first; then one program, which may have failed, and the stages apart."""
+        count = len(self.names)
+        leaves = jax.tree.leaves(self.groups[0, count - 1].args)
+        held = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves if hasattr(leaf, "dtype"))
+        time_ns, peaks = np.full((count, count), np.inf), np.zeros((count, count))
+        for span, found in zip(self.profiles, times.predictions, strict=True):
+            time_ns[span] = found.time_ns
+            peaks[span] = found.profile.peak_bytes + (held if span[0] else 0)
+        for span, error in self.refused.items():
+            peaks[span] = error.needed_bytes or 0
+        is_out = (peaks > self.limit) & ~np.eye(count, dtype=bool)
+        plans = plan_stages(
+            np.where(is_out, np.inf, time_ns), peaks, peak_price_ns_per_byte=self.price, count=MOST_GROUPINGS
+        )
+        planned = [tuple((group[0], group[-1]) for group in plan.groups) for plan in plans]
+        one, apart = ((0, count - 1),), tuple((number, number) for number in range(count))
+        forms: list[Grouping] = []
+        for programs in dict.fromkeys([apart, *planned, one, *also]):
+            groups = tuple(tuple(self.names[first : last + 1]) for first, last in programs)
+            name = {one: "together", apart: "apart"}.get(programs, " | ".join(map("+".join, groups)))
+            peak_bytes, failed = int(max(peaks[span] for span in programs)), ""
+            if programs == one and one not in planned:
+                failed = f"one program of all needs {counted(peak_bytes, 'byte')} at once, more than the device has"
+                if one[0] in self.refused:
+                    needs = in_bytes(peak_bytes) if peak_bytes else "more"
+                    failed = f"one program needs {needs} at once, more than the device has: its compiler refuses it"
+            own = Grouping(name, failed=failed, groups=groups, peak_bytes=peak_bytes, programs=programs)
+            each = self.predictions(times, own)
+            # A time says nothing of what is not counted whole.
+            if each and (self.device or not any(_unmodelled(found.profile, None) for found in each)):
+                own = dataclasses.replace(own, **_predicted(each))
+                chance = self.ahead(times, own, forms[0], self.min_gain_ns)[1] if forms else None
+                own = dataclasses.replace(own, probability=chance)
+            forms.append(own)
+        order = [*planned, one, apart, *also]
+        return sorted(forms, key=lambda own: order.index(own.programs))
+
+    def places(self, form: Grouping) -> list[int]:
+        """Return where the programs of a form are among the predictions."""
+        order = {span: place for place, span in enumerate(self.profiles)}
+        return [order[span] for span in form.programs if span in order]
+
+    def predictions(self, times: FunctionTimes, form: Grouping) -> list[FunctionPrediction]:
+        """Return what is predicted of each program of a form; nothing of one that no compiler makes."""
+        return [times.predictions[place] for place in self.places(form)]
+
+    def ahead(
+        self, times: FunctionTimes, form: Grouping, other: Grouping, asked_ns: float = 0.0
+    ) -> tuple[float, float]:
+        """Return what a form saves in ns, with the price of its peak, and how surely this is more than asked."""
+        decided = times.decision(self.places(form), self.places(other))
+        margin_ns, sd_ns = float(decided.margin_ns), float(decided.margin_sd_ns)
+        if self.device is not None:  # what bytes say against an estimate is a doubt
+            after, before = (
+                sum(one.profile.fused_traffic_bytes for one in self.predictions(times, own)) for own in (form, other)
+            )
+            sd_ns = math.hypot(sd_ns, opposed_ns(self.device, margin_ns, before - after))
+        margin_ns += self.price * (other.peak_bytes - form.peak_bytes)
+        odds = (margin_ns - asked_ns) / temperature_from_sd(sd_ns)
+        return margin_ns, 0.5 + 0.5 * math.tanh(0.5 * odds)
+
+    def run_by(self, form: Grouping) -> Callable[..., Any]:
+        """Return what runs a form; the parts of a function that is not jitted run as it does."""
+        is_given = form.name == "apart" and len(self.whole) == 1
+        return self.fn if is_given else composed([self.groups[span] for span in form.programs])
+
+    def work(
+        self, forms: Sequence[Grouping], times: FunctionTimes, calibrated: CalibratedModel, measure: str, teaches: bool
+    ) -> Work:
+        """Return forms as ways to run the stages, whose times may teach the model.
+
+        Which forms are considered is by the calibration alone, whatever was learned since: else no measurement of them
+        would be found again.
+        """
+        arrays, is_plain = functools.cache(lambda: filled(self.args)), len(self.whole) == 1
+        traced = functools.cache(lambda span: self.groups[span].fn.trace(*self.groups[span].args))
+
+        def way(form: Grouping) -> Way:
+            programs, fn = [traced(span) for span in form.programs], self.run_by(form)
+            for one in programs if measure != "never" else ():
+                check_repeatable(form.name, one)
+            extra_ns = self.price * form.peak_bytes + (0.0 if form.name == "apart" else self.min_gain_ns)
+            content, make = content_of(programs), lambda: [one.lower().compile() for one in programs]
+            make = None if fn is self.fn else make
+            return Way(form.name, extra_ns=extra_ns, content=content, fn=fn, call=lambda: fn(*arrays()), make=make)
+
+        def predict(known: CalibratedModel) -> Predicted:
+            own = times if known is calibrated else predict_profiles(known, [*self.profiles.values()])
+            return predicted_programs(ways, own, [self.places(form) for form in considered], teaches)
+
+        named = {form.name: form for form in forms}
+        considered = [named.pop("apart"), *named.values()][: 1 + MOST_CONSIDERED]
+        if "together" in named and named["together"] not in considered:
+            considered[-1] = named["together"]
+        ways = [way(form) for form in considered]
+        stages = f"the parts of {self.whole[0].name}" if is_plain else ", ".join(self.names)
+        label, workload = f"{stages}, of {in_words(self.args)}", where_of(self.args) | {"stages": len(self.whole)}
+        devices = devices_of(self.args)
+        return Work(ways, predict, calibrated, FUNCTIONS.name, label, workload, devices, sure=SURE_OF_FUNCTIONS)
+
+    def answer(self, forms: Sequence[Grouping], times: FunctionTimes, choice: Choice | None) -> Advice:
+        """Return the answer: by a choice, if there is one, else by what is predicted of the forms."""
+        named, device, asked_ns = {own.name: own for own in forms}, self.device, self.min_gain_ns
+        apart, together = named["apart"], named["together"]
+        chances = {own.name: own.probability or 0.0 for own in forms if own.name != "apart" and not own.failed}
+        sure = [name for name, chance in chances.items() if chance >= SURE]
+        grouped = named[compared(choice) if choice else next(iter(sure or chances), "together")]
+        each, programs = self.predictions(times, apart), self.predictions(times, grouped)
+        fuses, by_model = "fuse" if grouped is together else "group", choice is None or choice.by == "model"
+        verdict, code, reason = "keep", "peak_memory", together.failed
+        figures: dict[str, Any] = {"stages": (), "flip": "", "stands_on": ""}
+        margin_ns, probability, saved = 0.0, None, {}
+        if grouped.predicted_ns is not None:
+            margin_ns, probability = self.ahead(times, grouped, apart, asked_ns)
+            before, after = apart.terms_ns, grouped.terms_ns
+            changes = {name: before.get(name, 0.0) - after.get(name, 0.0) for name in {**before, **after}}
+            saved = dict(sorted(changes.items(), key=lambda part: -abs(part[1])))
+            figures = _saved(each, programs) | {"flip": flip(saved, margin_ns - asked_ns) if by_model else ""}
+            figures["stages"] = tuple(
+                Grouping(name, **_predicted([own]), groups=((name,),), peak_bytes=own.profile.peak_bytes)
+                for name, own in zip(self.names, each, strict=True)
+            )
+        if choice is not None and not by_model:
+            verdict = "keep" if choice.name == "apart" else fuses
+            code, reason = why_measured(choice)
+        elif chances:
+            again = figures["recomputed_elements"]
+            if choice.name == "apart" if choice else max(chances.values()) <= 1.0 - SURE:
+                code = why_not(saved, margin_ns, again)
+            elif sure or choice:
+                launches, traffic = (sum(saved.get(name, 0.0) for name in own) for own in (LAUNCH_TERMS, TRAFFIC_TERMS))
+                traffic = traffic if device is None else sum(saved.values()) - launches
+                verdict, code = fuses, "saves_launches" if launches >= traffic else "saves_traffic"
+            else:
+                verdict, code = "undecided", "too_close"
+            priced = ", memory at its price," if self.price else ""
+            reason = why_predicted(code, grouped.name, margin_ns, saved, again, asked_ns, priced)
+            others = [own for own in forms if own is not grouped and not own.failed]
+            if len(self.names) > 2 and verdict == fuses:
+                rivals = (own.name for own in others if self.ahead(times, grouped, own)[1] < SURE)
+                reason += next((f"; {name} is as good within the doubt" for name in rivals), "")
+        if chances and together.failed:
+            reason += f"; {together.failed}"
+        if device is not None and programs:
+            has = f"{in_bytes(device.memory_bytes)} at once"
+            if chances and apart.peak_bytes > device.memory_bytes:
+                verdict, code = fuses, "peak_memory"
+                reason = f"the stages apart need {in_bytes(apart.peak_bytes)} of {has}, which does not fit; {reason}"
+            found = dict(zip([*map("+".join, grouped.groups), *self.names], [*programs, *each], strict=True))
+            changed = change_in_words([own.profile for own in each], [own.profile for own in programs])
+            unfit = not_fitting({name: own.profile for name, own in found.items()})
+            reason = "; ".join([reason, f"{changed}, {in_bytes(grouped.peak_bytes)} of {has}", *unfit])
+            figures["stands_on"] = f"predicted by {stands_on([*each, *programs])}"
+        runs = grouped if verdict == fuses else apart
+        joined = [range(first, last + 1) for first, last in runs.programs] if len(self.whole) > 1 else [(0,)]
+        taken = {} if choice is None else {own.name: own for own in choice.alternatives}
+        names = ("measured_ns", "measured_interval_ns", "failed", "compile_s")
+        took = [{name: getattr(taken.get(own.name, own), name) for name in names} for own in forms]
+        said = {"by": "model"} if choice is None else vars(choice)
+        said = said | figures | {"name": runs.name, "fn": self.run_by(runs), "probability": probability}
+        said["alternatives"] = tuple(dataclasses.replace(own, **new) for own, new in zip(forms, took, strict=True))
+        return Advice(
+            **said,
+            verdict=verdict,
+            reason_code=code,
+            reason=reason,
+            compared=grouped.name,
+            min_gain_ns=asked_ns,
+            code=as_code(self.whole, joined) if verdict == fuses else "",
+            target=None if device is None else device.name,
         )
 
-    def predict(known: CalibratedModel) -> Predicted:
-        times = plans.found
-        if known is not calibrated:
-            times = predict_profiles(known, [one.profile for one in times.predictions])
-        return predicted_programs(ways, times, [plans.places(plan) for plan in considered], teaches)
 
-    others = [plan for plan in plans.plans if plan != plans.apart]
-    considered = [plans.apart, *others[:MOST_CONSIDERED]]
-    if plans.fits and plans.together not in considered:
-        considered[-1] = plans.together
-    ways = [way(plan) for plan in considered]
-    stages = f"the parts of {plans.groups[0, len(plans.names) - 1].name}" if is_plain else ", ".join(plans.names)
-    label, workload = f"{stages}, of {in_words(args)}", where_of(args) | {"stages": len(functions)}
-    return Work(ways, predict, calibrated, FUNCTIONS.name, label, workload, devices_of(args), sure=SURE_OF_FUNCTIONS)
+def _predicted(each: Sequence[FunctionPrediction]) -> dict[str, Any]:
+    """Return what is predicted of programs that run one after another, by the fields of a grouping."""
+    terms: Counter[str] = Counter()
+    for one in each:
+        terms.update(one.terms_ns)  # pyright: ignore[reportArgumentType]
+    return figures_of(each) | {"terms_ns": dict(terms.most_common())}
+
+
+def _saved(apart: Sequence[FunctionPrediction], grouped: Sequence[FunctionPrediction]) -> dict[str, Any]:
+    """Return what programs do less than others, and what they do again, by the fields of the answer."""
+
+    def totals(programs: Sequence[FunctionPrediction]) -> dict[str, int]:
+        profiles = [program.profile for program in programs]
+        # What a compiler fuses is known; what it computes again is not.
+        kernels = [group for profile in profiles for group in profile.kernels if profile.level == "jaxpr"]
+        compiled = sum(int(profile.io.kernel_launches) for profile in profiles if profile.level == "compiled")
+        return {
+            "saved_calls": len(profiles),
+            "saved_launches": compiled + sum(group.launches for group in kernels),
+            "saved_sync_points": sum(int(profile.io.sync_points) for profile in profiles),
+            "saved_readback_bytes": sum(int(profile.io.host_output_bytes) for profile in profiles),
+            "saved_traffic_bytes": sum(profile.fused_traffic_bytes for profile in profiles),
+            "recomputed_flops": sum(group.flops for group in kernels),
+            "recomputed_elements": sum(group.computed_elements for group in kernels),
+        }
+
+    before, after = totals(apart), totals(grouped)
+    saved = {name: count - after[name] for name, count in before.items()}
+    return {name: max(-count, 0) if name.startswith("recomputed") else count for name, count in saved.items()}

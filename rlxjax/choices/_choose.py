@@ -24,12 +24,11 @@ from rlxjax._values import handle
 from rlxjax.calibration import Calibration, default_calibration
 from rlxjax.fit import Suite
 
+from ._calls import ALONE, Caller, FailedError, Party, difference
 from ._contest import Contest, contest, longest_s
 from ._description import digest, digest_of_model, setting_of
 from ._memory import Memory, clear_learned, learn, learned
-from ._processes import ALONE, Caller, FailedError, Party
 from ._programs import Work, work_of_functions, work_of_suite
-from ._results import difference
 from ._way import LIMIT_MS, REGRET, Choice, Way, choice_of_json, json_of_choice, measure_word
 
 #: Choices of this process that are kept, about 2 kB each; none holds a function or an argument.

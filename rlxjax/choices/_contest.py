@@ -20,7 +20,7 @@ from rlxjax._values import by_value
 from rlxjax.clock import LEAST_CALLS, QUARTILE, calls_of_visit, quiet_collector, settled_ns, visit_ns
 from rlxjax.fit import COVERED_SDS, SURE
 
-from ._processes import ALONE, Caller, FailedError, Party
+from ._calls import ALONE, Caller, FailedError, Party
 
 #: Rounds, and the share of the limit, before anything is sure: a shared machine stays in one of several states for some
 #: tens of milliseconds, in which one program may do better than another that is the faster one otherwise.

@@ -2,21 +2,21 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from rlxjax._values import Handle, by_value, handle
-from rlxjax.calibration import CalibratedModel, Calibration, FunctionTimes, predict_profiles
+from rlxjax.calibration import CalibratedModel, Calibration, FunctionPrediction, FunctionTimes, predict_profiles
 from rlxjax.fit import SURE, Cell, Runs, Suite, decision, estimate
 from rlxjax.jaxpr import FunctionProfile, profile_function
 from rlxjax.models import FUNCTIONS, function_runs
 
 from ._description import content_of, default_device, description_of, digest
-from ._stages import in_order, parts_of
 from ._way import Way
 
 #: Probability from which on the model of functions rules one out: it is off by more than it says where a compiler does
@@ -59,6 +59,71 @@ class Work:
     sure: float = SURE
 
 
+# --- Programs ------------------------------------------------------------------------------------
+
+
+class Stage(NamedTuple):
+    """A program by itself: its name, its jitted function, the shapes that it is called with, and what it gives."""
+
+    name: str
+    fn: Any
+    args: tuple[Any, ...]
+    result: Any
+
+
+def as_arguments(result: Any) -> tuple[Any, ...]:
+    """Return what a stage gives as the arguments of the next: the parts of a tuple, or the one result."""
+    return result if isinstance(result, tuple) and not hasattr(result, "_fields") else (result,)
+
+
+def in_order(stages: Sequence[Callable[..., Any]], args: tuple[Any, ...]) -> list[Stage]:
+    """Return the stages, each jitted, with the shapes that each is called with.
+
+    A stage is traced here, and nowhere again: whatever it is part of takes what JAX remembers of the jitted one.
+    """
+    found, given = [], args
+    for number, fn in enumerate(stages):
+        name = getattr(fn, "__name__", "")
+        name = name if name.isidentifier() else f"stage{number + 1}"  # where it has none that code could use
+        jitted: Any = fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(functools.partial(fn))
+        try:
+            result = jitted.eval_shape(*given)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's function may raise anything, and may exit)
+            reason = str(error).strip().partition("\n")[0]
+            before = "these arguments" if number == 0 else f"what {found[-1].name} gives"
+            raise ValueError(
+                f"stages: expected {name} (number {number + 1}) to take {before}, but it raised "
+                f"{type(error).__name__}: {reason}"
+            ) from error
+        found.append(Stage(name, jitted, given, result))
+        given = as_arguments(result)
+    return found
+
+
+def parts_of(whole: Stage) -> list[Stage]:
+    """Return the programs that a function runs where it is not jitted: its jitted calls, and each other operation."""
+    jaxpr = whole.fn.trace(*whole.args).jaxpr.jaxpr
+    parts = []
+    for equation in jaxpr.eqns:
+        name = str(equation.params.get("name", equation.primitive.name))
+        alone, inputs = equation_alone(jaxpr, equation)
+        shapes = tuple(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in inputs)
+        parts.append(Stage(name, jax.jit(alone), shapes, None))
+    return parts
+
+
+def equation_alone(jaxpr: Any, equation: Any) -> tuple[Callable[..., Sequence[Any]], list[Any]]:
+    """Return an equation of a jaxpr as a function, and the variables that are its arguments."""
+    from jax.extend import core  # which loads Pallas
+
+    inputs = list(dict.fromkeys(var for var in equation.invars if not hasattr(var, "val")))  # literals have one
+    alone = jaxpr.replace(constvars=[], invars=inputs, outvars=equation.outvars, eqns=[equation])
+    return core.jaxpr_as_fun(core.ClosedJaxpr(alone, ())), inputs
+
+
+# --- Functions -----------------------------------------------------------------------------------
+
+
 def work_of_functions(
     alternatives: Mapping[str, Any], args: tuple[Any, ...], known: Calibration | None, measure: str, check: bool
 ) -> Work:
@@ -66,8 +131,7 @@ def work_of_functions(
     if not isinstance(alternatives, Mapping) or not alternatives:
         raise ValueError(f"alternatives: expected functions by name, or a Suite, got {alternatives!r}")
     arrays = functools.cache(lambda: filled(args))
-    ways, profiles, devices = [], [], devices_of(args)
-    results: dict[str, Any] = {}
+    ways, parts, devices, expected = [], [], devices_of(args), None
     for name, given in alternatives.items():
         if not isinstance(name, str):
             raise ValueError(f"alternatives: expected names that are texts, got {name!r}")
@@ -78,44 +142,45 @@ def work_of_functions(
         except ValueError as error:
             said = str(error).partition("but it ")[2] or str(error)
             ways.append(Way(name, content=digest("fails", name), fn=given, failed=said))
-            profiles.append(list)
+            parts.append(list)
             continue
         program = whole.fn.trace(*whole.args)
         if len(program.jaxpr.jaxpr.invars) > len(jax.tree.leaves(program.args_info)):
             raise ValueError(f"alternatives: expected {name!r} to close over arrays, got traced values; choose outside")
         if measure != "never":
             check_repeatable(name, program)
-        results[name] = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), whole.result)
+        result = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), whole.result)
+        expected = expected or (name, result)
+        if check and result != expected[1]:
+            raise ValueError(
+                f"alternatives: expected the same result of all, but that of {name!r} is {result}, and that of "
+                f"{expected[0]!r} is {expected[1]}; check=False takes them as they are"
+            )
         is_jitted = isinstance(given, jax.stages.Wrapped)
         devices += devices_of([program.jaxpr.consts, _places_in(program.jaxpr.jaxpr)])
-        profiles.append(functools.partial(_profiles, whole, is_jitted))
+        parts.append(functools.partial(list, [whole]) if is_jitted else functools.partial(parts_of, whole))
         make = (lambda program=program: program.lower().compile()) if is_jitted else None
         content = content_of([program], is_jitted)
         ways.append(Way(name, content=content, fn=given, call=lambda fn=given: fn(*arrays()), make=make))
     # Names tell apart programs that only their compiler's options do, of which the model knows nothing.
-    contents = [own.content for own in ways]
-    are_alike = np.array([[one == other for other in contents] for one in contents]) & ~np.eye(len(ways), dtype=bool)
-    ways = [
-        dataclasses.replace(own, content=digest(own.content, own.name)) if row.any() else own
-        for own, row in zip(ways, are_alike, strict=True)
-    ]
-    if check:
-        first, *others = results.items() or [("", None)]
-        for name, result in others:
-            if result != first[1]:
-                raise ValueError(
-                    f"alternatives: expected the same result of all, but that of {name!r} is {result}, and that of "
-                    f"{first[0]!r} is {first[1]}; check=False takes them as they are"
-                )
+    contents = np.array([own.content for own in ways])
+    are_alike = (contents[:, None] == contents) & ~np.eye(len(ways), dtype=bool)
+    for place in np.flatnonzero(are_alike.any(1)).tolist():
+        ways[place] = dataclasses.replace(ways[place], content=digest(ways[place].content, ways[place].name))
 
     def predict(calibrated: CalibratedModel) -> Predicted:
-        each = [own() for own in profiles]
-        if not any(each):
+        profiles: list[FunctionProfile] = []
+        places = []
+        for own in parts:
+            try:
+                found = [profile_function(part.fn, *part.args) for part in own()]
+            except ValueError:  # a part cannot be counted
+                found = []
+            places.append(range(len(profiles), len(profiles) + len(found)))
+            profiles += found
+        if not profiles:
             return ways, np.full(are_alike.shape, np.inf)
-        times = predict_profiles(calibrated, [profile for own in each for profile in own])
-        ends = np.cumsum([len(own) for own in each]).tolist()
-        places = [range(end - len(own), end) for end, own in zip(ends, each, strict=True)]
-        found, sd_ns = predicted_programs(ways, times, places)
+        found, sd_ns = predicted_programs(ways, predict_profiles(calibrated, profiles), places)
         return found, np.where(are_alike, np.inf, sd_ns)
 
     calibrated = None if known is None else known.models.get(FUNCTIONS.name)
@@ -144,48 +209,38 @@ def check_repeatable(name: str, program: Any) -> None:
         )
 
 
-def _profiles(whole: Any, is_jitted: bool) -> list[FunctionProfile]:
-    """Return the profiles of what a function runs; none where a part cannot be counted."""
-    try:
-        return [profile_function(own.fn, *own.args) for own in ([whole] if is_jitted else parts_of(whole))]
-    except ValueError:
-        return []
+def figures_of(each: Sequence[FunctionPrediction]) -> dict[str, Any]:
+    """Return what is predicted of programs that run one after another, by the fields of a way."""
+    time_ns, low_ns, high_ns = (sum(getattr(one, name) for one in each) for name in ("time_ns", "low_ns", "high_ns"))
+    inside = all(one.in_domain for one in each)
+    return {"predicted_ns": time_ns, "predicted_interval_ns": (low_ns, high_ns), "in_domain": inside}
 
 
 def predicted_programs(
     ways: Sequence[Way], times: FunctionTimes, places: Sequence[Sequence[int]], teaches: bool = True
 ) -> Predicted:
     """Return what is predicted of ways that each run some programs, one after another; their times may teach."""
-    found, count = [], len(ways)
-    for way, own in zip(ways, places, strict=True):
+    found, sd_ns = [*ways], np.full((len(ways),) * 2, np.inf)
+    for number, own in enumerate(places):
         each = [times.predictions[place] for place in own]
         # A time says nothing of what is not counted whole.
-        if not each or any(one.uncounted or one.profile.unknown_loops for one in each):
-            found.append(way)
-            continue
-        time_ns, low_ns, high_ns = (
-            sum(getattr(one, name) for one in each) for name in ("time_ns", "low_ns", "high_ns")
-        )
-        is_inside = all(one.in_domain for one in each)
-        runs = _runs_of([one.profile for one in each]) if teaches else ()
-        said = {"predicted_ns": time_ns, "predicted_interval_ns": (low_ns, high_ns), "in_domain": is_inside}
-        found.append(dataclasses.replace(way, **said, runs=runs))
-    sd_ns = np.full((count, count), np.inf)
-    known = [place for place in range(count) if found[place].predicted_ns is not None]
-    for row in known:
-        for column in known:
-            sd_ns[row, column] = float(times.decision(places[row], places[column]).margin_sd_ns)
+        if each and not any(one.uncounted or one.profile.unknown_loops for one in each):
+            runs = _runs_of([one.profile for one in each]) if teaches else ()
+            found[number] = dataclasses.replace(ways[number], **figures_of(each), runs=runs)
+    known = [number for number, own in enumerate(found) if own.predicted_ns is not None]
+    for row, column in itertools.product(known, known):
+        sd_ns[row, column] = float(times.decision(places[row], places[column]).margin_sd_ns)
     return found, sd_ns
 
 
 def _runs_of(profiles: Sequence[FunctionProfile]) -> tuple[dict[str, Any], ...]:
     """Return the runs of the functions model."""
     runs, count = function_runs(profiles), len(profiles)
-    columns = {name: np.broadcast_to(np.asarray(own, float), (count,)).tolist() for name, own in runs.inputs.items()}
-    variants = [FUNCTIONS.variants[code] for code in np.broadcast_to(runs.variant, (count,)).tolist()]
+    columns = [np.broadcast_to(np.asarray(own, float), (count,)).tolist() for own in runs.inputs.values()]
+    codes = np.broadcast_to(runs.variant, (count,)).tolist()
     return tuple(
-        {"variant": variants[row], "inputs": {name: column[row] for name, column in columns.items()}}
-        for row in range(count)
+        {"variant": FUNCTIONS.variants[code], "inputs": dict(zip(runs.inputs, sizes, strict=True))}
+        for code, *sizes in zip(codes, *columns, strict=True)
     )
 
 
