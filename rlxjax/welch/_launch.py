@@ -264,7 +264,7 @@ def _compiled(
 
 
 def _bytes_of(program: Any, recipe: Any) -> int:
-    """Return about what memory a program takes, as `benchmarks/many_sizes.py` finds: a segment's window is in it."""
+    """Return about what memory a program takes: a segment's window is in it."""
     return 2**18 + 28 * len(program.as_text() or "") + 12 * recipe.args[1].n_fft
 
 
