@@ -6,17 +6,11 @@ device, the samples are on it before the clock starts for ours (but for `host`),
 and the peaks stay there; the other peers work on the host from NumPy arrays as ever.
 """
 
-import ctypes
 import functools
 import importlib
 import os
-import shutil
-import subprocess
-import tempfile
-import weakref
 from collections.abc import Callable
 from importlib import metadata
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -27,9 +21,6 @@ import rlxjax as rx
 
 #: Samples that are transformed at a time, so that the arrays stay in a cache: the fastest of 2**14 to 2**20.
 CHUNK_SAMPLES = 2**17
-C_SOURCE = Path(__file__).with_name("welch_fftw.c")
-C_FLAGS = "-O3 -march=native -fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros -shared -fPIC"
-C_LIBRARIES = "-lfftw3f -lm -pthread"
 
 #: Returns peaks: one array `[batch, k, 2]` of (bin, power), or two of bins and of powers `[batch, k]`.
 Run = Callable[[], Any]
@@ -56,16 +47,15 @@ class Contender(NamedTuple):
         if self.where and (self.where == "cpu") != on_cpu():
             return f"for a {self.where} only, and JAX runs on the {jax.default_backend()}"
         try:
-            return c_library()[1] if self.package == "fftw" else importlib.import_module(self.package) and None
+            importlib.import_module(self.package)
         except ModuleNotFoundError:
             return f"not installed: pip install {self.package}, or 'rlxjax[bench]' for all of its peers"
         except Exception as error:  # noqa: BLE001 - whatever a broken installation raises
             return f"cannot be imported: {' '.join(str(error).split())}"
+        return None
 
     def version(self) -> str:
         """Return the version of what it runs."""
-        if self.package == "fftw":
-            return (ctypes.c_char * 64).in_dll(c_library()[0], "fftwf_version").value.decode() + f", {C_FLAGS}"
         try:
             return f"{self.package} {metadata.version(self.package)}"
         except metadata.PackageNotFoundError:  # cupy comes as cupy-cuda12x and the like
@@ -255,44 +245,6 @@ def _cupy(signal: np.ndarray, params: rx.WelchPeakParams) -> Run:
     return run
 
 
-def _c(signal: np.ndarray, params: rx.WelchPeakParams, inserts: bool = False) -> Run:
-    """The C program, which finds peaks by a threshold and ranks, or slower by insertion into a sorted list."""
-    library, _ = c_library()
-    plan = library.welch_new(params.n_fft, params.n_segments, params.k, cores(), inserts)
-    if not plan:
-        raise MemoryError("the C program found no memory for its plan")
-    signal = np.ascontiguousarray(signal)
-
-    def run() -> np.ndarray:
-        peaks = np.empty((len(signal), params.k, 2), np.float32)
-        library.welch_run(plan, signal.ctypes.data, *signal.shape, peaks.ctypes.data)
-        return peaks
-
-    weakref.finalize(run, library.welch_free, plan)
-    return run
-
-
-@functools.cache
-def c_library() -> tuple[Any, str | None]:
-    """Return the C program, compiled once a process, or why there is none."""
-    compiler = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
-    if compiler is None:
-        return None, "there is no C compiler (cc, gcc or clang)"
-    with tempfile.TemporaryDirectory() as folder:  # a library that is loaded outlives its file
-        target = f"{folder}/welch_fftw.so"
-        command = [compiler, *C_FLAGS.split(), str(C_SOURCE), "-o", target, *C_LIBRARIES.split()]
-        made = subprocess.run(command, capture_output=True, text=True, check=False)
-        if made.returncode:
-            said = (made.stderr.strip().splitlines() or ["it said nothing"])[0]
-            return None, f"{compiler} cannot compile it, which takes FFTW's libfftw3f and header: {said}"
-        library = ctypes.CDLL(target)
-    pointer, integer, long = ctypes.c_void_p, ctypes.c_int, ctypes.c_long
-    library.welch_new.argtypes, library.welch_new.restype = [integer] * 5, pointer
-    library.welch_run.argtypes, library.welch_run.restype = [pointer, pointer, long, long, pointer], None
-    library.welch_free.argtypes, library.welch_free.restype = [pointer], None
-    return library, None
-
-
 def copied(signal: np.ndarray, params: rx.WelchPeakParams) -> Run:
     """Return a run that copies on the device what reads and writes as many bytes as samples and peaks are."""
     elements = len(signal) * (params.frame_len + 2 * params.k) // 2
@@ -314,7 +266,5 @@ CONTENDERS = {
     "mkl_fft": Contender(_mkl_fft, "mkl_fft"),
     "torch": Contender(_torch, "torch"),
     "torch.compile": Contender(functools.partial(_torch, is_compiled=True), "torch", where="gpu"),
-    "c-fftw": Contender(_c, "fftw"),
-    "c-fftw-insertion": Contender(functools.partial(_c, inserts=True), "fftw"),
     "cupy": Contender(_cupy, "cupy", where="gpu"),
 }

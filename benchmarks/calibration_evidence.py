@@ -20,7 +20,6 @@ from benchmarks import decision_metrics as metrics
 from benchmarks._campaigns import Campaign, estimates, read_campaign
 from benchmarks._common import options, placed, table, write
 from calibrate.judge import error_summaries
-from calibrate.samples import quantile_ns
 from rlxjax.fit import Cell, LatencyEstimate, LatencyPosterior, fit_posterior, predicted_ns
 
 #: The rows of the table of methods that are judged by an estimate, with its probability.
@@ -53,11 +52,7 @@ def evidence(campaign: Campaign) -> dict[str, Any]:
     names = np.array([cell.group for cell in cells])
     of_strategy = {name: noise[names == name].mean() for name in np.unique(names)}
     judge = Judge(cells, measured, np.array([of_strategy[name] for name in names]), ~seen)
-    # What noise alone does to picks: those of half the rounds, judged by the others.
-    even_ns, odd_ns = (quantile_ns(visits.in_rounds(visits.rounds()[first::2])) for first in (0, 1))
-    by_halves = Judge(cells, odd_ns, judge.noise, ~seen)
     rows = {name: judge.row(prediction) for name, prediction in methods.items()}
-    rows["half of the rounds, by the other half"] = by_halves.row(Prediction(even_ns))
     summaries = error_summaries(cells, measured, found, terms_ns, noise, seen)
     return {
         "workloads": len(cells),
@@ -66,7 +61,6 @@ def evidence(campaign: Campaign) -> dict[str, Any]:
         "held_out_choices": len(judge.workloads.sizes),
         "errors": {name: summary.model_dump() for name, summary in summaries.items()},
         "methods": rows,
-        "reliability": {name: judge.reliability(methods[name]) for name in (BUILT_IN, FIT)},
         "coverage": metrics.coverage(part_of(found, ~seen), measured[~seen]),
     }
 
@@ -141,21 +135,14 @@ class Judge:
         said, noise = self.workloads.table(mine), self.workloads.table(self.noise[self._held_out])
         regret = metrics.spread(metrics.regrets(said, self._table))
         ordered, n_pairs = metrics.ordering(said, self._table, noise)
-        rank_all, rank_within = metrics.rank_correlation(said, self._table)
         errors = metrics.errors_by_strategy(self.cells, mine, self.measured_ns)
         return {
             "error": float(np.mean(list(errors.values()))),
             **{f"regret_{name}": value for name, value in regret.items()},
             "ordered": ordered,
             "pairs": n_pairs,
-            "rank_all": rank_all,
-            "rank_within": rank_within,
             "brier": metrics.brier_score(self._probability(prediction), self._is_faster),
         }
-
-    def reliability(self, prediction: Prediction) -> list[dict[str, float]]:
-        """Return the reliability table of a method."""
-        return metrics.reliability(self._probability(prediction), self._is_faster)
 
     def _probability(self, prediction: Prediction) -> np.ndarray:
         if prediction.found is not None and prediction.posterior is not None:
@@ -213,7 +200,6 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, help="a page to put the tables into")
     given = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    metrics.check()
     campaigns = {path.name.split(".")[0]: evidence(read_campaign(path)) for path in given.samples}
     text = summary_tables(campaigns)
     print(text)

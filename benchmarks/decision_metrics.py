@@ -17,8 +17,6 @@ from rlxjax.fit import COVERED, COVERED_SDS, Cell, LatencyEstimate, LatencyPoste
 
 #: Pairs closer than this, or than so many times the noise, have no order worth getting right.
 LEAST_DISTANCE, NOISES = 0.03, 2.0
-#: Edges of the bins of a reliability table: the probability of the alternative that is said to be faster.
-RELIABILITY_EDGES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 
 
 class Workloads(NamedTuple):
@@ -121,17 +119,6 @@ def ordering(predicted: np.ndarray, measured: np.ndarray, noise: np.ndarray) -> 
     return float(right[apart].mean()) if apart.any() else float("nan"), int(apart.sum())
 
 
-def rank_correlation(predicted: np.ndarray, measured: np.ndarray) -> tuple[float, float]:
-    """Return Spearman's correlation of all entries, and its mean within workloads of three or more; 0 of constants."""
-    there = np.isfinite(measured)
-    rows = [
-        _spearman(mine[kept], timed[kept])
-        for mine, timed, kept in zip(predicted, measured, there, strict=True)
-        if kept.sum() > 2
-    ]
-    return _spearman(predicted[there], measured[there]), float(np.mean(rows)) if rows else float("nan")
-
-
 def faster_probability(
     posterior: LatencyPosterior, cells: Sequence[Cell], found: LatencyEstimate, workloads: Workloads, pairs: Pairs
 ) -> np.ndarray:
@@ -156,27 +143,6 @@ def brier_score(probability: np.ndarray, happened: np.ndarray) -> float:
     return float(np.mean((probability - happened) ** 2))
 
 
-def reliability(
-    probability: np.ndarray, happened: np.ndarray, edges: Sequence[float] = RELIABILITY_EDGES
-) -> list[dict[str, float]]:
-    """Return the bins that hold decisions, by the probability of the side that is said to be likelier: said, happened.
-
-    Args:
-        probability: of an outcome, `[decisions]`.
-        happened: whether it came, `[decisions]`.
-        edges: of the bins, from 1/2 to 1; each holds its lower one, the last both.
-    """
-    likelier = np.maximum(probability, 1.0 - probability)
-    right = np.where(probability >= 0.5, happened, ~np.asarray(happened, bool))
-    place = np.clip(np.searchsorted(edges, likelier, side="right") - 1, 0, len(edges) - 2)
-    return [
-        {"low": low, "high": high, "decisions": int(mine.sum())}
-        | {"said": float(likelier[mine].mean()), "happened": float(right[mine].mean())}
-        for number, (low, high) in enumerate(itertools.pairwise(edges))
-        if (mine := place == number).any()
-    ]
-
-
 def coverage(found: LatencyEstimate, measured_ns: np.ndarray) -> dict[str, float]:
     """Return how often the 90 % interval held a timing, `[cells]` each, and the p-value of its binomial test."""
     off = np.abs(np.log(measured_ns / np.asarray(found.time_ns)))
@@ -189,27 +155,3 @@ def log_loss(probability: np.ndarray, happened: np.ndarray, least: float = 1e-4)
     """Return the mean of `-log` of the probability that was given to what happened, at least `least` each."""
     held = np.clip(probability, least, 1.0 - least)
     return float(-np.mean(np.log(np.where(happened, held, 1.0 - held))))
-
-
-def _spearman(one: np.ndarray, other: np.ndarray) -> float:
-    if np.ptp(one) == 0 or np.ptp(other) == 0:
-        return 0.0
-    return float(np.corrcoef(stats.rankdata(one), stats.rankdata(other))[0, 1])
-
-
-def check() -> None:
-    """Check the metrics where the right answer is known."""
-    rng = np.random.default_rng(0)
-    measured = np.exp(rng.normal(0.0, 0.5, (60, len(SAME_RESULT))))
-    measured[:10, 2] = np.nan
-    for predicted, share, rank in ((measured, 1.0, 1.0), (1.0 / measured, 0.0, -1.0), (0 * measured + 1.0, 0.0, 0.0)):
-        assert ordering(predicted, measured, 0 * measured)[0] == share
-        assert np.allclose(rank_correlation(predicted, measured), rank)
-    assert not any(spread(regrets(measured, measured)).values())
-    probability = rng.uniform(0.0, 1.0, 20_000)
-    happened = rng.uniform(0.0, 1.0, 20_000) < probability
-    assert abs(brier_score(probability, happened) - 1.0 / 6.0) < 0.01
-    bins = reliability(probability, happened)
-    assert all(abs(one["said"] - one["happened"]) < 2.0 / np.sqrt(one["decisions"]) for one in bins)
-    drawn = LatencyEstimate(np.ones(2000), np.zeros((2000, 1)), np.full(2000, 0.1))
-    assert abs(coverage(drawn, np.exp(0.1 * rng.standard_normal(2000)))["share"] - COVERED) < 0.03

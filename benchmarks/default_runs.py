@@ -1,13 +1,12 @@
 """What the calibrate command gives at its default budget, on a cold cache, run after run, by independent timings.
 
     python -m benchmarks.default_runs FOLDER [--runs 10] [--truth-s 25] [--workloads 70] [--arguments "--only welch"]
-    python -m benchmarks.default_runs FOLDER --loaded
     python -m benchmarks.default_runs FOLDER --judge [--json FILE]
 
 Each run is a process of its own with an empty RLXJAX_HOME. Between the runs, this process times workloads that are
 in no grid, by the job's own protocol: batches, segment lengths and numbers of peaks drawn at random, powers of two or
 not. FOLDER keeps the calibrations, what the command printed, and the samples of the independent timings; `--judge`
-reads them, of as many runs as there are. `--loaded` calibrates once more while another process keeps a processor busy.
+reads them, of as many runs as there are.
 """
 
 import os
@@ -24,7 +23,7 @@ import jax
 import numpy as np
 
 from benchmarks import decision_metrics as metrics
-from benchmarks._campaigns import WITHOUT_MODEL, busy_processor, estimates, read_campaign, sampled
+from benchmarks._campaigns import WITHOUT_MODEL, estimates, read_campaign, sampled
 from benchmarks._common import options, write
 from calibrate.suites.welch import welch_cell
 from rlxjax import load_calibration
@@ -100,12 +99,6 @@ def calibrate(out: Path, arguments: Sequence[str]) -> None:
     print(f"{out.stem}: exit status {done.returncode}, {taken_s:.1f} s", flush=True)
 
 
-def picks(file: Path, cells: Sequence[Cell]) -> np.ndarray:
-    """Return what a calibration picks for each workload, `[workloads]`."""
-    posterior = load_calibration(file).of(WELCH.name).posterior
-    return metrics.picks(metrics.workloads_of(cells).table(np.asarray(estimates(posterior, cells).time_ns)))
-
-
 def judge(file: Path, cells: Sequence[Cell], measured_ns: np.ndarray, noise: np.ndarray) -> Judged:
     """Return what a calibration file is worth by independent timings, `[cells]`."""
     calibration = load_calibration(file)
@@ -155,24 +148,12 @@ def report(folder: Path) -> dict[str, Any]:
         )
     if judged:
         print(f"covered, all runs: {100 * np.mean([one.covered for one in judged.values()]):.1f}")
-    of_load = {}
-    if (loaded := folder / "loaded.json").exists():
-        by_load = picks(loaded, cells)
-        others = np.array([picks(file, cells) for file in files])
-        of_load = {
-            "differ_from_quiet": float(np.mean(others != by_load)),
-            "quiet_differ_from_each_other": float(np.mean(others[:, None] != others[None])),
-            "judged": judge(loaded, cells, measured_ns, noise)._asdict(),
-            "cautions": list(load_calibration(loaded).of(WELCH.name).cautions),
-        }
-        print(f"under load: {of_load}")
     return {
         "fingerprint": log.fingerprint.model_dump(),
         "cells": len(cells),
         "rounds": len(visits.rounds()),
         "noise": float(noise.mean()),
         "runs": {name: one._asdict() for name, one in judged.items()},
-        "loaded": of_load,
     }
 
 
@@ -182,13 +163,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--arguments", default="", help="of the calibrate command")
     parser.add_argument("--judge", action="store_true", help="judge what is there, and run nothing")
-    parser.add_argument("--loaded", action="store_true", help="calibrate once more, beside a busy process")
     given = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    if given.loaded:
-        with busy_processor():
-            calibrate(given.folder / "loaded.json", shlex.split(given.arguments))
-    elif not given.judge:
+    if not given.judge:
         run(given.folder, given.runs, given.truth_s, given.workloads, shlex.split(given.arguments))
     write(given.json, report(given.folder))
 

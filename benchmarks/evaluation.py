@@ -4,8 +4,7 @@ python -m benchmarks.evaluation [--rows 4000000] [--rounds 15] [--dtypes float32
 
 The copy is a jitted program that reads as many arrays and writes as many of the same types; a share is the
 copy's time over the table's. A ratio is the time of a loss with its gradient over that of the loss alone. In
-chunks, the gradient is `jax.lax.map` of the same loss over parts of the rows. Smooth forms, values and gradients, are
-over the same written plainly. Times are the rounds' smallest.
+chunks, the gradient is `jax.lax.map` of the same loss over parts of the rows. Times are the rounds' smallest.
 """
 
 import functools
@@ -115,41 +114,6 @@ def losses(columns: dict[str, jax.Array]) -> dict[str, tuple[Callable, tuple]]:
     }
 
 
-def forms(columns: dict[str, jax.Array]) -> dict[str, tuple[Callable, Callable, tuple]]:
-    """Return smooth forms by name, each with the same written plainly, and what both take."""
-    *_, (gate, benefit, _) = (arguments for name, (_, arguments) in losses(columns).items() if "fuse_prob" in name)
-    score, t = columns["score"], TEMPERATURE["temperature_ns"]
-
-    def odds(gate, benefit):
-        return (gate.score_ns(benefit) - gate.min_gain_ns) / t
-
-    return {
-        "fuse_log_odds": (lambda g, b: g.fuse_log_odds(b, **TEMPERATURE), odds, (gate, benefit)),
-        "fuse_probability": (
-            lambda g, b: g.fuse_probability(b, **TEMPERATURE),
-            lambda g, b: jax.nn.sigmoid(odds(g, b)),
-            (gate, benefit),
-        ),
-        "fuse_log_probability": (
-            lambda g, b: g.fuse_log_probability(b, **TEMPERATURE),
-            lambda g, b: jax.nn.log_sigmoid(odds(g, b)),
-            (gate, benefit),
-        ),
-        "evaluate's probability": (
-            lambda g, b: g.evaluate(b, **TEMPERATURE).fuse_probability,
-            lambda g, b: jax.nn.sigmoid(odds(g, b)),
-            (gate, benefit),
-        ),
-        "soft_step": (lambda x: rx.soft_step(x, t), lambda x: jax.nn.sigmoid(x / t), (score,)),
-        "soft_relu": (lambda x: rx.soft_relu(x, t), lambda x: t * jax.nn.softplus(x / t), (score,)),
-        "soft_maximum": (
-            lambda x, y: rx.soft_maximum(x, y, t),
-            lambda x, y: t * jnp.logaddexp(x / t, y / t),
-            (score, score[::-1]),
-        ),
-    }
-
-
 def in_chunks(loss: Callable) -> Callable:
     """Return the mean of value and gradient of a loss over chunks of rows."""
 
@@ -200,11 +164,6 @@ def measure(rows: int, rounds: int, dtype: str) -> list[dict]:
         runs = {"value": jax.jit(loss), "gradient": jax.jit(jax.value_and_grad(loss))}
         ms = least_ms(runs | {"in chunks": in_chunks(loss)}, arguments, rounds)
         figures.append(measured("loss", dtype, name, ms, "value"))
-    for name, (smooth, plain, arguments) in forms(columns).items():
-        means = {"plain": lambda *a, of=plain: jnp.mean(of(*a)), "smooth": lambda *a, of=smooth: jnp.mean(of(*a))}
-        for what in ("value", "gradient"):
-            runs = {key: jax.jit(mean if what == "value" else jax.value_and_grad(mean)) for key, mean in means.items()}
-            figures.append(measured("form", dtype, f"{what} of {name}", least_ms(runs, arguments, rounds), "plain"))
     return figures
 
 

@@ -75,7 +75,8 @@ def main() -> int:
     """Print the table and its summary."""
     parser = options(__doc__)
     parser.add_argument("--which", choices=TABLES, default="functions")
-    rows = [row_of(foreign) for foreign in TABLES[(given := parser.parse_args()).which]]
+    given = parser.parse_args()
+    rows = [row_of(foreign) for foreign in TABLES[given.which]]
     found = summary(rows)
     headings = ["function", "of", "equations, %", "bytes, %", "operations", "XLA's", "fused bytes", "XLA's"]
     print(table([*headings, "peak bytes", "/ compiled"], map(cells_of, rows)), json.dumps(found, indent=1), sep="\n\n")

@@ -55,7 +55,9 @@ def figures(programs: list[FunctionProfile]) -> dict[str, int | None]:
     """Return what programs run, move and hold in all: cycles only where the compiler gives them for all."""
     cycles = [program.target.cycles if program.target else None for program in programs]
     launches = [
-        sum(group.launches for group in program.kernels) if program.level == "jaxpr" else int(program.io.kernel_launches)
+        sum(group.launches for group in program.kernels)
+        if program.level == "jaxpr"
+        else int(program.io.kernel_launches)
         for program in programs
     ]
     moved = [program.fused_traffic_bytes for program in programs]
@@ -166,7 +168,9 @@ def right(rows: list[dict[str, Any]], truth: dict[str, Any]) -> dict[str, Any]:
     """Return how often each verdict that decides chose the form that was timed to be the faster one."""
     found: dict[str, Any] = {}
     for verdict in ("by_jaxpr", "compiled"):
-        known = [(row[verdict], own) for row in rows if (own := truth.get(row["name"], {})).get("noise", 9) <= MOST_NOISE]
+        known = [
+            (row[verdict], own) for row in rows if (own := truth.get(row["name"], {})).get("noise", 9) <= MOST_NOISE
+        ]
         decided = [(said, own["together_ns"] < own["apart_ns"]) for said, own in known if said != "undecided"]
         hits = sum((said == "fuse") == pays for said, pays in decided)
         found[verdict] = {"pairs": len(known), "decided": len(decided), "right": hits}
@@ -254,9 +258,9 @@ def report_programs(given: Any, device: TargetDevice) -> tuple[dict[str, Any], i
             cells.append([name, "", "", str(error)])
             continue
         assert made.target is not None
-        own = figures([made]) | {"cycles_are_least": "cycles of some instructions" in made.target.left_out}
-        rows.append({"program": name, "useful": useful, **own})
-        ratio, cycles = (own["bytes"] or 0) / useful, f"{'>' * own['cycles_are_least']}{own['cycles'] or '-'}"
+        own, is_least = figures([made]), "cycles of some instructions" in made.target.left_out
+        rows.append({"program": name, "useful": useful, **own, "cycles_are_least": is_least})
+        ratio, cycles = (own["bytes"] or 0) / useful, f"{'>' * is_least}{own['cycles'] or '-'}"
         cells.append([name, own["kernels"], f"{ratio:.2f}", cycles])
     print(table(["program", "kernels", "bytes / useful", "cycles"], cells))
     return {"summary": {"programs": len(rows)}, "rows": rows}, 0

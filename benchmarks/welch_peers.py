@@ -3,9 +3,9 @@
     python -m benchmarks.welch_peers [--n-fft 256 1024] [--batch 1 1024] [--k 16] [--segments 2]
         [--contender fused naive ...] [--budget 5] [--json FILE]
 
-`pip install 'rlxjax[bench]'` brings three peers; where FFTW and a C compiler are, `welch_fftw.c` takes part too. Every
-result is checked against float64 before it is timed. Ctrl-C keeps what was measured. `auto` picks by the saved
-calibration of this machine. The exit status is 1 if a result was wrong or a contender failed.
+`pip install 'rlxjax[bench]'` brings three peers. Every result is checked against float64 before it is timed. Ctrl-C
+keeps what was measured. `auto` picks by the saved calibration of this machine. The exit status is 1 if a result was
+wrong or a contender failed.
 """
 
 import itertools
@@ -74,21 +74,7 @@ def disagreement(result: Any, signal: np.ndarray, params: rx.WelchPeakParams) ->
 
 
 def check(names: list[str]) -> None:
-    """Check that what is wrong is found, and each contender on rows of equal, sorted and lonely powers."""
-    params = rx.WelchPeakParams(64, 2, 40)
-    signal = np.random.default_rng(0).standard_normal((4, params.frame_len), np.float32)
-    power = reference_power(signal, params)
-    right = np.zeros((4, 40, 2))
-    right[:, :33, 0] = np.argsort(-power, axis=1)
-    right[:, :33, 1] = -np.sort(-power, axis=1)
-    assert disagreement(right, signal, params) is None
-    for place, value in (
-        ((3, -1, 1), 1e-9), ((3, 2, 0), 0.5), ((3, 2, 0), 33), ((3, 2, 0), right[3, 1, 0]), ((3, 0, 1), np.nan),
-        ((3, 0, 1), right[3, 0, 1] * (1 + 3 * TOLERANCE)), ((3, slice(2), 0), right[3, 1::-1, 0]),
-    ):  # fmt: skip
-        wrong = right.copy()
-        wrong[place] = value
-        assert disagreement(wrong, signal, params), place
+    """Check each contender on rows of equal, sorted and lonely powers."""
     for n_fft, n_segments, k in ((6, 2, 4), (64, 1, 1), (64, 2, 40), (96, 8, 5), (4096, 2, 64)):
         params = rx.WelchPeakParams(n_fft, n_segments, k)
         at = np.arange(params.frame_len, dtype=np.float32)
