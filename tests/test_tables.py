@@ -448,16 +448,6 @@ def test_an_input_that_changes_between_stop_and_resume_or_while_it_is_read_is_fo
     assert not [*(tmp_path / "changing").iterdir()]
 
 
-def test_parts_sort_by_name_as_they_stand_in_the_input():
-    from rlxjax.tables._source import Part, numbered
-
-    for count in (1, 100_000, 100_001):
-        names = [part.name for part in numbered([Part("0a", "a.parquet", 0, 1, 0, 1)] * count)]
-        assert names == sorted(names)
-        assert len(set(names)) == count
-    assert names[0] == "part-000000-0a"
-
-
 def test_programs_are_compiled_once_for_files_of_about_the_same_rows(tmp_path):
     from _compilations import COMPILE, compilations
 

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from rlxjax._chunks import worker_count
 from rlxjax._files import Sealed, digest_of, locked, read_json_file, whole_file, write_json_file
 
-from ._ray import connected, on_ray
+from ._ray import connected, on_ray, said
 from ._rows import Compiled, Field, RowProgram, bad_rows
 from ._source import (
     COMPRESSION,
@@ -33,73 +33,50 @@ from ._source import (
     digest_of_file,
     ends_of_groups,
     read_as,
-    said,
     source_of,
     unreadable,
 )
 
 SCHEMA_VERSION = 2
-
-
-class ManifestError(ValueError):
-    """A manifest that cannot be used; one line that names the file."""
+#: Rows that were read and rejected, and the seconds of decoding, evaluating and encoding, `[5]`.
+Totals = np.ndarray
 
 
 class Manifest(Sealed):
-    """What a job is, beside its folder: by it a stopped job goes on, and another one is refused.
-
-    Attributes:
-        what: is evaluated, in words.
-        program: a digest of all that the answers depend on.
-        columns: the column of each field.
-        carried: columns that are carried along.
-        rows_per_batch: rows of a row group of the output.
-        files: a digest of each file, by its path.
-        package: versions.
-        parts: rows of each part, by its name.
-    """
+    """What a job is, beside its folder: by it a stopped job goes on, and another one is refused."""
 
     schema_version: Literal[2] = SCHEMA_VERSION
-    what: str
-    program: str
-    columns: dict[str, str]
+    what: str  # is evaluated, in words
+    program: str  # digest of all that the answers depend on
+    columns: dict[str, str]  # by field
     carried: list[str]
     rows_per_batch: int
-    files: dict[str, str]
-    package: dict[str, str]
-    parts: dict[str, int]
+    files: dict[str, str]  # a digest of each, by path
+    package: dict[str, str]  # versions
+    parts: dict[str, int]  # rows by name
 
 
 class Job(NamedTuple):
-    """What every part of a job is done by; it travels to other processes.
-
-    Attributes:
-        program: what is evaluated.
-        source: the files.
-        columns: the column of each field that has one.
-        carried: columns that are carried along.
-        keys: the type of each column that stands in paths.
-        sink: the folder of the parts.
-        rejects: the folder of the rows that cannot be evaluated.
-        manifest: the path of the manifest, beside the folder, so that readers of the folder see rows alone.
-        rows_per_batch: that are held at a time.
-        is_strict: whether the first such row ends the job.
-    """
+    """What every part of a job is done by; it travels to other processes."""
 
     program: RowProgram
     source: Source
-    columns: Mapping[str, str]
-    carried: tuple[str, ...]
-    keys: Mapping[str, Any]
+    columns: Mapping[str, str]  # by field, of those that have one
+    carried: tuple[str, ...]  # columns that are carried along
+    keys: Mapping[str, Any]  # the type of each column that stands in paths
     sink: FilePath
     rejects: FilePath
-    manifest: FilePath
+    manifest: FilePath  # beside the folder, so that readers of the folder see rows alone
     rows_per_batch: int
-    is_strict: bool
+    is_strict: bool  # the first row that cannot be evaluated ends the job
 
+    def file(self, part: Part) -> FilePath:
+        """Return what is written for a part."""
+        return self.sink / f"{part.name}.parquet"
 
-#: Rows that were read and rejected, and the seconds of decoding, evaluating and encoding, `[5]`.
-Totals = np.ndarray
+    def rejected(self, part: Part) -> FilePath:
+        """Return where the rows of a part are that cannot be evaluated."""
+        return self.rejects / f"{part.name}.parquet"
 
 
 def job_of(
@@ -127,7 +104,9 @@ def run_job(
     """Evaluate the parts that are missing; return the totals and how many parts were there. See `evaluate`."""
     cluster = connected(address) if engine == "ray" else contextlib.nullcontext()
     lock, total = threading.Lock(), job.source.rows
-    with locked(job.sink / "part"), _without_leftovers(job), cluster:
+    with locked(job.sink / "part"), contextlib.ExitStack() as end, cluster:
+        end.callback(_remove_leftovers, job)
+        _remove_leftovers(job)
         _begin(job, parts, resume)
         rejected = {part.name: _rejects_of(job, part) for part in parts}
         missing = [part for part in parts if rejected[part.name] is None]
@@ -161,11 +140,11 @@ def _begin(job: Job, parts: Sequence[Part], resume: bool) -> None:
     if not job.manifest.exists():
         for folder in (sink, job.rejects):
             if folder.exists() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
-                raise ManifestError(f"{folder}: expected a new or empty folder, got one that holds other files")
+                raise ValueError(f"{folder}: expected a new or empty folder, got one that holds other files")
         write_json_file(manifest, job.manifest)
         return
     known = read_json_file(
-        job.manifest, Manifest, SCHEMA_VERSION, ManifestError, "give another folder", "the manifest of an evaluation"
+        job.manifest, Manifest, SCHEMA_VERSION, ValueError, "give another folder", "the manifest of an evaluation"
     )
     names = {"what": "what is evaluated", "program": "what is evaluated", "files": "the input"}
     for name in Manifest.model_fields:
@@ -175,45 +154,36 @@ def _begin(job: Job, parts: Sequence[Part], resume: bool) -> None:
                 other = next(path for path in known.files | ours if known.files.get(path) != ours.get(path))
                 hint = f" ({other}: size, footer or time of change, which `cp -p` and `rsync -t` keep)"
             differs = names.get(name, name.replace("_", " "))
-            raise ManifestError(f"{sink}: holds another job: {differs} differs; give another folder{hint}")
+            raise ValueError(f"{sink}: holds another job: {differs} differs; give another folder{hint}")
     if not resume:
-        done = sum((sink / f"{part.name}.parquet").exists() for part in parts)
-        raise ManifestError(
+        done = sum(job.file(part).exists() for part in parts)
+        raise ValueError(
             f"{sink}: holds {done} of the {len(parts)} parts of this job; go on with --resume "
             "(resume=True), or give another folder"
         )
 
 
-@contextlib.contextmanager
-def _without_leftovers(job: Job) -> Iterator[None]:
-    """Remove what killed processes of this folder's job have left half written, at the begin and at the end."""
-
-    def remove() -> None:
-        for folder in (job.sink, job.rejects) if job.manifest.exists() else ():
-            for left in folder.glob(".*.tmp"):
-                left.unlink(missing_ok=True)
-
-    remove()
-    try:
-        yield
-    finally:
-        remove()
+def _remove_leftovers(job: Job) -> None:
+    """Remove what killed processes of this folder's job have left half written."""
+    for folder in (job.sink, job.rejects) if job.manifest.exists() else ():
+        for left in folder.glob(".*.tmp"):
+            left.unlink(missing_ok=True)
 
 
 def _rejects_of(job: Job, part: Part) -> int | None:
     """Return how many rows a part has rejected; None of one that is not there, or lacks rows or rejects."""
     try:
-        rejected = part.rows - pq.read_metadata(job.sink / f"{part.name}.parquet").num_rows
-        is_whole = not rejected or pq.read_metadata(job.rejects / f"{part.name}.parquet").num_rows == rejected
+        rejected = part.rows - pq.read_metadata(job.file(part)).num_rows
+        is_whole = not rejected or pq.read_metadata(job.rejected(part)).num_rows == rejected
     except (pa.ArrowException, OSError):
         return None
     return rejected if is_whole else None
 
 
 def _on_threads(job: Job, parts: Sequence[Part], say: Callable[[int], None]) -> Iterator[Totals]:
-    """Evaluate parts side by side; what one raises ends all of them.
+    """Evaluate parts side by side, one more than processors, which so have work while one goes to the disk.
 
-    They are one more than processors, which so have work while a part goes to the disk.
+    What one raises ends all of them.
     """
     compiled, ended = Compiled(job.program), threading.Event()
 
@@ -225,8 +195,7 @@ def _on_threads(job: Job, parts: Sequence[Part], say: Callable[[int], None]) -> 
     with ThreadPoolExecutor(worker_count() + 1, "rlxjax") as pool:
         running = [pool.submit(_evaluate_part, job, part, compiled, advance) for part in parts]
         try:
-            done, _ = wait(running, return_when=FIRST_EXCEPTION)
-            for one in done:
+            for one in wait(running, return_when=FIRST_EXCEPTION).done:
                 one.result()
             yield from (one.result() for one in running)
         except BaseException:
@@ -277,7 +246,7 @@ def _evaluate_part(job: Job, part: Part, compiled: Compiled, advance: Callable[[
     names = [*job.carried, *(name for name, own in job.program.outputs.items() if isinstance(own, tuple))]
     options: Any = {"compression": COMPRESSION, "use_dictionary": names}  # and not of floats, which differ
     try:
-        with whole_file(job.sink / f"{part.name}.parquet") as path:
+        with whole_file(job.file(part)) as path:
             begun = clock()
             with pq.ParquetWriter(path, schema, **options) as writer:
                 for batch in _batches(job, part):
@@ -293,7 +262,7 @@ def _evaluate_part(job: Job, part: Part, compiled: Compiled, advance: Callable[[
                     del batch, rows  # the next ones take their memory
                     begun = clock()
             if rejects:  # first, so that a part that is there has its rejects
-                with whole_file(job.rejects / f"{part.name}.parquet") as beside:
+                with whole_file(job.rejected(part)) as beside:
                     pq.write_table(pa.concat_tables(rejects), beside, compression=COMPRESSION)
         totals[4] += clock() - begun
     except pa.ArrowException as reason:
@@ -336,32 +305,34 @@ def _evaluated(
         reasons = bad_rows(job.program, columns, nulls, job.columns) | reasons
     for row in np.flatnonzero(~is_answer).tolist():
         reasons.setdefault(row, f"no answer: {job.program.name} gives no number for such a row")
-    rows = np.array(sorted(reasons), int)
-    places = rows + first_row
-    ends = ends_of_groups(part) if reasons else rows
-    groups = part.first_group + np.searchsorted(ends, places - part.first_row, "right")
-    if reasons and job.is_strict:
-        raise ValueError(f"{part.file}, row group {groups[0]}, row {places[0]}: {reasons[int(rows[0])]}")
     added = []
     for name, kind in job.program.outputs.items():
         own = pa.array(answers[name])
         added.append(pa.array(kind).take(own) if isinstance(kind, tuple) else own)
-    carried = [_constant(job, part, name, batch) if name in job.keys else batch.column(name) for name in job.carried]
+    carried = [_given(job, part, name, batch) for name in job.carried]
     table = pa.Table.from_arrays([*carried, *added], schema=schema)
     if not reasons:
         return table, None
-    keep = np.ones(batch.num_rows, bool)
-    keep[rows] = False
+    rows = np.array(sorted(reasons), int)
+    places = rows + first_row
+    groups = part.first_group + np.searchsorted(ends_of_groups(part), places - part.first_row, "right")
+    if job.is_strict:
+        raise ValueError(f"{part.file}, row group {groups[0]}, row {places[0]}: {reasons[int(rows[0])]}")
     texts = [reasons[row] for row in rows.tolist()]
     rejected = pa.table({"file": [part.file] * len(rows), "row_group": groups, "row": places, "reason": texts})
     for name, column in zip(batch.schema.names, batch.take(pa.array(rows)).columns, strict=True):
         while name in rejected.column_names:
             name += "_as_read"  # noqa: PLW2901
         rejected = rejected.append_column(name, column)
+    keep = np.ones(batch.num_rows, bool)
+    keep[rows] = False
     return table.filter(pa.array(keep)), rejected
 
 
-def _constant(job: Job, part: Part, name: str, batch: pa.RecordBatch) -> pa.Array:
+def _given(job: Job, part: Part, name: str, batch: pa.RecordBatch) -> pa.Array:
+    """Return a column of a batch, of its path if it stands there."""
+    if name not in job.keys:
+        return batch.column(name)
     return pa.repeat(pa.scalar(job.source.keys[part.file][name], pa.string()).cast(job.keys[name]), batch.num_rows)
 
 
@@ -374,25 +345,27 @@ def _column(
         default = field.names.index(str(field.default)) if field.names else float(field.default or 0.0)
         return np.full(batch.num_rows, default, np.int8 if field.names else np.float64), none, {}
     own = job.columns[name]
-    column = _constant(job, part, own, batch) if own in job.keys else batch.column(own)
+    column = _given(job, part, own, batch)
     nulls = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)) if column.null_count else none
     if field.names:
         import pyarrow.compute  # as long as JAX takes to compile: only where it is needed
 
         compute: Any = pyarrow.compute
-        codes = compute.fill_null(compute.index_in(column.cast(pa.string()), pa.array(field.names)), -1).to_numpy()
-        known = ", ".join(field.names)
-        unknown = {
-            row: f"{own}: expected one of {known}, got {column[row].as_py()!r}"
-            for row in np.setdiff1d(np.flatnonzero(codes < 0), nulls).tolist()
-        }
-        return np.maximum(codes, 0).astype(np.int8), nulls, unknown
-    if nulls.size and pa.types.is_integer(column.type):  # and a float is NaN
-        column = column.fill_null(0)
-    values = column.to_numpy(zero_copy_only=False)
-    large = np.flatnonzero(values > np.iinfo(np.int64).max) if values.dtype == np.uint64 else none
-    wrong = {row: f"{own}: expected at most 2**63 - 1, got {values[row]}" for row in large.tolist()}
-    values = values.astype(np.int64 if values.dtype.kind in "iu" else np.float64, copy=False)
-    if wrong:
-        values[large] = 0
-    return values, nulls, wrong
+        values = compute.fill_null(compute.index_in(column.cast(pa.string()), pa.array(field.names)), -1).to_numpy()
+        wrong, dtype, expected = (
+            np.setdiff1d(np.flatnonzero(values < 0), nulls),
+            np.int8,
+            f"one of {', '.join(field.names)}",
+        )
+        values = np.maximum(values, 0)
+    else:
+        if nulls.size and pa.types.is_integer(column.type):  # and a float is NaN
+            column = column.fill_null(0)
+        values = column.to_numpy(zero_copy_only=False)
+        wrong = np.flatnonzero(values > np.iinfo(np.int64).max) if values.dtype == np.uint64 else none
+        dtype, expected = (np.int64 if values.dtype.kind in "iu" else np.float64), "at most 2**63 - 1"
+    reasons = {row: f"{own}: expected {expected}, got {column[row].as_py()!r}" for row in wrong.tolist()}
+    values = values.astype(dtype, copy=False)
+    if reasons:
+        values[wrong] = 0
+    return values, nulls, reasons

@@ -60,33 +60,33 @@ def on_ray(
     if not items:
         return
     with connected(address) as ray:
+        share, most = _share_of(ray, room_s)
+        made = ray.put((_dumps(make_worker), os.getcwd(), sys.path))
+        # Ray itself would try an item without end that takes too much memory.
+        call = ray.remote(max_retries=0, max_calls=0, **share)(_call)
+        died = ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError, ray.exceptions.NodeDiedError
+        waiting, dead, running = collections.deque((number, 1) for number in range(len(items))), [], {}
         try:
-            share, most = _share_of(ray, room_s)
-            made = ray.put((_dumps(make_worker), os.getcwd(), sys.path))
-            # Ray itself would try an item without end that takes too much memory.
-            call = ray.remote(max_retries=0, max_calls=0, **share)(_call)
-            died = ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError, ray.exceptions.NodeDiedError
-            waiting, dead, running = collections.deque((number, 1) for number in range(len(items))), [], {}
-            try:
-                while waiting or running:
-                    while waiting and len(running) < 2 * most:  # one waits where another one works
-                        number, tried = waiting.popleft()
-                        running[call.remote(made, _dumps(items[number]))] = number, tried
-                    (done, *_), _ = ray.wait([*running])
-                    number, tried = running.pop(done)
-                    try:
-                        result, error = _loads(ray.get(done))
-                    except died:
-                        (waiting if tried < TRIES else dead).append((number, tried + 1))
-                        continue
-                    if error is not None:
-                        raise error
-                    yield result
-            finally:
+            while waiting or running:
+                while waiting and len(running) < 2 * most:  # one waits where another one works
+                    number, tried = waiting.popleft()
+                    running[call.remote(made, _dumps(items[number]))] = number, tried
+                (done, *_), _ = ray.wait([*running])
+                number, tried = running.pop(done)
+                try:
+                    result, error = _loads(ray.get(done))
+                except died:
+                    (waiting if tried < TRIES else dead).append((number, tried + 1))
+                    continue
+                if error is not None:
+                    raise error
+                yield result
+        except ray.exceptions.RayError as reason:
+            raise OSError(f"Ray ended before the work did ({said(reason)})") from reason
+        finally:
+            with contextlib.suppress(ray.exceptions.RayError):
                 for one in running:  # where something ended the work
                     ray.cancel(one, force=True)
-        except ray.exceptions.RayError as reason:
-            raise OSError(f"Ray ended before the work did ({_line(reason)})") from reason
     dead = [items[number] for number, _ in sorted(dead)]
     why = f"its worker died {TRIES} times: it was killed, or ran out of memory"
     if dead and lost is None:
@@ -123,23 +123,21 @@ def connected(address: str | None = None) -> Iterator[Any]:
             raise ValueError(f"{address}: this process is connected to the Ray cluster at {own} already")
         yield ray
         return
-    address = asked or "local"
-    options: dict[str, Any] = {}
+    address, options = asked or "local", {}
     if address == "local":
-        options = {"num_cpus": worker_count(), "include_dashboard": False}
+        options: dict[str, Any] = {"num_cpus": worker_count(), "include_dashboard": False}
     else:
         _check_answer(address)
-    try:
-        error_output = os.dup(2)
-        try:  # compiled code of this process says there what log level Ray has
-            with open(os.devnull, "wb") as nothing:
-                os.dup2(nothing.fileno(), 2)
-            ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, **options)
-        finally:
-            os.dup2(error_output, 2)
-            os.close(error_output)
+    error_output = os.dup(2)
+    try:  # compiled code of this process says on standard error what log level Ray has
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, **options)
     except (ConnectionError, RuntimeError, ValueError) as reason:
-        raise OSError(f"{address}: Ray cannot be started or joined ({_line(reason)})") from None
+        raise OSError(f"{address}: Ray cannot be started or joined ({said(reason)})") from None
+    finally:
+        os.dup2(error_output, 2)
+        os.close(error_output)
     try:
         yield ray
     finally:
@@ -180,19 +178,17 @@ def _check_answer(address: str) -> None:
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
+    command = [sys.executable, "-c", "import sys, ray; ray.init(sys.argv[1], log_to_driver=False)", address]
     try:
         socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
-    except (OSError, ValueError) as reason:
-        raise OSError(f"{address}: no Ray cluster answers there ({_line(reason)})") from None
-    join = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False)"
-    try:
-        command = [sys.executable, "-c", join, address]
-        tried = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=False)
+        subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=True)
     except subprocess.TimeoutExpired:
         raise OSError(f"{address}: no Ray cluster answers there within {ANSWER_S:.0f} s") from None
-    if tried.returncode:
-        reason = tried.stderr.strip().splitlines()[-1:]
-        raise OSError(f"{address}: no Ray cluster can be joined there ({' '.join(reason)[:160]})")
+    except subprocess.CalledProcessError as reason:
+        said = reason.stderr.strip().splitlines()[-1:]
+        raise OSError(f"{address}: no Ray cluster can be joined there ({' '.join(said)[:160]})") from None
+    except (OSError, ValueError) as reason:
+        raise OSError(f"{address}: no Ray cluster answers there ({said(reason)})") from None
 
 
 def _share_of(ray: Any, room_s: float) -> tuple[dict[str, float], int]:
@@ -205,14 +201,14 @@ def _share_of(ray: Any, room_s: float) -> tuple[dict[str, float], int]:
     has_room = room.wait(room_s)
     ray.util.remove_placement_group(room)
     if not has_room:
-        free = ray.available_resources()
-        each = " and ".join(
-            f"{amount:g} {name} ({free.get(name, 0):g} of {resources.get(name, 0):g} free)"
-            for name, amount in asked.items()
-        )
+        free = {
+            name: f"{ray.available_resources().get(name, 0):g} of {resources.get(name, 0):g} free" for name in asked
+        }
+        each = " and ".join(f"{amount:g} {name} ({free[name]})" for name, amount in asked.items())
         raise ValueError(f"Ray has no room for a worker, which needs {each} on one machine")
     return {f"num_{name.lower()}s": amount for name, amount in asked.items()}, max(1, gpus or cpus)
 
 
-def _line(reason: BaseException) -> str:
+def said(reason: BaseException) -> str:
+    """Return what Ray or pyarrow says, in one short line."""
     return " ".join(str(reason).split())[:160].rstrip(".")

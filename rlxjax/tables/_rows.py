@@ -38,48 +38,30 @@ CHUNK_ROWS, ACCELERATOR_ROWS, LEAST_ROWS = 2048, 2**17, 2**14
 #: The optional field of a row that names the strategy whose time is asked for.
 STRATEGY = "strategy"
 
-#: A column of a batch, `[rows]`, without nulls.
-Column = np.ndarray
+#: Columns of a batch by field, `[rows]` each, without nulls: int64, float64, or codes of names.
+Columns = Mapping[str, Any]
 
 
 class Field(NamedTuple):
-    """One number, or one name, that a row has to have.
+    """One number, or one of some names, that a row has to have."""
 
-    Attributes:
-        what: it is, for messages: "count".
-        least: the smallest value.
-        step: what a value is a multiple of; 0 for any.
-        default: the value where a table has no such column; one without has to have it.
-        names: where it is a name, those that it may be.
-    """
-
-    what: str
+    what: str  # for messages: "count"
     least: float = 0.0
-    step: int = 0
-    default: float | str | None = None
+    step: int = 0  # a value is a multiple of it; 0 for any
+    default: float | str | None = None  # where a table has no such column; one without has to have it
     names: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class RowProgram:
-    """What is evaluated.
+    """What is evaluated, as a traced function from a row's fields to its outputs, and to whether it has an answer."""
 
-    Attributes:
-        name: for messages and the manifest.
-        identity: all that the answers depend on, as JSON.
-        fields: what a row has to have, by name.
-        outputs: the columns that it gives, by name: "float32", "bool", or for names the tuple of them.
-        program: traced; from columns as float64 or int64, `[rows]` each, by field, to the columns that are given and
-            whether each row has an answer.
-        check: refuses columns that no row has together, by a `ValueError`.
-    """
-
-    name: str
-    identity: Mapping[str, Any]
+    name: str  # for messages and the manifest
+    identity: Mapping[str, Any]  # all that the answers depend on, as JSON
     fields: Mapping[str, Field]
-    outputs: Mapping[str, str | tuple[str, ...]]
-    program: Callable[[Mapping[str, Array]], tuple[dict[str, Array], Array]]
-    check: Callable[[Mapping[str, Column]], None] | None = None
+    outputs: Mapping[str, str | tuple[str, ...]]  # "float32", "bool", or for names the tuple of them
+    program: Callable[[Columns], tuple[dict[str, Array], Array]]
+    check: Callable[[Columns], None] | None = None  # refuses columns that no row has together, by a `ValueError`
 
 
 def gate_rows(gate: IoFusionGate, want: Sequence[str] | None = None, temperature_ns: float | None = None) -> RowProgram:
@@ -96,7 +78,7 @@ def gate_rows(gate: IoFusionGate, want: Sequence[str] | None = None, temperature
             before, after = before.astype(float), after.astype(float)
         return (before - after).astype(float)
 
-    def program(columns: Mapping[str, Array]) -> tuple[dict[str, Array], Array]:
+    def program(columns: Columns) -> tuple[dict[str, Array], Array]:
         benefit = FusionBenefit(*(saved(columns[f"before_{name}"], columns[f"after_{name}"]) for name in counts))
         own = IoFusionGate(**rates)
         score_ns = own.score_ns(benefit)
@@ -130,7 +112,7 @@ def model_rows(
     names = _wanted(want, MODEL_COLUMNS, default)
     picks = [name for name in names if name in ("pick", "margin_ns", "probability", "undecided")]
     if len(variants) < 2 and picks:
-        raise ValueError(f"want: {picks[0]}: {model.name} has one strategy, {', '.join(variants)}: there is no choice")
+        raise ValueError(f"want: {picks[0]}: {model.name} has one strategy, {variants[0]}: there is no choice")
     if strategy is not None and has_strategy_column:
         raise ValueError("strategy: expected a name or a column of names, got both")
     if strategy is not None and strategy not in variants:
@@ -140,10 +122,12 @@ def model_rows(
         name: Field(f"number of {entry.unit}", entry.least, entry.step if entry.step > 1 else 0, entry.default)
         for name, entry in model.inputs.items()
     }
+    one = {name: jax.ShapeDtypeStruct((1,), np.dtype("float64")) for name in fields}
     if has_strategy_column:
         fields[STRATEGY] = Field("strategy", names=variants)
+        one[STRATEGY] = jax.ShapeDtypeStruct((1,), np.dtype("int8"))
 
-    def program(columns: Mapping[str, Array]) -> tuple[dict[str, Array], Array]:
+    def program(columns: Columns) -> tuple[dict[str, Array], Array]:
         sizes: dict[str, Any] = {name: columns[name].astype(float) for name in model.inputs}
         found = calibrated.decided(**sizes)
         place = columns[STRATEGY] if has_strategy_column else found.place
@@ -153,9 +137,7 @@ def model_rows(
             return each[0] if len(each) == 1 else jnp.select([place == i for i in range(len(each))], list(each))
 
         time_ns = of_own([one.time_ns for one in estimates])
-        low_ns, high_ns = (
-            of_own(side) for side in zip(*(calibrated.bounds_ns(one, level) for one in estimates), strict=True)
-        )
+        low_ns, high_ns = map(of_own, zip(*(calibrated.bounds_ns(one, level) for one in estimates), strict=True))
         answers = {"pick": found.place.astype("int8"), "time_ns": time_ns, "low_ns": low_ns, "high_ns": high_ns}
         terms: list[Any] = [calibrated.terms_ns(one, **sizes) for one in timed] if "terms" in names else [{}]
         answers |= {term: of_own([one[term] for one in terms]) for term in terms[0]}
@@ -163,9 +145,6 @@ def model_rows(
         answers["in_domain"] = jnp.broadcast_to(calibrated.in_domain(**sizes), time_ns.shape)
         return _narrow(answers, [*names, *terms[0]]), jnp.isfinite(time_ns)
 
-    one = {name: jax.ShapeDtypeStruct((1,), np.dtype("float64")) for name in model.inputs}
-    if has_strategy_column:
-        one[STRATEGY] = jax.ShapeDtypeStruct((1,), np.dtype("int8"))
     with jax.enable_x64(True):
         given, _ = jax.eval_shape(lambda columns: (OrderedDict(program(columns)[0]), None), one)
     leaves = jax.tree.leaves((calibrated.posterior, calibrated.pace_log_sd, calibrated.domain))
@@ -203,20 +182,16 @@ def _narrow(answers: Mapping[str, Array], names: Sequence[str]) -> dict[str, Arr
 
 
 def bad_rows(
-    program: RowProgram, columns: dict[str, Column], nulls: Mapping[str, np.ndarray], source: Mapping[str, str]
+    program: RowProgram, columns: dict[str, np.ndarray], nulls: Mapping[str, np.ndarray], source: Mapping[str, str]
 ) -> dict[int, str]:
     """Return the rows that cannot be evaluated, each with the reason; their values become harmless."""
     found: dict[int, str] = {}
     for name, values in columns.items():
         field, shown = program.fields[name], source.get(name, name)
-        for row in nulls.get(name, ()):
-            found.setdefault(int(row), f"{shown}: expected a {field.what}, got null")
+        found = dict.fromkeys(nulls[name].tolist(), f"{shown}: expected a {field.what}, got null") | found
         if field.names:
             continue
-        with np.errstate(invalid="ignore"):
-            wrong = ~((values >= field.least) & (values <= MOST))
-            wrong = wrong | (values % field.step != 0) if field.step else wrong
-        for row in np.flatnonzero(wrong).tolist():
+        for row in np.flatnonzero(~_is_right(values, field)).tolist():
             multiple = f", a multiple of {field.step}" if field.step else ""
             bound = "at most 2**64" if values[row] > MOST else f"at least {field.least:g}{multiple}"
             found.setdefault(row, f"{shown}: expected a {field.what} of {bound}, got {values[row]:g}")
@@ -225,21 +200,28 @@ def bad_rows(
         field = program.fields[name]
         columns[name] = columns[name].copy()
         columns[name][rows] = 0.0 if field.names else max(field.least, field.step, 1.0)
+
+    def search(rows: np.ndarray) -> None:
+        """Find the rows that the check refuses, by halves."""
+        try:
+            program.check({name: values[rows] for name, values in columns.items()})  # pyright: ignore
+        except ValueError as refusal:
+            if len(rows) == 1:
+                found.setdefault(int(rows[0]), str(refusal))
+            for half in np.array_split(rows, 2) if len(rows) > 1 else ():
+                search(half)
+
     if program.check is not None:
-        _check(program.check, columns, np.arange(len(next(iter(columns.values())))), found)
+        search(np.arange(len(next(iter(columns.values())))))
     return found
 
 
-def _check(check: Callable, columns: Mapping[str, Column], rows: np.ndarray, found: dict[int, str]) -> None:
-    """Find the rows that a check refuses, by halves."""
-    try:
-        check({name: values[rows] for name, values in columns.items()})
-    except ValueError as refusal:
-        if len(rows) > 1:
-            for half in np.array_split(rows, 2):
-                _check(check, columns, half, found)
-        else:
-            found.setdefault(int(rows[0]), str(refusal))
+def _is_right(values: Any, field: Field) -> Any:
+    """Return whether each value is one that a field may have, on the host and in a program."""
+    with np.errstate(invalid="ignore"):
+        is_right = values >= (field.least if values.dtype.kind == "f" else math.ceil(field.least))
+        is_right &= values <= MOST if values.dtype.kind == "f" else True
+        return is_right & (values % field.step == 0) if field.step else is_right
 
 
 class Compiled:
@@ -250,7 +232,7 @@ class Compiled:
         self._mesh = Mesh(np.array(jax.local_devices() if devices is None else devices), ("rows",))
         self._compiled: dict[Any, Any] = {}
 
-    def __call__(self, columns: Mapping[str, Column]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    def __call__(self, columns: Columns) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Return the answers, and whether each row has one, `[rows]` each."""
         n_rows = len(next(iter(columns.values())))
         share = -(-n_rows // self._mesh.size)
@@ -263,7 +245,7 @@ class Compiled:
             answers, is_answer = self._of(columns)(columns)
             return {name: np.asarray(own)[:n_rows] for name, own in answers.items()}, np.asarray(is_answer)[:n_rows]
 
-    def _of(self, columns: Mapping[str, Any]) -> Callable:
+    def _of(self, columns: Columns) -> Callable:
         """Return what is compiled for columns of these types and this length."""
         key = tuple((name, values.dtype, values.shape) for name, values in columns.items())
         with self._lock:
@@ -277,19 +259,14 @@ class Compiled:
             return self._compiled[key]
 
 
-def _in_chunks(program: RowProgram, most: int, columns: Mapping[str, Array]) -> Any:
+def _in_chunks(program: RowProgram, most: int, columns: Columns) -> Any:
     """Return the answers, and whether each row has one: of values that a field cannot have there is none."""
 
-    def judged(columns: Mapping[str, Array]) -> tuple[dict[str, Array], Array]:
+    def judged(columns: Columns) -> tuple[dict[str, Array], Array]:
         answers, is_answer = program.program(columns)
         for name, values in columns.items():
-            field = program.fields[name]
-            if values.dtype.kind == "f":
-                is_answer &= (values >= field.least) & (values <= MOST)
-            elif not field.names:
-                is_answer &= values >= math.ceil(field.least)
-            if field.step:
-                is_answer &= values % field.step == 0
+            if not program.fields[name].names:
+                is_answer &= _is_right(values, program.fields[name])
         return answers, is_answer
 
     n_rows = len(next(iter(columns.values())))  # a power of two

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow.fs import FileSelector, LocalFileSystem
 
+from ._ray import said
 from ._rows import Field
 
 #: Rows of a part: what is done again where a job was stopped.
@@ -26,40 +27,24 @@ COMPRESSION = "zstd"
 
 
 class Part(NamedTuple):
-    """Neighbouring row groups of one file.
+    """Neighbouring row groups of one file."""
 
-    Attributes:
-        name: of the file that is written for it, by its place in the job and what it holds.
-        file: the file it is read from.
-        first_group: the first row group.
-        groups: how many.
-        first_row: the place of its first row in the file.
-        rows: how many.
-    """
-
-    name: str
+    name: str  # of the file that is written for it, by its place in the job and what it holds
     file: str
     first_group: int
-    groups: int
-    first_row: int
-    rows: int
+    groups: int  # how many
+    first_row: int  # its place in the file
+    rows: int  # how many
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Files of rows of one schema.
+    """Files of rows of one schema."""
 
-    Attributes:
-        schema: of every file, as it is read.
-        keys: by path, the texts of the `name=value` folders that lead there; the names are those of every file.
-        files: by path, a digest of what each holds.
-        rows: of all of them.
-    """
-
-    schema: pa.Schema
-    keys: Mapping[str, Mapping[str, str | None]]
-    files: Mapping[str, str]
-    rows: int
+    schema: pa.Schema  # as it is read
+    keys: Mapping[str, Mapping[str, str | None]]  # by path, texts of the `name=value` folders that lead there
+    files: Mapping[str, str]  # by path, a digest of what each holds
+    rows: int  # of all files
 
     def key_type(self, name: str, field: Field | None = None) -> pa.DataType:
         """Return the type of a key of paths: text of names; else int64 where all are, of a number float64, and text."""
@@ -98,13 +83,9 @@ def source_of(given: Any, own: Sequence[FilePath]) -> tuple[Source, list[Part]]:
         raise ValueError(f"{first}: expected rows, got none" + (f" in {len(files)} files" if len(files) > 1 else ""))
     if twice := [name for name in keys[first] if name in schema.names]:
         raise ValueError(f"{first}: {twice[0]}: expected a column or a folder of the path, got both")
-    return Source(schema, keys, files, rows), numbered(parts)
-
-
-def numbered(parts: Sequence[Part]) -> list[Part]:
-    """Return parts with their place in their names, so that names sort as parts do."""
-    width = max(5, len(str(len(parts) - 1)))
-    return [part._replace(name=f"part-{place:0{width}d}-{part.name}") for place, part in enumerate(parts)]
+    width = max(5, len(str(len(parts) - 1)))  # so that names sort as parts do
+    named = [part._replace(name=f"part-{place:0{width}d}-{part.name}") for place, part in enumerate(parts)]
+    return Source(schema, keys, files, rows), named
 
 
 def _paths(given: Any, own: Sequence[FilePath]) -> Iterator[str]:
@@ -164,13 +145,13 @@ def _footer(path: str) -> tuple[Any, pa.Schema]:
         raise ValueError(f"{path}: cannot be read as Parquet ({said(reason)})") from None
     if twice := [name for name, count in Counter(schema.names).items() if count > 1]:
         raise ValueError(f"{path}: expected columns of different names, got {twice[0]!r} twice")
-    return metadata, pa.schema([field.with_type(_type_read(field.type)).with_nullable(True) for field in schema])
-
-
-def _type_read(type_: Any) -> Any:
-    """Return the type that a column is read as: of views, of which pyarrow takes no rows, what they hold."""
-    own = type_.storage_type if isinstance(type_, pa.BaseExtensionType) else type_
-    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(own, type_)
+    # Of views pyarrow takes no rows: they are read as what they hold.
+    views = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    fields = []
+    for field in schema:
+        own = field.type.storage_type if isinstance(field.type, pa.BaseExtensionType) else field.type
+        fields.append(field.with_type(views.get(own, field.type)).with_nullable(True))
+    return metadata, pa.schema(fields)
 
 
 def read_as(column: Any, type_: Any) -> Any:
@@ -178,11 +159,6 @@ def read_as(column: Any, type_: Any) -> Any:
     if column.type == type_:
         return column
     return (column.storage if isinstance(column, pa.ExtensionArray) else column).cast(type_)  # pyarrow's own is wrong
-
-
-def said(reason: BaseException) -> str:
-    """Return what pyarrow says of a file, in one short line."""
-    return " ".join(str(reason).split())[:160].rstrip(".")
 
 
 def unreadable(files: Iterable[str], columns: Sequence[str], why: BaseException, groups: Sequence[int] = ()) -> str:
@@ -240,10 +216,7 @@ def ends_of_groups(part: Part) -> np.ndarray:
 def columns_of(
     source: Source, fields: Mapping[str, Field], given: Mapping[str, str] | None, outputs: Sequence[str] = ()
 ) -> tuple[dict[str, str], list[str], dict[str, Any]]:
-    """Return the column of each field that has one, the columns that are carried along, and the types of keys of paths.
-
-    Fields have the `given` columns or those of their own names; `outputs` are the columns that are added.
-    """
+    """Return the column of each field that has one, the columns that are carried along, and the types of path keys."""
     given, file = dict(given or {}), next(iter(source.files))
     if unknown := [name for name in given if name not in fields]:
         raise ValueError(f"columns: expected fields among {', '.join(fields)}, got {unknown[0]!r}")
