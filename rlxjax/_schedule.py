@@ -19,7 +19,7 @@ RUNNER_VERSION = 16
 
 
 class Schedule(NamedTuple):
-    """How rows are divided among programs and processors, as plain numbers.
+    """How rows are divided among programs and processors, as plain numbers; those of CPUs by default.
 
     Samples are those of all segments: a row has `n_segments * n_fft` of them.
 
@@ -45,44 +45,26 @@ class Schedule(NamedTuple):
         kernel_samples: samples of a segment times rows that a step of it computes.
     """
 
-    chunk_samples: int
-    piece_samples: int
-    tile_rows: int
-    sizes_per_octave: int
-    launches: int
-    alone_samples_fused: int
-    alone_samples_block: int
-    alone_samples_host: int
-    host_chunk_samples: int
-    most_rows_top_k: int
-    most_bins_maxima: int
-    least_block_bins: int
-    least_blocks: int
-    least_n_fft_kernel: int
-    most_n_fft_kernel: int
-    most_k_kernel: int
-    kernel_samples: int
+    chunk_samples: int = 2**19
+    piece_samples: int = 2**15
+    tile_rows: int = 8
+    sizes_per_octave: int = 4
+    launches: int = 0
+    alone_samples_fused: int = 2**18
+    alone_samples_block: int = 2**17
+    alone_samples_host: int = 2**17
+    host_chunk_samples: int = 2**18
+    most_rows_top_k: int = 8
+    most_bins_maxima: int = 4097
+    least_block_bins: int = 16
+    least_blocks: int = 9
+    least_n_fft_kernel: int = 0
+    most_n_fft_kernel: int = 0
+    most_k_kernel: int = 0
+    kernel_samples: int = 0
 
 
-_CPU = Schedule(
-    chunk_samples=2**19,
-    piece_samples=2**15,
-    tile_rows=8,
-    sizes_per_octave=4,
-    launches=0,
-    alone_samples_fused=2**18,
-    alone_samples_block=2**17,
-    alone_samples_host=2**17,
-    host_chunk_samples=2**18,
-    most_rows_top_k=8,
-    most_bins_maxima=4097,
-    least_block_bins=16,
-    least_blocks=9,
-    least_n_fft_kernel=0,
-    most_n_fft_kernel=0,
-    most_k_kernel=0,
-    kernel_samples=0,
-)
+_CPU = Schedule()
 #: Of accelerators: chunks are bounded by memory alone, and one is sent while another one is computed.
 _ACCELERATOR = _CPU._replace(
     chunk_samples=2**26,
@@ -113,14 +95,7 @@ def schedule(platform: str) -> Schedule:
 
 
 def chunk_rows(row_samples: RealLike, facts: Mapping[str, Any]) -> RealLike:
-    """Return the most rows of a chunk, `[*batch]`: they, not the batch, decide what memory a device takes.
-
-    They are a size that padding leaves as it is.
-
-    Examples:
-        >>> int(chunk_rows(512, schedule("cpu")._asdict()))
-        1024
-    """
+    """Return the most rows of a chunk, `[*batch]`, a size that padding leaves: they decide a device's memory."""
     xp = namespace_of(row_samples, facts["chunk_samples"])
     tile, rows = facts["tile_rows"], xp.floor(facts["chunk_samples"] / row_samples)
     step = xp.maximum(tile, _power_of_two_below(rows) / facts["sizes_per_octave"])
@@ -135,12 +110,7 @@ def padded_rows(batch: RealLike, facts: Mapping[str, Any]) -> RealLike:
 
 
 def rows_of_a_processor(n_rows: RealLike, least: RealLike, most: RealLike, processors: RealLike) -> RealLike:
-    """Return the rows of a chunk such that all processors have as many, between a least and a most number, `[*batch]`.
-
-    Examples:
-        >>> int(rows_of_a_processor(100, least=20, most=200, processors=4))
-        25
-    """
+    """Return the rows of a chunk, between a least and a most number, such that all processors have as many."""
     xp = namespace_of(n_rows, least, most, processors)
     n_chunks = processors * xp.maximum(xp.ceil(xp.ceil(n_rows / most) / processors), 1)
     return xp.minimum(xp.maximum(xp.ceil(n_rows / n_chunks), least), most)
@@ -149,11 +119,9 @@ def rows_of_a_processor(n_rows: RealLike, least: RealLike, most: RealLike, proce
 def shared_rows(
     batch: RealLike, row_samples: RealLike, alone_samples: RealLike, processors: RealLike, facts: Mapping[str, Any]
 ) -> tuple[RealLike, Any]:
-    """Return the rows of the chunks of a batch, and whether one program runs the batch as it is, `[*batch]` each.
-
-    A chunk has a processor's share of the rows, but neither fewer than half of what one processor works on alone nor
-    more than a chunk may have, in whole tiles of a size that padding leaves as it is.
-    """
+    """Return the rows of the chunks of a batch, and whether one program runs the batch as it is, `[*batch]` each."""
+    # A chunk has a processor's share of the rows, but neither fewer than half of what one processor works on alone nor
+    # more than a chunk may have, in whole tiles of a size that padding leaves as it is.
     xp = namespace_of(batch, row_samples, alone_samples, *facts.values())
     most, tile, alone = chunk_rows(row_samples, facts), facts["tile_rows"], alone_samples / row_samples
     rows = rows_of_a_processor(batch, xp.maximum(tile, xp.floor(alone / 2.0)), most, processors)

@@ -19,7 +19,7 @@ import rlxjax as rx
 from rlxjax._chunks import background, for_each_chunk, worker_count
 from rlxjax._schedule import chunk_rows
 from rlxjax.welch._device_programs import piece_rows
-from rlxjax.welch._launch import _plan
+from rlxjax.welch._launch import plan_of
 from rlxjax.welch._workload import RUNS
 
 SIZES = st.integers(1, 5000).map(lambda half: 2 * half)
@@ -124,7 +124,7 @@ def test_a_piece_is_all_rows_or_whole_tiles_of_so_many_samples(batch, n_fft):
 def test_processors_share_rows_equally_from_some_samples_on(path, workers, batch, n_fft):
     plan, params = rx.welch.schedule("cpu"), rx.WelchPeakParams(n_fft, 2, 1)
     alone = plan.alone_samples_block if path == "block" else plan.alone_samples_fused
-    rows, most = _plan(RUNS[path], batch, params, "cpu", workers, False).rows, chunk_rows(2 * n_fft, plan._asdict())
+    rows, most = plan_of(RUNS[path], batch, params, "cpu", workers, False).rows, chunk_rows(2 * n_fft, plan._asdict())
     if batch <= most and batch * 2 * n_fft <= alone:
         assert rows == batch
         return

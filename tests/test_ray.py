@@ -29,26 +29,18 @@ TILES = calibrated(random_posterior(TILED, TILED_TRUTH, sd=0.3, spread=0.2))
 
 
 class Mortal(TiledModel):
-    """It kills the actor that evaluates its third batch, once."""
+    """It kills the actor that evaluates a batch of 1,800 rows as long as there is a marker: once, or each time."""
 
-    def __init__(self, marker):
-        self.marker, self.driver, self.batches = marker, os.getpid(), 0
-
-    def check(self, inputs):
-        self.batches += 1
-        if os.getpid() != self.driver and self.batches == 3 and self.marker.exists():
-            self.marker.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
-        super().check(inputs)
-
-
-class Deadly(Mortal):
-    """It kills each actor that evaluates a batch of 1,800 rows."""
+    def __init__(self, marker, is_once):
+        self.marker, self.driver, self.is_once = marker, os.getpid(), is_once
+        marker.touch()
 
     def check(self, inputs):
         if os.getpid() != self.driver and len(inputs["n"]) == 1800 and self.marker.exists():
+            if self.is_once:
+                self.marker.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
-        TiledModel.check(self, inputs)
+        super().check(inputs)
 
 
 def write_runs(folder, files=4, rows=2000, bad=0):
@@ -94,34 +86,19 @@ def test_a_ray_of_our_own_gives_the_rows_of_threads_and_is_shut_down(tmp_path, c
     assert said == [(rows, 8000) for rows in range(0, 8001, 2000)]
 
 
-def test_where_no_cluster_answers_is_one_line_at_once(tmp_path):
+def test_where_no_cluster_answers_is_one_line_at_once_and_addresses_of_rays_client_are_refused(tmp_path, monkeypatch):
     source, begun_s = write_runs(tmp_path / "runs", files=1), time.perf_counter()
     for address in ("127.0.0.1:1", "nowhere"):
         with pytest.raises(OSError, match=f"^{address}: no Ray cluster answers there"):
             evaluate(source, tmp_path / "out", TILES, engine="ray", address=address)
     assert time.perf_counter() - begun_s < 20
     assert not list((tmp_path / "out").iterdir())
-
-
-def test_addresses_of_rays_client_are_refused_by_name(monkeypatch):
     for given, variable in (("ray://127.0.0.1:1", ""), (None, "ray://head:10001"), ("anyscale://a", "auto")):
         monkeypatch.setenv("RAY_ADDRESS", variable)
         with pytest.raises(
             ValueError, match=f"^{given or variable}: an address of Ray's client, over which nothing runs here; give"
         ):
             list(on_ray(lambda: abs, [1], given))
-
-
-def test_the_part_of_an_actor_that_is_killed_is_done_again(cluster, tmp_path):
-    source, model = write_runs(tmp_path / "runs"), Mortal(tmp_path / "marker")
-    tiles = calibrated(random_posterior(model, TILED_TRUTH, sd=0.3, spread=0.2))
-    model.marker.touch()
-    done = evaluate(source, tmp_path / "ray", tiles, want=["time_ns"], rows_per_batch=512, engine="ray")
-    assert not model.marker.exists()
-    assert cluster.is_initialized()
-    evaluate(source, tmp_path / "threads", tiles, want=["time_ns"], rows_per_batch=512)
-    assert_same_parts(tmp_path / "ray", tmp_path / "threads")
-    assert done.rows == 8000
 
 
 def killer(item):
@@ -142,19 +119,27 @@ def test_an_item_whose_worker_dies_each_time_is_named_once_all_others_are_done(c
         next(done)
 
 
-def test_a_part_whose_actor_dies_each_time_is_named_and_resumed_once_the_others_are_there(cluster, tmp_path):
-    source, model = write_runs(tmp_path / "runs"), Deadly(tmp_path / "marker")
+def test_the_part_of_an_actor_that_is_killed_is_done_again_and_of_one_that_dies_each_time_named_and_resumed(
+    cluster, tmp_path
+):
+    source, options = write_runs(tmp_path / "runs"), {"want": ["time_ns"], "rows_per_batch": 2000}
     pq.write_table(pq.read_table(source / "2.parquet").slice(0, 1800), source / "2.parquet")
-    tiles = calibrated(random_posterior(model, TILED_TRUTH, sd=0.3, spread=0.2))
-    model.marker.touch()
-    options = {"want": ["time_ns"], "rows_per_batch": 2000}
-    with pytest.raises(OSError, match=r"2.parquet, row groups 0 to 0 .*its worker died 3 times.*go on with --resume"):
-        evaluate(source, tmp_path / "ray", tiles, engine="ray", **options)
-    assert len(parts(tmp_path / "ray")) == 3
-    model.marker.unlink()
-    assert evaluate(source, tmp_path / "ray", tiles, engine="ray", resume=True, **options).resumed == 3
-    evaluate(source, tmp_path / "threads", tiles, **options)
-    assert_same_parts(tmp_path / "ray", tmp_path / "threads")
+    evaluate(source, tmp_path / "threads", TILES, **options)
+    for is_once in (True, False):
+        model, out = Mortal(tmp_path / "marker", is_once), tmp_path / f"ray-{is_once}"
+        tiles = calibrated(random_posterior(model, TILED_TRUTH, sd=0.3, spread=0.2))
+        if is_once:
+            assert evaluate(source, out, tiles, engine="ray", **options).rows == 7800
+            assert cluster.is_initialized()
+        else:
+            said = r"2.parquet, row groups 0 to 0 .*its worker died 3 times.*go on with --resume"
+            with pytest.raises(OSError, match=said):
+                evaluate(source, out, tiles, engine="ray", **options)
+            assert len(parts(out)) == 3
+            model.marker.unlink()
+            assert evaluate(source, out, tiles, engine="ray", resume=True, **options).resumed == 3
+        assert not model.marker.exists()
+        assert_same_parts(out, tmp_path / "threads")
 
 
 def test_what_ends_a_job_of_threads_ends_one_of_actors_with_the_same_line(cluster, tmp_path):
@@ -197,6 +182,8 @@ def test_a_pool_takes_the_room_that_there_is_and_none_is_one_line_at_once(cluste
 
     most = Other.options(num_cpus=1).remote()
     cluster.get(most.ready.remote())
+    with pytest.raises(ValueError, match="127.0.0.1:1: this process is connected to the Ray cluster at"):
+        list(on_ray(lambda: process_of, [1], "127.0.0.1:1"))
     found = list(on_ray(lambda: process_of, range(4)))
     assert sorted(item for item, _ in found) == [0, 1, 2, 3]
     assert len({pid for _, pid in found}) == 1
@@ -208,11 +195,6 @@ def test_a_pool_takes_the_room_that_there_is_and_none_is_one_line_at_once(cluste
     assert time.perf_counter() - begun_s < 20
     for one in (most, rest):
         cluster.kill(one)
-
-
-def test_another_address_than_that_of_this_process_is_refused(cluster):
-    with pytest.raises(ValueError, match="127.0.0.1:1: this process is connected to the Ray cluster at"):
-        list(on_ray(lambda: process_of, [1], "127.0.0.1:1"))
 
 
 KILLED = """

@@ -20,7 +20,7 @@ from rlxjax.models._welch_terms import (
     partition_comparisons,
 )
 from rlxjax.welch import VARIANTS, WelchPeakParams, padded_batch, schedule
-from rlxjax.welch._launch import _plan
+from rlxjax.welch._launch import plan_of
 
 FUSED = ("fused_maxima", "fused_top_k")
 
@@ -119,7 +119,7 @@ def test_a_device_runs_the_rows_that_the_runner_plans_and_the_gradient_is_that_o
         params = WelchPeakParams.fast(n_fft, 4)
         found, is_padded = rows_of(code, batches * 1.0, 2.0 * n_fft, facts)
         for batch, rows, pads in zip(batches.tolist(), np.asarray(found), np.asarray(is_padded), strict=True):
-            planned = _plan(VARIANTS[variant], batch, params, "cpu", processors, False).rows
+            planned = plan_of(VARIANTS[variant], batch, params, "cpu", processors, False).rows
             rounds = 1 if batch <= planned else processors * math.ceil(math.ceil(batch / planned) / processors)
             padded = padded_batch(planned) if batch <= planned else planned
             assert rows == pytest.approx(rounds * padded), (n_fft, batch)

@@ -185,8 +185,8 @@ def _check_answer(address: str) -> None:
     except subprocess.TimeoutExpired:
         raise OSError(f"{address}: no Ray cluster answers there within {ANSWER_S:.0f} s") from None
     except subprocess.CalledProcessError as reason:
-        said = reason.stderr.strip().splitlines()[-1:]
-        raise OSError(f"{address}: no Ray cluster can be joined there ({' '.join(said)[:160]})") from None
+        last = reason.stderr.strip().splitlines()[-1:]
+        raise OSError(f"{address}: no Ray cluster can be joined there ({' '.join(last)[:160]})") from None
     except (OSError, ValueError) as reason:
         raise OSError(f"{address}: no Ray cluster answers there ({said(reason)})") from None
 

@@ -112,7 +112,7 @@ def model_rows(
     names = _wanted(want, MODEL_COLUMNS, default)
     picks = [name for name in names if name in ("pick", "margin_ns", "probability", "undecided")]
     if len(variants) < 2 and picks:
-        raise ValueError(f"want: {picks[0]}: {model.name} has one strategy, {variants[0]}: there is no choice")
+        raise ValueError(f"want: {picks[0]}: {model.name} has one strategy, {', '.join(variants)}: there is no choice")
     if strategy is not None and has_strategy_column:
         raise ValueError("strategy: expected a name or a column of names, got both")
     if strategy is not None and strategy not in variants:

@@ -23,7 +23,7 @@ from rlxjax._values import FrozenDict, handle
 from rlxjax.gate import Device, backend_coefficients, jax_device, normalised
 
 from ._device_programs import default_fused_selection
-from ._launch import MOST_CALLS, is_on_several_devices, program_of, rows_of_a_device, whole_program
+from ._launch import MOST_CALLS, program_of, rows_of_a_device, whole_program
 from ._workload import RUNS, VARIANTS, WelchPeakParams, WelchVariant
 from .costs import (
     AUTO,
@@ -39,10 +39,8 @@ if TYPE_CHECKING:
     from rlxjax.calibration import CalibratedModel, Calibration
     from rlxjax.choices import Choice, Work
 
-#: The name of this workload among a calibration's models.
-MODEL_NAME = "welch"
-#: What a calibration may be called that is none: the reference's built-in coefficients.
-REFERENCE = "reference"
+#: The name of this workload among a calibration's models, and a calibration that is none: built-in coefficients.
+MODEL_NAME, REFERENCE = "welch", "reference"
 #: What the names of the reference, and "auto", may run, in the order in which ties are resolved.
 CANDIDATES: Mapping[str, tuple[str, ...]] = FrozenDict(
     {
@@ -62,47 +60,26 @@ _WHY_NOT_TRACED = {
 
 
 class Call(NamedTuple):
-    """What of a call decides what it may run; all of it has a hash.
+    """What of a call decides what it may run; all of it has a hash."""
 
-    Attributes:
-        shape: of the signal, `[batch, length]` or `[length]`.
-        dtype: of the signal.
-        where: the sharding of rows that JAX holds; None of NumPy's and of traced ones.
-        device: JAX's default one, which programs are compiled for.
-        traced: whether the signal is.
-        forked: whether this process was forked.
-        params: of the run.
-        strategy: as the caller spells it.
-    """
-
-    shape: tuple[Any, ...]
+    shape: tuple[Any, ...]  # of the signal, `[batch, length]` or `[length]`
     dtype: np.dtype
-    where: Any
-    device: Any
+    where: Any  # the sharding of rows that JAX holds; None of NumPy's and of traced ones
+    device: Any  # JAX's default one, which programs are compiled for
     traced: bool
     forked: bool
     params: WelchPeakParams
-    strategy: str
+    strategy: str  # as the caller spells it
 
+    @property
+    def platform(self) -> str | None:
+        """That has the rows; None of NumPy's and of traced ones."""
+        return None if self.where is None else next(iter(self.where.device_set)).platform
 
-class Candidates(NamedTuple):
-    """What a call may run, its arguments checked.
-
-    Attributes:
-        names: what its strategy may run, by the names of `RUNS`.
-        variants: the same, by the names of variants, "fused" by itself where its one form is known.
-        sizes: of the latency model, the rows being those of a device.
-        platform: that has the rows; None of NumPy's.
-        calibration: by which is picked, if there is one.
-        is_open: whether this process may choose by what it measures.
-    """
-
-    names: tuple[str, ...]
-    variants: tuple[str, ...]
-    sizes: dict[str, Any]
-    platform: str | None
-    calibration: "Calibration | None"
-    is_open: bool
+    @property
+    def several(self) -> bool:
+        """Whether several devices hold the rows."""
+        return self.where is not None and len(self.where.device_set) > 1
 
 
 #: By call, calibration, model and what is to be measured: what runs, the latest last.
@@ -113,21 +90,18 @@ _lock = threading.Lock()
 def choice(
     call: Call, calibration: "Calibration | str | None", model: Any, measure: str | None, run: Callable[[str], Any]
 ) -> tuple[WelchVariant, Callable[[], Any] | None]:
-    """Return what a call runs, and its program's recipe if that takes the signal as it is; `run` measures a variant.
-
-    What raises is not remembered.
-    """
+    """Return what a call runs, and its program's recipe if that takes the signal as it is; what raises is not kept."""
     try:
         key = *call, handle(calibration), handle(model), measure or os.environ.get("RLXJAX_MEASURE")
         if (known := _choices.get(key)) is not None:
             return known
     except TypeError:  # of an argument that has no hash, which is refused by its name
         key = None
-    own = candidates(call, calibration, model, measure)
-    name = _chosen(call, own, model, measure, run) or _picked(call, own, model)
-    variant, by = RUNS[name], own.calibration
-    if by is not None and name == "fused" and "fused" not in own.variants:
-        variant = VARIANTS[by.of(MODEL_NAME).variant_of(name, **own.sizes)]
+    asked = question(call, calibration, model, measure, run)
+    name = asked.decided_name() or asked.predicted_name()
+    variant, by = RUNS[name], asked.calibration
+    if by is not None and name == "fused" and "fused" not in asked.variants:
+        variant = VARIANTS[by.of(MODEL_NAME).variant_of(name, **asked.sizes)]
     is_fused = variant.transform == "fft" and variant.selection != "numpy"
     is_whole = is_fused and call.dtype == np.float32 and not call.traced
     found = variant, whole_program(call.shape, call.params, variant, call.where) if is_whole else None
@@ -139,25 +113,118 @@ def choice(
     return found
 
 
-def candidates(call: Call, calibration: "Calibration | str | None", model: Any, measure: str | None) -> Candidates:
-    """Return what a call may run."""
-    shape, params, where, strategy = call.shape, call.params, call.where, call.strategy
-    _check_signal(shape if len(shape) != 1 else (1, *shape), call.dtype, params)
+def forget_choices() -> None:
+    """Let calls ask again what they run."""
+    with _lock:
+        _choices.clear()
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """Which of some ways a call runs, its arguments checked."""
+
+    call: Call
+    model: Any
+    measure: str | None
+    run: Callable[[str], Any]  # a variant, to measure it
+    names: tuple[str, ...]  # what the call's strategy may run, of `RUNS`
+    variants: tuple[str, ...]  # the same by the names of variants; "fused" by itself where its one form is known
+    sizes: dict[str, Any]  # of the latency model, the rows being those of a device
+    calibration: "Calibration | None"  # by which is picked
+    is_open: bool  # whether this process may choose by what it measures
+
+    def work(self) -> "Work":
+        """Return the variants that may run as ways to do the call."""
+        from rlxjax.choices import Way, Work, digest, predicted_variants
+
+        call, sizes, ways = self.call, {name: float(size) for name, size in self.sizes.items()}, []
+        for variant in self.variants:
+            content = digest(MODEL_NAME, RUNNER_VERSION, variant, self._content() if variant == "learned" else "")
+            fn = functools.partial(self.run, variant)
+            ways.append(Way(variant, content=content, fn=fn, call=fn))
+
+        def predict(known: "CalibratedModel") -> Any:
+            found, sd_ns = predicted_variants(ways, sizes, self._own(known))
+            # The model's facts do not say the work of this learned FFT: its time is not to teach them.
+            return [dataclasses.replace(one, runs=()) if one.name == "learned" else one for one in found], sd_ns
+
+        label = ", ".join(f"{name} {size}" for name, size in self.sizes.items())
+        workload = {**self.sizes, "shape": list(call.shape), "dtype": str(call.dtype), "platform": call.platform}
+        calibrated = None if self.calibration is None else self.calibration.models.get(MODEL_NAME)
+        return Work(ways, predict, calibrated, MODEL_NAME, label, workload, runner=RUNNER_VERSION)
+
+    def decided(self) -> "Choice":
+        """Return the choice; calls may ask again once something was measured."""
+        from rlxjax.choices import decide, measure_word
+
+        word = measure_word(self.measure, "never") if self.sizes["batch"] else "never"
+        found = decide(self.work(), word, check=False)  # a learned FFT is approximate, and the others are tested
+        if found.by == "measured":
+            forget_choices()
+        return found
+
+    def decided_name(self) -> str:
+        """Return the variant that is remembered, measured, or sure by what the model learned; empty if none is."""
+        if not (self.is_open and len(self.variants) > 1 and self.sizes["batch"]):
+            return ""
+        from rlxjax.choices import Memory, measure_word, recalled  # loaded when first used
+
+        is_asked = measure_word(self.measure, "never") != "never"
+        if not is_asked and not Memory().path.exists():
+            return ""
+        is_known = is_asked or (self.calibration is not None and MODEL_NAME in self.calibration.models)
+        found = self.decided() if is_known else recalled(self.work(), check=False)
+        return "" if found is None else found.name
+
+    def predicted_name(self) -> str:
+        """Return the candidate with the lowest prediction, by the calibration or by built-in costs."""
+        if len(self.names) == 1:
+            return self.names[0]
+        if self.calibration is None:
+            return built_in_pick(self.names, self.sizes["batch"], self.call.params, self.model, self.call.platform)
+        return self._own(self.calibration.of(MODEL_NAME)).cheapest(self.names, **self.sizes)
+
+    def _own(self, calibrated: "CalibratedModel") -> "CalibratedModel":
+        """Return the latency model where a learned FFT runs with the work of the one that is given."""
+        if "learned" not in self.names:
+            return calibrated
+        n_fft = self.call.params.n_fft
+        return _with_work(calibrated, n_fft, program_of(self.model, self.call.params).work)
+
+    def _content(self) -> str:
+        """Return the digest of the learned FFT."""
+        leaves, structure = jax.tree.flatten(self.model)
+        found = hashlib.sha256(str(structure).encode())
+        for leaf in leaves:
+            found.update(np.asarray(leaf).tobytes())
+        return found.hexdigest()
+
+
+@functools.lru_cache(maxsize=16)
+def _with_work(calibrated: "CalibratedModel", n_fft: int, work: Any) -> "CalibratedModel":
+    facts = {"learned_n_fft": n_fft, "learned_flop": work.flop, "learned_live_bins": work.live_bins}
+    return calibrated.with_facts(**{name: np.array([value], float) for name, value in facts.items()})
+
+
+def question(
+    call: Call, calibration: "Calibration | str | None", model: Any, measure: str | None, run: Callable[[str], Any]
+) -> Question:
+    """Return what a call may run; refuse what cannot run by a sentence."""
+    params, where = call.params, call.where
+    _check_signal(call)
     _check_model(model, params)
     if calibration is not None and calibration != REFERENCE and not hasattr(calibration, "of"):
         given = type(calibration).__name__
         raise ValueError(f"calibration: expected a Calibration (load_calibration) or {REFERENCE!r}, got {given}")
-    batch, platform = (1, *shape)[-2], None if where is None else next(iter(where.device_set)).platform
-    several, is_here = is_on_several_devices(where), where is None or where.is_fully_addressable
-    names = _candidates(strategy, model is not None, call.traced, call.forked, platform, several)
-    if several:
-        batch = rows_of_a_device(where, shape)
-        if not is_here and RUNS[names[0]].selection == "numpy":
-            raise ValueError(
-                f"strategy: expected 'fused' or 'learned' where other processes hold rows, got {strategy!r}: "
-                f"{_WHY_NOT_TRACED[names[0]]}"
-            )
-    _check_peaks_fit(((1, *shape)[-2] if is_here else batch, params.k, 2))
+    names, batch = _candidates(call, model is not None), (1, *call.shape)[-2]
+    own_batch = rows_of_a_device(where, call.shape) if call.several else batch
+    is_here = where is None or where.is_fully_addressable
+    if call.several and not is_here and RUNS[names[0]].selection == "numpy":
+        raise ValueError(
+            f"strategy: expected 'fused' or 'learned' where other processes hold rows, got {call.strategy!r}: "
+            f"{_WHY_NOT_TRACED[names[0]]}"
+        )
+    _check_peaks_fit((batch if is_here else own_batch, params.k, 2))
     if measure is not None:
         from rlxjax.choices import measure_word  # loaded when first used
 
@@ -167,157 +234,61 @@ def candidates(call: Call, calibration: "Calibration | str | None", model: Any, 
     if calibration is None and (asked or len(names) > 1):
         from rlxjax.calibration import default_calibration  # loaded when first used
 
-        by = default_calibration(platform)
-    if by is not None and len(names) > 1 and "learned" in names:
-        known = by.models.get(MODEL_NAME)
-        if known is not None and not len(known.posterior.facts["learned_n_fft"]):  # none was ever timed
-            names = tuple(name for name in names if name != "learned")
-    variants: list[str] = []
-    for name in names:
-        is_known = (
-            name != "fused" or default_fused_selection(batch, params, platform or jax.default_backend()) == "kernel"
-        )
-        variants += (name,) if is_known else ("fused_maxima", "fused_top_k")
-    sizes = {"batch": batch, "n_fft": params.n_fft, "k": min(params.k, params.n_bins), "n_segments": params.n_segments}
-    is_open = not (call.traced or call.forked or several) and (asked or by is not None)
-    return Candidates(names, tuple(variants), sizes, platform, by, is_open)
+        by = default_calibration(call.platform)
+    if by is not None and len(names) > 1 and "learned" in names and (known := by.models.get(MODEL_NAME)) is not None:
+        was_timed = len(known.posterior.facts["learned_n_fft"]) > 0
+        names = tuple(name for name in names if was_timed or name != "learned")
+    forms = ("fused",)
+    if "fused" in names:
+        selection = default_fused_selection(own_batch, params, call.platform or jax.default_backend())
+        forms = forms if selection == "kernel" else ("fused_maxima", "fused_top_k")
+    variants = tuple(variant for name in names for variant in (forms if name == "fused" else (name,)))
+    sizes = {"batch": own_batch, "n_fft": params.n_fft, "k": min(params.k, params.n_bins)}
+    is_open = not (call.traced or call.forked or call.several) and (asked or by is not None)
+    return Question(
+        *(call, model, measure, run, names, variants, sizes | {"n_segments": params.n_segments}, by, is_open)
+    )
 
 
-def work_of(call: Call, own: Candidates, model: Any, run: Callable[[str], Any]) -> "Work":
-    """Return the variants that may run as ways to do a call."""
-    from rlxjax.choices import Way, Work, digest, predicted_variants
-
-    sizes, ways = {name: float(size) for name, size in own.sizes.items()}, []
-    for variant in own.variants:
-        content = digest(MODEL_NAME, RUNNER_VERSION, variant, _content_of(model) if variant == "learned" else "")
-        run_variant = functools.partial(run, variant)
-        ways.append(Way(variant, content=content, fn=run_variant, call=run_variant))
-
-    def predict(known: "CalibratedModel") -> Any:
-        by = _with_work(known, model, call.params) if "learned" in own.variants else known
-        found, sd_ns = predicted_variants(ways, sizes, by)
-        # The model's facts do not say the work of this learned FFT: its time is not to teach them.
-        return [dataclasses.replace(one, runs=()) if one.name == "learned" else one for one in found], sd_ns
-
-    label = ", ".join(f"{name} {size}" for name, size in own.sizes.items())
-    workload = {**own.sizes, "shape": list(call.shape), "dtype": str(call.dtype), "platform": own.platform}
-    calibrated = None if own.calibration is None else own.calibration.models.get(MODEL_NAME)
-    return Work(ways, predict, calibrated, MODEL_NAME, label, workload, runner=RUNNER_VERSION)
-
-
-def decided(work: "Work", measure: str | None) -> "Choice":
-    """Return the choice; calls may ask again once something was measured."""
-    from rlxjax.choices import decide, measure_word
-
-    word = measure_word(measure, "never") if work.workload["batch"] else "never"
-    found = decide(work, word, check=False)  # a learned FFT is approximate, and the others are tested
-    if found.by == "measured":
-        forget_choices()
-    return found
-
-
-def forget_choices() -> None:
-    """Let calls ask again what they run."""
-    with _lock:
-        _choices.clear()
-
-
-def _chosen(call: Call, own: Candidates, model: Any, measure: str | None, run: Callable[[str], Any]) -> str:
-    """Return the variant that is remembered, measured, or sure by what the model learned; empty if there is none."""
-    if not (own.is_open and len(own.variants) > 1 and own.sizes["batch"]):
-        return ""
-    from rlxjax.choices import Memory, measure_word, recalled  # loaded when first used
-
-    is_asked = measure_word(measure, "never") != "never"
-    if not is_asked and not Memory().path.exists():
-        return ""
-    work = work_of(call, own, model, run)
-    is_known = is_asked or work.calibrated is not None
-    found = decided(work, measure) if is_known else recalled(work, check=False)
-    return "" if found is None else found.name
-
-
-def _picked(call: Call, own: Candidates, model: Any) -> str:
-    """Return the candidate with the lowest prediction, a model at hand by its own work, or of least built-in cost."""
-    if len(own.names) == 1:
-        return own.names[0]
-    if own.calibration is None:
-        return _built_in_pick(own.names, own.sizes["batch"], call.params, model, own.platform)
-    known = own.calibration.of(MODEL_NAME)
-    if "learned" in own.names:
-        known = _with_work(known, model, call.params)
-    return known.cheapest(own.names, **own.sizes)
-
-
-def _with_work(calibrated: "CalibratedModel", model: Any, params: WelchPeakParams) -> "CalibratedModel":
-    """Return the model of Welch peaks where a learned FFT runs with the work of the one that is given."""
-    return _with_facts(calibrated, params.n_fft, program_of(model, params).work)
-
-
-@functools.lru_cache(maxsize=16)
-def _with_facts(calibrated: "CalibratedModel", n_fft: int, work: Any) -> "CalibratedModel":
-    facts = {"learned_n_fft": n_fft, "learned_flop": work.flop, "learned_live_bins": work.live_bins}
-    return calibrated.with_facts(**{name: np.array([value], float) for name, value in facts.items()})
-
-
-def _content_of(model: Any) -> str:
-    """Return the digest of a learned FFT."""
-    leaves, structure = jax.tree.flatten(model)
-    found = hashlib.sha256(str(structure).encode())
-    for leaf in leaves:
-        found.update(np.asarray(leaf).tobytes())
-    return found.hexdigest()
-
-
-def _candidates(
-    strategy: str, has_model: bool, traced: bool, forked: bool, platform: str | None, several: bool = False
-) -> tuple[str, ...]:
-    """Return what a strategy may run, by the names of `RUNS`.
-
-    JAX's rows lie on one device of a `platform`, or on `several`.
-    """
-    own = normalised(strategy).replace("-", "_")
-    if own in RUNS:
-        names = (own,)
-    else:
-        try:
-            names = CANDIDATES[parse_welch_peaks_strategy(strategy)]
-        except ValueError as error:
-            raise ValueError(str(error).replace("expected one of", "expected one of host, block,")) from None
+def _candidates(call: Call, has_model: bool) -> tuple[str, ...]:
+    """Return what a call's strategy may run, by the names of `RUNS`."""
+    own = normalised(call.strategy).replace("-", "_")
+    try:
+        names = (own,) if own in RUNS else CANDIDATES[parse_welch_peaks_strategy(call.strategy)]
+    except ValueError as error:
+        raise ValueError(str(error).replace("expected one of", "expected one of host, block,")) from None
     if names == ("learned",) and not has_model:
         raise ValueError("strategy: 'learned' needs a learned FFT (model=), and none was given")
-    if traced and all(RUNS[name].selection == "numpy" for name in names):
+    if call.traced and all(RUNS[name].selection == "numpy" for name in names):
+        why = f"got {call.strategy!r}: {_WHY_NOT_TRACED[names[0]]}"
+        raise ValueError(f"strategy: expected 'fused' or 'learned' inside traced code, {why}")
+    if call.forked and all(RUNS[name].transform != "numpy" for name in names):
         raise ValueError(
-            f"strategy: expected 'fused' or 'learned' inside traced code, got {strategy!r}: {_WHY_NOT_TRACED[names[0]]}"
-        )
-    if forked and all(RUNS[name].transform != "numpy" for name in names):
-        raise ValueError(
-            f"strategy: expected 'host', got {strategy!r}: JAX cannot run in this process, which was forked "
+            f"strategy: expected 'host', got {call.strategy!r}: JAX cannot run in this process, which was forked "
             "(start processes by spawn)"
         )
     if len(names) == 1:
         return names
-    if traced or (several and not forked):  # what each process of several chooses alike
+    if call.traced or (call.several and not call.forked):  # what each process of several chooses alike
         return ("fused",)
-    if forked:  # where JAX cannot compute costs either
+    if call.forked:  # where JAX cannot compute costs either
         return ("host",)
-    reads_back = platform not in (None, "cpu")  # as the host would all rows, and a block their spectra
+    reads_back = call.platform not in (None, "cpu")  # as the host would all rows, and a block their spectra
     left_out = (*(("host", "block") if reads_back else ()), "" if has_model else "learned")
     return tuple(name for name in names if name not in left_out)
 
 
-def _check_signal(shape: tuple[Any, ...], dtype: np.dtype, params: WelchPeakParams) -> None:
+def _check_signal(call: Call) -> None:
+    params, shape = call.params, call.shape if len(call.shape) != 1 else (1, *call.shape)
     if not isinstance(params, WelchPeakParams):
         raise ValueError(f"params: expected WelchPeakParams, got {type(params).__name__}")
     if len(shape) != 2:
         raise ValueError(f"signal: expected [batch, length] or [length], got shape {shape}")
-    if dtype.kind not in "biuf" and not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(f"signal: expected a real dtype, got {dtype}")
+    if call.dtype.kind not in "biuf" and not jnp.issubdtype(call.dtype, jnp.floating):
+        raise ValueError(f"signal: expected a real dtype, got {call.dtype}")
     if shape[1] < params.frame_len:
-        raise ValueError(
-            f"signal: expected rows of at least {params.frame_len} samples (n_fft {params.n_fft}, "
-            f"{params.n_segments} segments), got {shape[1]}"
-        )
+        sizes = f"n_fft {params.n_fft}, {params.n_segments} segments"
+        raise ValueError(f"signal: expected rows of at least {params.frame_len} samples ({sizes}), got {shape[1]}")
 
 
 def _check_peaks_fit(shape: tuple[Any, ...]) -> None:
@@ -331,34 +302,32 @@ def _check_peaks_fit(shape: tuple[Any, ...]) -> None:
 
 
 def _check_model(model: Any, params: WelchPeakParams) -> None:
-    if model is None:
-        return
-    if not hasattr(model, "n_fft"):
+    if model is not None and not hasattr(model, "n_fft"):
         raise ValueError(f"model: expected a LearnedFft (load_learned_fft), got {type(model).__name__}")
-    if model.n_fft != params.n_fft:
+    if model is not None and model.n_fft != params.n_fft:
         raise ValueError(f"model: expected one for n_fft {params.n_fft} as in params, got n_fft {model.n_fft}")
     if is_traced(*jax.tree.leaves(model)):
         raise ValueError("model: its gates decide the program, so they cannot be traced; use learned_spectrum")
 
 
-def _built_in_pick(
+def built_in_pick(
     candidates: tuple[str, ...], batch: int, params: WelchPeakParams, model: Any, platform: str | None
 ) -> str:
     """Return the candidate of least built-in cost: where the host is one, rows are sent to devices of other memory."""
     device = Device.CPU if platform == "cpu" else jax_device()
     row = backend_coefficients(device.value)
     upload_ns = 0.0 if row.unified_memory else 4.0 * batch * params.frame_len / float(row.readback_bw)
+    sizes, segments = (device, batch, params.n_fft, params.k), params.n_segments
 
     def cost(name: str) -> float:
-        sizes, n_segments = (device, batch, params.n_fft, params.k), params.n_segments
         if name == "host":
-            return float(host_path_ns(*sizes, n_segments=n_segments))
+            return float(host_path_ns(*sizes, n_segments=segments))
         if name == "block":
-            return float(block_graph_ns(*sizes, n_segments=n_segments)) + upload_ns
+            return float(block_graph_ns(*sizes, n_segments=segments)) + upload_ns
         if name == "learned" and 4 * model.active_gates >= model.total_gates:
             return math.inf
         scale = learned_scale(model.active_gates, model.total_gates) if name == "learned" else 1.0
-        return float(fused_graph_ns(*sizes, scale, n_segments=n_segments)) + upload_ns
+        return float(fused_graph_ns(*sizes, scale, n_segments=segments)) + upload_ns
 
     with jax.ensure_compile_time_eval():
         return min(candidates, key=cost)

@@ -6,7 +6,7 @@ least work; the selection goes by their numbers.
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -66,26 +66,21 @@ def kernel_peaks(
     return {"gpu": _on_gpu, "tpu": _on_tpu}[platform](signal, params, interpret)
 
 
-class _Powers(NamedTuple):
-    """Mean one-sided powers in a kernel: of Nyquist, and of all other bins in any order along an axis."""
+def _select(powers: tuple[Array, Array], bins: Array, k: int, axis: int, kept: Any, keep: Any) -> Any:
+    """Find the k largest of the powers of bins in any order along an axis, and of Nyquist's.
 
-    others: Array
-    nyquist: Array
-    bins: Array
-
-
-def _select(powers: _Powers, k: int, axis: int, kept: Any, keep: Any) -> Any:
-    """Find the k largest along an axis; `keep(kept, turn, bin, power)` keeps each, and all of them are returned."""
-    nyquist_bin = powers.others.shape[axis]
-    others, nyquist = (jnp.where(power != power, _NAN, power) for power in powers[:2])
+    Each is kept by `keep(kept, turn, bin, power)`, and all of them are returned.
+    """
+    nyquist_bin = bins.shape[axis]
+    others, nyquist = (jnp.where(power != power, _NAN, power) for power in powers)
 
     def turned(state: tuple[Array, Array, Array, Any]) -> tuple[Array, Array, Array, Any]:
         turn, others, nyquist, kept = state
         largest = jnp.maximum(jnp.max(others, axis, keepdims=True), nyquist)
-        is_largest = jnp.where(others == largest, powers.bins, nyquist_bin)
+        is_largest = jnp.where(others == largest, bins, nyquist_bin)
         bin_ = jnp.min(is_largest, axis, keepdims=True)  # of equal powers the lower bin
         kept = keep(kept, turn, bin_.astype(jnp.float32), jnp.where(largest == _NAN, jnp.nan, largest))
-        others = jnp.where(powers.bins == bin_, _FOUND, others)
+        others = jnp.where(bins == bin_, _FOUND, others)
         return turn + 1, others, jnp.where(bin_ == nyquist_bin, _FOUND, nyquist), kept
 
     # A `fori_loop` counts in 64 bits where JAX has them.
@@ -147,14 +142,8 @@ def _on_tpu(signal: Array, params: WelchPeakParams, interpret: bool) -> Array:
         *matrix_refs, peaks_ref = refs
 
         def squares(matrix_ref: Any, samples: Array) -> Array:
-            sums = lax.dot_general(
-                matrix_ref[...],
-                samples,
-                (((1,), (1,)), ((), ())),
-                precision=lax.Precision.HIGHEST,
-                preferred_element_type=jnp.float32,
-            )
-            return sums * sums
+            options: dict[str, Any] = {"precision": lax.Precision.HIGHEST, "preferred_element_type": jnp.float32}
+            return jnp.square(lax.dot_general(matrix_ref[...], samples, (((1,), (1,)), ((), ())), **options))
 
         totals: list[Any] = [0.0] * len(matrix_refs)
         for first in range(0, params.n_segments * hop, hop):
@@ -167,26 +156,21 @@ def _on_tpu(signal: Array, params: WelchPeakParams, interpret: bool) -> Array:
         cosines, sines = zip(*(jnp.split(total, 2) for total in totals), strict=True)
         is_dc = lax.broadcasted_iota(jnp.int32, cosines[-1].shape, 0) == 0
         others = [*map(jnp.add, cosines[:-1], sines[:-1]), cosines[-1] + jnp.where(is_dc, 0.0, sines[-1])]
-        powers = _Powers(jnp.concatenate(others), sines[-1][:1], bins_ref[...])
 
         def keep(kept: int, turn: Any, bin_: Array, power: Array) -> int:
             peaks_ref[pl.ds(2 * turn, 1), :] = bin_
             peaks_ref[pl.ds(2 * turn + 1, 1), :] = power
             return kept
 
-        _select(powers, k, 0, 0, keep)
+        _select((jnp.concatenate(others), sines[-1][:1]), bins_ref[...], k, 0, 0, keep)
 
     batch, rows = signal.shape[0], kernel_rows(params, "tpu")
-    call = _called(
-        kernel,
-        batch,
-        rows,
-        [window, bins, *matrices],
-        interpret,
-        in_specs=pl.BlockSpec((rows, params.frame_len), lambda i: (i, _ZERO)),
-        out_specs=pl.BlockSpec((2 * k, rows), lambda i: (_ZERO, i)),
-        out_shape=_like((2 * k, batch), signal),
-    )
+    specs = {
+        "in_specs": pl.BlockSpec((rows, params.frame_len), lambda i: (i, _ZERO)),
+        "out_specs": pl.BlockSpec((2 * k, rows), lambda i: (_ZERO, i)),
+        "out_shape": _like((2 * k, batch), signal),
+    }
+    call = _called(kernel, batch, rows, [window, bins, *matrices], interpret, **specs)
     return call(signal).reshape(k, 2, batch).transpose(2, 0, 1)
 
 
@@ -240,10 +224,8 @@ def _on_gpu(signal: Array, params: WelchPeakParams, interpret: bool) -> Array:
             nyquist += jnp.square(jnp.sum(signed, 1, keepdims=True))
             lined = samples.reshape(rows * second, first)
             cos, sin = (product(lined, wave).reshape(shape) for wave in (one_cos, one_sin))
-            turned = (
-                cos * between_cos[None] - sin * between_sin[None],
-                cos * between_sin[None] + sin * between_cos[None],
-            )
+            real_part = cos * between_cos[None] - sin * between_sin[None]
+            turned = real_part, cos * between_sin[None] + sin * between_cos[None]
             cos, sin = (part.transpose(0, 2, 1).reshape(rows * first, second) for part in turned)
             parts = product(cos, real) + product(sin, imaginary)
             total += jnp.sum(jnp.square(parts).reshape(rows, first, 2, second // 2), 2)
@@ -255,17 +237,13 @@ def _on_gpu(signal: Array, params: WelchPeakParams, interpret: bool) -> Array:
             return jnp.where(slot == 2 * turn, bin_, jnp.where(slot == 2 * turn + 1, power, kept))
 
         nothing = jnp.zeros(slot.shape, jnp.float32)
-        peaks_ref[...] = _select(_Powers(weighted, nyquist, bins), k, 1, nothing, keep)
+        peaks_ref[...] = _select((weighted, nyquist), bins, k, 1, nothing, keep)
 
-    call = _called(
-        kernel,
-        batch,
-        rows,
-        tables,
-        interpret,
-        in_specs=pl.BlockSpec(memory_space=pl.ANY),
-        out_specs=pl.BlockSpec((rows, 2 * slots), lambda i: (i, _ZERO)),
-        out_shape=_like((-(-batch // rows) * rows, 2 * slots), signal),
-        compiler_params=triton.CompilerParams(num_warps=4, num_stages=1),
-    )
+    specs = {
+        "in_specs": pl.BlockSpec(memory_space=pl.ANY),
+        "out_specs": pl.BlockSpec((rows, 2 * slots), lambda i: (i, _ZERO)),
+        "out_shape": _like((-(-batch // rows) * rows, 2 * slots), signal),
+        "compiler_params": triton.CompilerParams(num_warps=4, num_stages=1),
+    }
+    call = _called(kernel, batch, rows, tables, interpret, **specs)
     return call(signal)[:batch].reshape(batch, slots, 2)[:, :k]

@@ -25,15 +25,8 @@ from ._workload import RUNS, WelchPeakParams, WelchVariant, host_peaks, spectrum
 MOST_PROGRAM_BYTES = 2**30
 #: Calls of which is kept what they run, about 1 kB each.
 MOST_CALLS = 2**14
-
-
 #: The axes of a mesh over which rows are sharded, in their order.
 Axes = tuple[str, ...]
-
-
-def is_on_several_devices(where: Any) -> bool:
-    """Return whether several devices hold an array by its sharding, None of one in NumPy's memory."""
-    return where is not None and len(where.device_set) > 1
 
 
 def row_axes(where: Any, shape: tuple[Any, ...]) -> Axes:
@@ -64,16 +57,15 @@ def rows_of_a_device(where: Any, shape: tuple[Any, ...]) -> Any:
     """Return how many of the rows of a signal a device has."""
     n_parts = math.prod(where.mesh.shape[name] for name in row_axes(where, shape))
     rows = (1, *shape)[-2]
-    return rows if n_parts == 1 else rows // n_parts
+    return rows if n_parts == 1 else rows // n_parts  # rows may be symbolic
 
 
 def on_each_device(program: Callable[..., jax.Array], mesh: Any, axes: Axes) -> Callable[..., jax.Array]:
     """Return a program of rows over a mesh: each device runs it on its own rows, and has all other arguments."""
-    split = split_rows(axes)
 
     def peaks(signal: jax.Array, *arrays: Any) -> jax.Array:
-        specs = split, *[PartitionSpec()] * len(arrays)
-        return jax.shard_map(program, mesh=mesh, in_specs=specs, out_specs=split)(signal, *arrays)
+        split, everywhere = split_rows(axes), [PartitionSpec()] * len(arrays)
+        return jax.shard_map(program, mesh=mesh, in_specs=(split, *everywhere), out_specs=split)(signal, *arrays)
 
     return peaks
 
@@ -89,7 +81,7 @@ def program_of(model: object, params: WelchPeakParams) -> Any:
     raise ValueError(f"model: expected a LearnedFft (load_learned_fft), got {type(model).__name__}")
 
 
-class _Plan(NamedTuple):
+class Plan(NamedTuple):
     """How a batch runs: the rows of a chunk, the shape of what its program is given, and what that depends on."""
 
     rows: int
@@ -106,7 +98,7 @@ def whole_program(
     platform, device = _place(*devices)
     if len(devices) > 1 or batch * length > schedule(platform).piece_samples:
         return None
-    plan = _plan(variant, batch, params, platform, 1, where is not None and platform != "cpu")
+    plan = plan_of(variant, batch, params, platform, 1, where is not None and platform != "cpu")
     if plan.shape != (batch, length) or batch > plan.rows:
         return None
     return _recipe(plan.variant, params, platform, _shaped(shape, device), ())
@@ -122,8 +114,8 @@ def run_variant(
     stays, batch = platform != "cpu" and isinstance(signal, jax.Array), signal.shape[0]
     is_small = signal.size <= schedule(platform).piece_samples  # and so never shared
     n_processors = 1 if is_small else worker_count()
-    arrays, shapes = _placed(model, params, device) if variant.transform == "learned" else ((), ())
-    plan = _plan(variant, batch, params, platform, n_processors, stays)
+    arrays, shapes = _placed(variant, model, params, device)
+    plan = plan_of(variant, batch, params, platform, n_processors, stays)
     program = compiled(_recipe(plan.variant, plan.params, platform, _shaped(plan.shape, device), shapes))
 
     def peaks_of(rows: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
@@ -155,8 +147,7 @@ def run_sharded(
     where: Any = signal.sharding
     platform = next(iter(where.device_set)).platform
     variant = _by_default(variant, rows_of_a_device(where, signal.shape), params, platform)
-    everywhere = NamedSharding(where.mesh, PartitionSpec())
-    arrays, shapes = _placed(model, params, everywhere) if variant.transform == "learned" else ((), ())
+    arrays, shapes = _placed(variant, model, params, NamedSharding(where.mesh, PartitionSpec()))
     shape = jax.ShapeDtypeStruct(signal.shape, signal.dtype, sharding=where)
     return run_program(compiled(_recipe(variant, params, platform, shape, shapes)), signal, *arrays)
 
@@ -188,7 +179,7 @@ def run_traced(variant: WelchVariant, signal, params: WelchPeakParams, model: An
     platform, where = jax.default_backend(), jax.typeof(signal).sharding
     axes = row_axes(where, signal.shape)
     variant = _by_default(variant, rows_of_a_device(where, signal.shape), params, platform)
-    arrays = _placed(model, params, None)[0] if variant.transform == "learned" else ()
+    arrays, _ = _placed(variant, model, params, None)
     program = _program(variant, params, platform)
     return (on_each_device(program, where.mesh, axes) if axes else program)(signal, *arrays)
 
@@ -198,8 +189,10 @@ def run_traced(variant: WelchVariant, signal, params: WelchPeakParams, model: An
 _models: "weakref.WeakKeyDictionary[Any, Kept]" = weakref.WeakKeyDictionary()
 
 
-def _placed(model: Any, params: WelchPeakParams, device: Any) -> tuple[tuple[Any], tuple[Any]]:
+def _placed(variant: WelchVariant, model: Any, params: WelchPeakParams, device: Any) -> tuple[tuple, tuple]:
     """Return the arrays of a model's program on a device, and the program with shapes in their place."""
+    if variant.transform != "learned":
+        return (), ()
     if model not in _models:
         own = weakref.ref(model)
 
@@ -214,31 +207,30 @@ def _placed(model: Any, params: WelchPeakParams, device: Any) -> tuple[tuple[Any
 
 def _by_default(variant: WelchVariant, rows: Any, params: WelchPeakParams, platform: str) -> WelchVariant:
     """Return a variant whose selection is known: that of its schedule unless it says one."""
+    if variant.selection is not None:
+        return variant
     if variant.transform == "learned":
-        selection = default_selection(rows, params.n_bins, platform)
-    else:
-        selection = default_fused_selection(rows, params, platform)
-    return variant._replace(selection=variant.selection or selection)
+        return variant._replace(selection=default_selection(rows, params.n_bins, platform))
+    return variant._replace(selection=default_fused_selection(rows, params, platform))
 
 
 @functools.lru_cache(maxsize=MOST_CALLS)
-def _plan(
+def plan_of(
     variant: WelchVariant, batch: int, params: WelchPeakParams, platform: str, n_processors: int, stays: bool
-) -> _Plan:
+) -> Plan:
     """Return how a batch runs; of a signal that stays on an accelerator, one program goes through all pieces."""
-    numbers, row_samples, is_block = schedule(platform), params.n_segments * params.n_fft, variant == RUNS["block"]
-    if is_block:  # its program gives spectra, whatever peaks are selected of them
+    facts, row_samples = schedule(platform)._asdict(), params.n_segments * params.n_fft
+    if is_block := variant == RUNS["block"]:  # its program gives spectra, whatever peaks are selected of them
         params = WelchPeakParams(params.n_fft, params.n_segments, k=1)
     else:
         variant = _by_default(variant, padded_batch(batch), params, platform)
-    alone = numbers.alone_samples_block if is_block else numbers.alone_samples_fused
-    rows, is_one = batch, stays and not is_block
-    facts = numbers._asdict()
-    if not is_one:
+    rows = batch
+    if is_block or not stays:
+        alone = facts["alone_samples_block" if is_block else "alone_samples_fused"]
         shared, is_one = shared_rows(batch, row_samples, alone, n_processors if platform == "cpu" else 1, facts)
         rows = batch if is_one else int(shared)
     padded = padded_batch(rows) if rows < chunk_rows(row_samples, facts) else rows
-    return _Plan(rows, (padded, params.frame_len), params, variant)
+    return Plan(rows, (padded, params.frame_len), params, variant)
 
 
 def _compiled(
@@ -276,16 +268,14 @@ compiled = Kept(lambda recipe: recipe(), MOST_PROGRAM_BYTES, _bytes_of)
 @functools.lru_cache(maxsize=256)  # of 4 MB where a caller transforms outside of any jit, else of none
 def _program(variant: WelchVariant, params: WelchPeakParams, platform: str) -> Any:
     """Return the jitted program of a variant; inside a caller's own program it is part of that one."""
+    static: dict[str, Any] = {"params": params, "selection": variant.selection, "platform": platform}
     if variant.selection == "numpy":
         function = functools.partial(segment_spectra, params=params)
+    elif variant.transform == "learned":
+        function = lambda signal, arrays: arrays.peaks(signal, **static)  # noqa: E731
     else:
-        peaks = _model_peaks if variant.transform == "learned" else fused_peaks
-        function = functools.partial(peaks, params=params, selection=variant.selection, platform=platform)
+        function = functools.partial(fused_peaks, **static)
     return jax.jit(function, inline=True)
-
-
-def _model_peaks(signal: Any, arrays: Any, **static: Any) -> jax.Array:
-    return arrays.peaks(signal, **static)
 
 
 def _shaped(shape: tuple[int, ...], device: Any) -> jax.ShapeDtypeStruct:

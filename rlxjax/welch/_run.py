@@ -13,17 +13,8 @@ from jax.sharding import NamedSharding
 from rlxjax._checks import as_index, is_traced
 from rlxjax._chunks import background, is_forked
 
-from ._choice import Call, candidates, choice, decided, work_of
-from ._launch import (
-    compiled,
-    is_on_several_devices,
-    row_axes,
-    run_program,
-    run_sharded,
-    run_traced,
-    run_variant,
-    split_rows,
-)
+from ._choice import Call, choice, question
+from ._launch import compiled, row_axes, run_program, run_sharded, run_traced, run_variant, split_rows
 from ._workload import WelchPeakParams
 from .costs import AUTO
 
@@ -118,7 +109,7 @@ def welch_peaks(
     if traced:
         return run_traced(variant, signal, params, model)
     # A constant inside a caller's jit is not traced, and is computed at once.
-    run = run_sharded if is_on_several_devices(where) else run_variant
+    run = run_sharded if call.several else run_variant
     peaks = run(variant, signal, params, model)  # pyright: ignore[reportArgumentType]
     if is_jax:
         return _placed_as(peaks, signal)
@@ -158,11 +149,11 @@ def choose_variant(
     """
     rows = signal if isinstance(signal, jax.Array) else np.asarray(signal)
     where = None if is_traced(rows) or isinstance(rows, np.ndarray) else rows.sharding
-    if is_traced(rows) or is_on_several_devices(where):
-        raise ValueError("signal: expected rows that are not traced, on one device")
     call = Call(rows.shape, rows.dtype, where, None, False, is_forked(), params, strategy)
+    if is_traced(rows) or call.several:
+        raise ValueError("signal: expected rows that are not traced, on one device")
     run = functools.partial(welch_peaks, rows, params, model=model)
-    found = decided(work_of(call, candidates(call, calibration, model, measure), model, run), measure)
+    found = question(call, calibration, model, measure, run).decided()
     fn = functools.partial(welch_peaks, params=params, strategy=found.name, model=model)  # which holds no signal
     return dataclasses.replace(found, fn=fn)
 
@@ -198,18 +189,11 @@ def stream_welch_peaks(
         [5, 9]
     """
     source, call, failure = iter(signals), None, None
+    options: dict[str, Any] = {"calibration": calibration, "model": model, "measure": measure}
     with background() as start:
         while failure is None:
             try:
-                following = start(
-                    welch_peaks,
-                    _held(next(source)),
-                    params,
-                    strategy,
-                    calibration=calibration,
-                    model=model,
-                    measure=measure,
-                )
+                following = start(welch_peaks, _held(next(source)), params, strategy, **options)
             except Exception as error:  # noqa: BLE001 - raised below, when its turn has come
                 following, failure = None, error
             if call is not None:

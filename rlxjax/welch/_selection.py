@@ -46,14 +46,12 @@ def by_top_k(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"]
 
 
 def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"]:
-    """Return the places by k successive maxima: each the largest key below the last.
-
-    A key holds a power's leading bits and its bin, so that keys are unique and a maximum brings its bin
-    along; many rows share a vector instruction. What the keys' missing bits leave open is settled from the
-    powers themselves: neighbours among the candidates are swapped where they are out of order, and that no bin was
-    left out is proven for every row. Where it cannot be (more near-equal powers than there are spare candidates, or
-    three in a row), `by_top_k` decides instead, for all rows.
-    """
+    """Return the places by k successive maxima: each the largest key below the last."""
+    # A key holds a power's leading bits and its bin, so that keys are unique and a maximum brings its bin along; many
+    # rows share a vector instruction. What the missing bits leave open is settled from the powers themselves:
+    # neighbours among the candidates are swapped where they are out of order, and that no bin was left out is proven
+    # for every row. Where it cannot be (more near-equal powers than spare candidates, or three in a row), `by_top_k`
+    # decides for all rows.
     batch, n_bins = power.shape
     # The powers of a bin lie side by side in a tile; all rows are one where they are no whole tiles.
     tile_rows = schedule("cpu").tile_rows
@@ -61,7 +59,8 @@ def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"
     n_tiles = batch // n_rows
     tiles = power.reshape(n_tiles, n_rows, n_bins).swapaxes(1, 2)
     n_places = 1 << (n_bins - 1).bit_length()
-    n_candidates = min(k + _spare_candidates(n_bins), n_bins)
+    # The fewer bits of a power a key keeps, the more share one.
+    n_candidates = min(k + 2 + max(0, (n_bins - 1).bit_length() - 8) // 2, n_bins)
     keys = _leading_bits(_ranked_bits(tiles), n_places) + np.arange(n_bins, dtype=np.uint32)[None, ::-1, None]
 
     def next_lower(key: UInt[Array, "tiles rows"], _: None) -> tuple[Array, Array]:
@@ -89,13 +88,18 @@ def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"
         return ~jnp.any(is_tied[:, None] & shares_key & (all_bits != bits[k - 1][:, None]))
 
     def neighbours_swapped() -> Int[Array, "k tiles rows"]:
-        return _swapped(bins, _out_of_order(bits, bins))[:k]
+        if n_candidates == 1:
+            return bins
+        # Each that belongs behind the next one changes places with it; none with both neighbours.
+        swaps = (bits[1:] > bits[:-1]) | ((bits[1:] == bits[:-1]) & (bins[1:] < bins[:-1]))
+        between = jnp.where(swaps[1:], bins[2:], jnp.where(swaps[:-1], bins[:-2], bins[1:-1]))
+        first, last = (jnp.where(swaps[i], bins[j], bins[i]) for i, j in ((0, 1), (-1, -2)))
+        return jnp.concatenate([first[None], between, last[None]])[:k]
 
     def by_heaps() -> Int[Array, "k tiles rows"]:
         # The barrier keeps the compiler from turning tiles into rows whether or not they are needed.
         rows = lax.optimization_barrier(tiles).swapaxes(1, 2).reshape(batch, n_bins)
-        heaps = by_top_k(rows, k)
-        return heaps.T.reshape(k, n_tiles, n_rows)
+        return by_top_k(rows, k).T.reshape(k, n_tiles, n_rows)
 
     found = lax.cond(
         is_nearly_in_order & lax.cond(is_clear, lambda: is_clear, all_tie_with_the_last),
@@ -135,18 +139,11 @@ def _leading_bits(bits: Int[Array, "*batch"], n_places: int) -> UInt[Array, "*ba
     return (unsigned & np.uint32(2**32 - n_places)) + np.uint32(n_places)
 
 
-def _spare_candidates(n_bins: int) -> int:
-    """Return how many candidates beyond k are found: the fewer bits of a power a key keeps, the more share one."""
-    return 2 + max(0, (n_bins - 1).bit_length() - 8) // 2
-
-
 def _largest_below(keys: UInt[Array, "tiles bins rows"], limit: UInt[Array, "tiles rows"]) -> UInt[Array, "tiles rows"]:
-    """Return the largest key below a limit, for which there is one.
-
-    A key less the limit wraps around if it is below: the largest difference is that of the nearest one. The
-    tree of maxima is written out over blocks of about the root of the bins: a program of two loops without a
-    branch, where CPUs get no vector code for a plain reduction over the bins.
-    """
+    """Return the largest key below a limit, for which there is one."""
+    # A key less the limit wraps around if it is below: the largest difference is that of the nearest one. The tree of
+    # maxima is written out over blocks of about the root of the bins: a program of two loops without a branch, where
+    # CPUs get no vector code for a plain reduction over the bins.
     n_bins = keys.shape[1]
     plan = schedule("cpu")  # the least width and number are those that XLA's CPU compiler makes vector code of
     width = min(n_bins, max(plan.least_block_bins, 1 << ((n_bins - 1).bit_length() + 1) // 2))
@@ -165,22 +162,3 @@ def _maximum(arrays: Sequence[Array]) -> Array:
         paired = [jnp.maximum(*pair) for pair in zip(arrays[::2], arrays[1::2], strict=False)]
         arrays = paired + arrays[len(arrays) - len(arrays) % 2 :]
     return functools.reduce(jnp.maximum, arrays)
-
-
-def _out_of_order(
-    bits: Int[Array, "candidates tiles rows"], bins: Int[Array, "candidates tiles rows"]
-) -> Bool[Array, "pairs tiles rows"]:
-    """Return whether each candidate belongs behind the next one."""
-    return (bits[1:] > bits[:-1]) | ((bits[1:] == bits[:-1]) & (bins[1:] < bins[:-1]))
-
-
-def _swapped(
-    values: Int[Array, "candidates tiles rows"], swaps: Bool[Array, "pairs tiles rows"]
-) -> Int[Array, "candidates tiles rows"]:
-    """Return values with the neighbours swapped that are to be; none of them with both of its own."""
-    if len(values) == 1:
-        return values
-    between = jnp.where(swaps[1:], values[2:], jnp.where(swaps[:-1], values[:-2], values[1:-1]))
-    first = jnp.where(swaps[:1], values[1:2], values[:1])
-    last = jnp.where(swaps[-1:], values[-2:-1], values[-1:])
-    return jnp.concatenate([first, between, last])

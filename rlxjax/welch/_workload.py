@@ -158,13 +158,9 @@ def one_sided_weights(params: WelchPeakParams) -> np.ndarray:
     return weights
 
 
-def host_chunk_rows(params: WelchPeakParams, batch: int) -> int:
-    """Return the rows of a chunk on the host."""
-    return _host_chunk_rows(params, batch, worker_count())
-
-
 @functools.lru_cache(maxsize=2**10)
 def _host_chunk_rows(params: WelchPeakParams, batch: int, processors: int) -> int:
+    """Return the rows of a chunk on the host."""
     row_samples = params.n_segments * params.n_fft
     most = max(1, _SCHEDULE.host_chunk_samples // row_samples)
     return max(1, int(rows_of_a_processor(batch, _SCHEDULE.alone_samples_host // row_samples, most, processors)))
@@ -178,13 +174,15 @@ def host_peaks(signal: np.ndarray, params: WelchPeakParams) -> np.ndarray:
     def run(start: int, stop: int) -> None:
         with np.errstate(all="ignore"):  # as on a device: inf and NaN are results
             rows = signal[start:stop, : params.frame_len].astype(np.float32, copy=False)
-            segments = _segments(rows, params)
+            shape, (row_bytes, sample_bytes) = (len(rows), params.n_segments, params.n_fft), rows.strides
+            strides = (row_bytes, params.hop * sample_bytes, sample_bytes)
+            segments = np.lib.stride_tricks.as_strided(rows, shape, strides, writeable=False)
             windowed = np.multiply(segments, window, out=_scratch("windowed", segments.shape, np.float32))
             shape = (*segments.shape[:-1], params.n_bins)
             spectrum = np.fft.rfft(windowed, out=_scratch("spectrum", shape, np.complex64))
             select_peaks(mean_power(spectrum, params), params, out=peaks[start:stop])
 
-    for_each_chunk(run, len(signal), host_chunk_rows(params, len(signal)))
+    for_each_chunk(run, len(signal), _host_chunk_rows(params, len(signal), worker_count()))
     return peaks
 
 
@@ -195,7 +193,7 @@ def spectrum_peaks(spectrum: NDArray[np.complexfloating], params: WelchPeakParam
     def run(start: int, stop: int) -> None:
         select_peaks(mean_power(spectrum[start:stop], params), params, out=peaks[start:stop])
 
-    for_each_chunk(run, len(spectrum), host_chunk_rows(params, len(spectrum)))
+    for_each_chunk(run, len(spectrum), _host_chunk_rows(params, len(spectrum), worker_count()))
     return peaks
 
 
@@ -216,12 +214,10 @@ def mean_power(spectrum: NDArray[np.complexfloating], params: WelchPeakParams) -
 
 
 def select_peaks(power: np.ndarray, params: WelchPeakParams, out: np.ndarray) -> None:
-    """Write the top k bins of each row of powers, descending, into `out` `[batch, k, 2]`.
-
-    Partial selection on one integer a bin: the bits of a non-negative float32 order as the float does,
-    so `power bits * 2**32 + (n_bins - 1 - bin)` puts the larger power first and, among equals, the
-    lower bin. A NaN is given the bits -1, below all others, which are those of a NaN again.
-    """
+    """Write the top k bins of each row of powers, descending, into `out` `[batch, k, 2]`."""
+    # Partial selection on one integer a bin: the bits of a non-negative float32 order as the float does, so
+    # `power bits * 2**32 + (n_bins - 1 - bin)` puts the larger power first and, among equals, the lower bin. A NaN is
+    # given the bits -1, below all others, which are those of a NaN again.
     n_bins, k = params.n_bins, min(params.k, params.n_bins)
     keys = _scratch("keys", power.shape, np.int64)
     keys[:] = power.view(np.int32)
@@ -240,19 +236,9 @@ def select_peaks(power: np.ndarray, params: WelchPeakParams, out: np.ndarray) ->
     out[:, :k, 1].view(np.int32)[:] = places
 
 
-def _segments(rows: NDArray[np.float32], params: WelchPeakParams) -> NDArray[np.float32]:
-    """Return the overlapping segments as a view, `[rows, n_segments, n_fft]`."""
-    shape = (len(rows), params.n_segments, params.n_fft)
-    row_bytes, sample_bytes = rows.strides
-    strides = (row_bytes, params.hop * sample_bytes, sample_bytes)
-    return np.lib.stride_tricks.as_strided(rows, shape, strides, writeable=False)
-
-
 def _scratch(role: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
-    """Return this thread's uninitialised array for a role, in the same memory at each call.
-
-    Memory that is new to a process comes page by page from the system, which takes longer than the work.
-    """
+    """Return this thread's uninitialised array for a role, in the same memory at each call."""
+    # Memory that is new to a process comes page by page from the system, which takes longer than the work.
     size = math.prod(shape)
     if not LEAST_SCRATCH_SIZE <= size <= MOST_SCRATCH_SIZE:
         return np.empty(shape, dtype)

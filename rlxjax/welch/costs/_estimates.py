@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -87,10 +88,8 @@ def soft_estimate_welch_peaks_costs(
         >>> int(soft.costs.pick_index())
         2
     """
-    temperature_ns = as_temperature(temperature_ns)
     learned = learned_available, learned_active_gates, learned_total_gates
-    work = Workload.checked(device, batch, n_fft, k, *learned, coefficients, temperature_ns=temperature_ns)
-    return evaluation(work, temperature_ns, smooth=True)
+    return evaluation(Workload.checked(device, batch, n_fft, k, *learned, coefficients, temperature_ns), smooth=True)
 
 
 def evaluate_welch_peaks(
@@ -116,10 +115,8 @@ def evaluate_welch_peaks(
         >>> table.should_fuse.tolist(), table.costs.pick_index().tolist()
         ([False, True], [0, 2])
     """
-    temperature_ns = as_temperature(temperature_ns)
     learned = learned_available, learned_active_gates, learned_total_gates
-    work = Workload.checked(device, batch, n_fft, k, *learned, coefficients, temperature_ns=temperature_ns)
-    return evaluation(work, temperature_ns)
+    return evaluation(Workload.checked(device, batch, n_fft, k, *learned, coefficients, temperature_ns))
 
 
 def welch_peaks_fusion_gate_breakdown(
@@ -138,7 +135,7 @@ def welch_peaks_fusion_gate_breakdown(
         >>> bool(b.should_fuse), b.readback_saved_bytes, int(b.sync_points_saved)
         (True, 32505856, 0)
     """
-    table = evaluation(Workload.checked(device, batch, n_fft, k, coefficients=coefficients), 1.0)
+    table = evaluation(Workload.checked(device, batch, n_fft, k, coefficients=coefficients))
     return WelchPeaksGateBreakdown(
         table.score_ns,
         table.min_gain_ns,
@@ -205,10 +202,9 @@ def soft_pick_welch_peaks_strategy(
         >>> soft_pick_welch_peaks_strategy("metal", 8192, 256, 16, temperature_ns=1.0).round(3).tolist()
         [0.0, 0.0, 1.0, 0.0]
     """
-    temperature_ns = as_temperature(temperature_ns)
     learned = learned_available, learned_active_gates, learned_total_gates
-    work = Workload.checked(device, batch, n_fft, k, *learned, coefficients, temperature_ns=temperature_ns)
-    weights = _soft_pick(work, temperature_ns)
+    work = Workload.checked(device, batch, n_fft, k, *learned, coefficients, temperature_ns)
+    weights = _soft_pick(work)
     if not straight_through_gradient:
         return weights
     hard = jax.nn.one_hot(hard_costs(work).pick_index(), len(ReferenceStrategy), dtype=weights.dtype)
@@ -323,7 +319,12 @@ def block_graph_ns(
 
 
 def host_path_ns(
-    device: str | Code, batch: RealLike, n_fft: RealLike, k: RealLike, coefficients="arch", n_segments=FAST_SEGMENTS
+    device: str | Code,
+    batch: RealLike,
+    n_fft: RealLike,
+    k: RealLike,
+    coefficients: str | CoefficientSet = "arch",
+    n_segments: RealLike = FAST_SEGMENTS,
 ) -> Nanoseconds:
     """Return the estimate of the host path in ns, `[*batch]`: `adjust(host(params))`.
 
@@ -337,8 +338,9 @@ def host_path_ns(
 
 
 @jax.jit
-def _soft_pick(work: Workload, temperature_ns) -> StrategyWeights:
-    soft = evaluation(work, temperature_ns, smooth=True)
+def _soft_pick(work: Workload) -> StrategyWeights:
+    temperature_ns: Any = work.temperature_ns
+    soft = evaluation(work, smooth=True)
     costs = soft.costs.stack()
     anything = jnp.where(jnp.asarray(soft.available) > 0.5, 0.0, -jnp.inf)
     needs_fusion = jnp.arange(len(ReferenceStrategy)) >= ReferenceStrategy.RLX.code
@@ -362,13 +364,11 @@ def _legacy_index(work: Workload) -> Code:
 
 def _path_ns(formula, sizes: tuple, coefficients, n_segments, scale: RealLike = 1.0, temperature_ns=None):
     check_at_least(scale, "scale", what="number")
-    temperature_ns = None if temperature_ns is None else as_temperature(temperature_ns)
-    others = {"n_segments": n_segments, "scale": scale, "temperature_ns": temperature_ns}
-    work = Workload.checked(*sizes, coefficients=coefficients, **others)
-    numbers = size_as_float(n_segments, "n_segments"), as_float(scale, "scale")
-    return _path_program(formula, work, *numbers, temperature_ns)
+    options = {"coefficients": coefficients, "temperature_ns": temperature_ns}
+    work = Workload.checked(*sizes, **options, n_segments=n_segments, scale=scale)
+    return _path_program(formula, work, size_as_float(n_segments, "n_segments"), as_float(scale, "scale"))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _path_program(formula: Callable[..., Nanoseconds], work: Workload, n_segments, scale, temperature_ns):
-    return formula(work, n_segments, scale, Choices(temperature_ns))
+def _path_program(formula: Callable[..., Nanoseconds], work: Workload, n_segments, scale) -> Nanoseconds:
+    return formula(work, n_segments, scale, Choices(work.temperature_ns))

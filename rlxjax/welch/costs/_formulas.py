@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlxjax._checks import check_at_least, check_not_nan, check_shapes, fields_of, is_traced
-from rlxjax._counts import size_as_float
+from rlxjax._counts import as_temperature, size_as_float
 from rlxjax._numerics import Choices, dot, log_soft_step, soft_step
 from rlxjax._typing import (
     Code,
@@ -67,6 +67,7 @@ class Workload:
     learned_available: RealLike
     active_gates: RealLike
     total_gates: RealLike
+    temperature_ns: RealLike | None
 
     @classmethod
     def checked(
@@ -79,7 +80,8 @@ class Workload:
         learned_active_gates: RealLike | None = None,
         learned_total_gates: RealLike = 0,
         coefficients: str | CoefficientSet = "arch",
-        **others: RealLike | None,
+        temperature_ns: RealLike | None = None,
+        **others: RealLike,
     ) -> "Workload":
         """Return what a caller gives as floats; the shapes of all, `others` among them, have to agree."""
         cpu = "cpu"
@@ -101,10 +103,13 @@ class Workload:
         sizes |= {"learned_available": learned_available, "learned_active_gates": active_gates}
         sizes |= {"learned_total_gates": learned_total_gates}
         codes = Device.codes(device)
-        check_shapes(device=codes, **sizes, **others)
+        temperature_ns = None if temperature_ns is None else as_temperature(temperature_ns)
+        check_shapes(device=codes, **sizes, **others, temperature_ns=temperature_ns)
         rows = {name: without_provenance(getattr(coefficients, name)) for name in ("host", "backend")}
         table = dataclasses.replace(coefficients, **rows)
-        return cls(codes, table, *(size_as_float(size, name) for name, size in sizes.items()))
+        return cls(
+            codes, table, *(size_as_float(size, name) for name, size in sizes.items()), temperature_ns=temperature_ns
+        )
 
     @functools.cached_property
     def strategy(self) -> StrategyCoefficients:
@@ -267,7 +272,8 @@ def _gate_score_ns(work: Workload, benefit: FusionBenefit, rules: Choices) -> Na
 
 
 @functools.partial(jax.jit, static_argnames="smooth")
-def evaluation(work: Workload, temperature_ns: RealLike, smooth: bool = False) -> WelchPeaksEvaluation:
+def evaluation(work: Workload, smooth: bool = False) -> WelchPeaksEvaluation:
+    temperature_ns = 1.0 if work.temperature_ns is None else work.temperature_ns
     rules, strategy = Choices(temperature_ns if smooth else None), work.strategy
     fused_ns, block_ns = (f(work, FAST_SEGMENTS, 1.0, rules) for f in (fused_price, block_price))
     known = work.gates_known
@@ -308,14 +314,13 @@ def evaluation(work: Workload, temperature_ns: RealLike, smooth: bool = False) -
     table = WelchPeaksEvaluation(*structure.unflatten(jnp.broadcast_arrays(*leaves)))
     if not smooth:
         return table
-    possible = (ultra_possible, True, viable, learned_possible)
-    available = jnp.stack([jnp.broadcast_to(one, table.score_ns.shape) for one in possible], -1)
-    return dataclasses.replace(table, available=available.astype(table.score_ns.dtype))
+    possible = jnp.broadcast_arrays(ultra_possible, True, viable, learned_possible, table.score_ns)[:4]
+    return dataclasses.replace(table, available=jnp.stack(possible, -1).astype(table.score_ns.dtype))
 
 
 @jax.jit
 def hard_costs(work: Workload) -> WelchPeaksCostEstimates:
-    return evaluation(work, 1.0).costs
+    return evaluation(work).costs
 
 
 def _log_share(share: jax.Array) -> LogProbability:
