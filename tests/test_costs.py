@@ -246,12 +246,15 @@ def test_a_set_of_ones_own_is_used_and_the_apple_cpu_is_one():
 
 
 def test_a_learned_model_is_used_where_it_is_known_to_be_sparse():
+    devices, batch = rx.Device.codes(["metal", "cpu", "tpu", "metal"]), np.array([8192, 8192, 8192, 256])
     for model in (*MODELS, (True, 0, 1), (True, -1, 1024)):
-        costs = rx.estimate_welch_peaks_costs(["metal", "cpu", "tpu", "metal"], [8192] * 3 + [256], 256, 16, *model)
+        costs = rx.estimate_welch_peaks_costs(devices, batch, 256, 16, *model)
         assert np.isfinite(costs.learned_ns).tolist() == [model in ((True, 255, 1024), (True, 0, 1)), *[False] * 3]
         if np.isfinite(costs.learned_ns[0]):
             scale = 0.30 + 0.70 * model[1] / model[2]
-            assert costs.learned_ns[0] == rx.fused_graph_ns("metal", 8192, 256, 16, scale) <= costs.rlx_ns[0]
+            expected = rx.fused_graph_ns("metal", 8192, 256, 16, scale)
+            np.testing.assert_allclose(costs.learned_ns[0], expected, rtol=FLOAT64_RTOL)
+            assert expected <= costs.rlx_ns[0]
 
 
 @pytest.mark.parametrize(("x64", "coefficients"), [(True, "arch"), (False, "portable")])
@@ -462,8 +465,7 @@ def test_derivatives_agree_to_second_order_over_many_sets_and_over_the_rows_of_a
 def test_a_gradient_has_the_types_of_what_it_is_of(of_set, of_batch):
     set_ = jax.tree.map(lambda leaf: jnp.asarray(leaf, of_set), rx.welch.coefficient_set())
     batch = jnp.asarray(2.0 ** np.arange(12), of_batch)
-    costs = (rx.estimate_welch_peaks_costs, rx.welch.host_path_ns, rx.fused_graph_ns)
-    for cost, device in itertools.product(costs, ("cuda", np.arange(12))):
+    for cost, device in ((rx.estimate_welch_peaks_costs, np.arange(12)), (rx.welch.host_path_ns, "cuda")):
 
         def loss(set_, batch, cost=cost, device=device):
             return sum(jnp.sum(finite(ns)) for ns in jax.tree.leaves(cost(device, batch, 256, 16, coefficients=set_)))

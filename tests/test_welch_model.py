@@ -34,9 +34,13 @@ def terms(coefficients, runs, facts):
     return terms_of(coefficients, runs, dict(facts))
 
 
-def test_the_variants_of_the_model_are_those_that_the_runner_dispatches_on():
+def test_the_variants_of_the_model_are_those_of_the_runner_and_strategies_run_them_and_imply_their_segments():
     assert WELCH.variants == tuple(VARIANTS)
     assert {name for name in VARIANTS if VARIANTS[name].transform == "fft"} == {*FUSED, "block"}
+    found = WELCH.strategies
+    assert found["fused"].variants == FUSED
+    assert {name: found[name].fixed["n_segments"] for name in ("ultra", "fast")} == {"ultra": 1.0, "fast": 2.0}
+    assert {variant for strategy in found.values() for variant in strategy.variants} == set(WELCH.variants)
 
 
 def test_processors_share_what_is_more_than_one_works_on_alone_each_at_least_half_of_that():
@@ -100,12 +104,15 @@ def test_a_learned_run_is_one_where_a_model_of_its_length_was_timed():
     assert all(np.isfinite(slope) for slope in jax.tree.leaves(slopes))
 
 
-def test_a_learned_run_is_a_fused_one_but_for_its_transform_and_the_bins_that_it_ranks():
+def test_a_learned_run_is_a_fused_one_but_for_its_transform_and_the_bins_that_it_ranks_and_the_host_waits_for_none():
     both = [Runs.checked(WELCH, variant, batch=96, n_fft=1000, k=16) for variant in ("fused_maxima", "learned")]
     fused, learned = (terms(machine(WELCH, 4), runs, FACTS["welch"]) for runs in both)
     for name in fused:
         assert (fused[name] == learned[name]) == (name not in ("transform_ns", "selection_ns")), name
     assert learned["selection_ns"] < fused["selection_ns"]
+    found = terms(machine(WELCH, 0), Runs.checked(WELCH, range(4), batch=64, n_fft=256, k=16), WELCH.facts)
+    for name in ("launch_and_sync_ns", "upload_ns", "readback_ns"):
+        np.testing.assert_array_equal(np.asarray(found[name]) > 0, [False, True, True, True])
 
 
 @pytest.mark.parametrize("processors", [1, 2, 8])
@@ -127,12 +134,15 @@ def test_a_device_runs_the_rows_that_the_runner_plans_and_the_gradient_is_that_o
         np.testing.assert_array_equal(slope_of(batches * 1.0, code, 2.0 * n_fft, facts), 1.0)
 
 
-def test_a_heap_takes_in_what_running_maxima_of_random_bins_are_and_is_emptied_as_it_gets_smaller():
+def test_a_heap_takes_in_what_running_maxima_are_and_its_rates_are_those_that_give_its_times():
     """Of numbers in random order, the i-th enters a heap of k that is full with probability `k / i`."""
     for bins, k in ((65, 16), (2049, 64), (33, 32), (129, 1)):
         entering = sum(k / i for i in range(k + 1, bins + 1))
         expected = entering * math.log2(k + 1) + math.log2(math.factorial(k))
         assert heap_comparisons(float(bins), float(k)) == pytest.approx(expected, rel=0.1, abs=0.01)
+    rows, bins, k = np.array([64, 256, 16]), np.array([2049.0, 129.0, 513.0]), np.array([1.0, 64.0, 16.0])
+    time_ns = rows * (bins * 2.0 + np.asarray(heap_comparisons(bins, k)) * 9.0)
+    assert heap_rates(rows, bins, k, time_ns) == pytest.approx({"topk_bin_ns": 2.0, "topk_compare_ns": 9.0})
 
 
 def test_a_partition_is_of_fewer_peaks_than_bins_and_each_form_of_selection_grows_with_both():
@@ -141,13 +151,10 @@ def test_a_partition_is_of_fewer_peaks_than_bins_and_each_form_of_selection_grow
     np.testing.assert_allclose(
         np.asarray(partition_comparisons(bins, k))[bins <= k + 0 * bins], (peaks * np.log2(peaks + 1))[bins <= k]
     )
-    for count in jax.jit(
-        lambda bins, k: (
-            partition_comparisons(bins, k),
-            heap_comparisons(bins, k),
-            maxima_passes(bins, k) * maxima_comparisons(bins, WELCH.facts),
-        )
-    )(bins, k):
+    passes = np.asarray(maxima_passes(bins, k))
+    assert np.all((np.minimum(k, bins) <= passes) & (passes <= bins))  # no more candidates than there are bins
+    counts = partition_comparisons(bins, k), heap_comparisons(bins, k), passes * maxima_comparisons(bins, WELCH.facts)
+    for count in map(np.asarray, counts):
         inside = np.asarray(k < bins) & np.ones_like(count, bool)
         assert np.all(np.diff(count, axis=0)[inside[:-1]] >= 0)
         # Near one peak a bin, a partition ends sooner.
@@ -181,41 +188,14 @@ def test_a_rate_of_a_micro_benchmark_is_a_median_that_is_better_known():
         welch_micro_prior({"host_call_ns": 1.0})
 
 
-def test_rates_of_a_heap_are_those_that_give_its_times():
-    rows, bins, k = np.array([64, 256, 16]), np.array([2049.0, 129.0, 513.0]), np.array([1.0, 64.0, 16.0])
-    time_ns = rows * (bins * 2.0 + np.asarray(heap_comparisons(bins, k)) * 9.0)
-    assert heap_rates(rows, bins, k, time_ns) == pytest.approx({"topk_bin_ns": 2.0, "topk_compare_ns": 9.0})
-
-
-@pytest.mark.slow  # the calibrate job with learned FFTs (test_learned_job.py) has the same law
+@pytest.mark.slow
 def test_a_posterior_of_learned_runs_predicts_them():
-    facts = FACTS["welch"]
-    runs = runs_of(WELCH, ["fused_maxima", "learned"], batch=(1, 10, 96, 1024), n_fft=(64, 1000))
+    facts, runs = FACTS["welch"], runs_of(WELCH, ["fused_maxima", "learned"], batch=(1, 10, 96, 1024), n_fft=(64, 1000))
     time_ns = np.asarray(times(machine(WELCH, 6), runs, facts))
     inputs = {name: np.asarray(value) for name, value in runs.inputs.items()}
     timings = Timings.checked(WELCH, variant=np.asarray(runs.variant), time_ns=time_ns, **inputs)
-    fit = fit_posterior(timings, facts=facts)
-    found = np.asarray(estimate(fit.posterior, runs).time_ns)
-    np.testing.assert_allclose(found, time_ns, rtol=0.1)
-
-
-def test_the_host_waits_for_no_device_and_others_do():
-    found = terms(machine(WELCH, 0), Runs.checked(WELCH, range(4), batch=64, n_fft=256, k=16), WELCH.facts)
-    for name in ("launch_and_sync_ns", "upload_ns", "readback_ns"):
-        np.testing.assert_array_equal(np.asarray(found[name]) > 0, [False, True, True, True])
-
-
-def test_passes_of_maxima_find_no_more_candidates_than_there_are_bins():
-    bins, k = np.array([2.0, 33.0, 2049.0])[:, None], np.array([[1.0, 16.0, 50.0]])
-    passes = np.asarray(maxima_passes(bins, k))
-    assert np.all((np.minimum(k, bins) <= passes) & (passes <= bins))
-
-
-def test_strategies_run_their_variants_and_imply_their_segments():
-    found = WELCH.strategies
-    assert found["fused"].variants == ("fused_maxima", "fused_top_k")
-    assert {name: found[name].fixed["n_segments"] for name in ("ultra", "fast")} == {"ultra": 1.0, "fast": 2.0}
-    assert {variant for strategy in found.values() for variant in strategy.variants} == set(WELCH.variants)
+    found = estimate(fit_posterior(timings, facts=facts).posterior, runs)
+    np.testing.assert_allclose(found.time_ns, time_ns, rtol=0.1)
 
 
 def test_checked_coefficients_are_numbers_of_at_least_zero():
