@@ -49,8 +49,7 @@ def compiled(request: dict[str, Any], program: bytes) -> dict[str, Any]:
     if count == 1:
         shardings: Any = [SingleDeviceSharding(devices[0])] * len(exported.in_avals)
     else:
-        names, sizes = request["axes"], request["sizes"]
-        mesh = Mesh(np.array(devices).reshape(sizes), names)
+        mesh = Mesh(np.array(devices).reshape(request["sizes"]), request["axes"])
         everywhere = NamedSharding(mesh, PartitionSpec())
         shardings = [sharding or everywhere for sharding in exported.in_shardings_jax(mesh)]
     given = [
@@ -58,12 +57,11 @@ def compiled(request: dict[str, Any], program: bytes) -> dict[str, Any]:
         for aval, sharding in zip(exported.in_avals, shardings, strict=True)
     ]
     made = jax.jit(exported.call, donate_argnums=tuple(request["donated"])).lower(*given).compile()
-    memory = made.memory_analysis()
-    sizes_of = {name: getattr(memory, name) for name in dir(memory) if name.endswith("_in_bytes")}
-    costs = made.cost_analysis() or {}
+    memory, costs = made.memory_analysis(), made.cost_analysis() or {}
+    sizes = {name: getattr(memory, name) for name in dir(memory) if name.endswith("_in_bytes")}
     return {
         "text": made.as_text() or "",
-        "memory": {name: size for name, size in sizes_of.items() if isinstance(size, int)},
+        "memory": {name: size for name, size in sizes.items() if isinstance(size, int)},
         "costs": {name: float(value) for name, value in costs.items() if isinstance(value, (int, float))},
         "seconds": time.monotonic() - start,
     }

@@ -12,50 +12,54 @@ import importlib.util
 import json
 import os
 import re
-import select
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
-from rlxjax._files import Strict, home_folder, read_file, whole_file
+from rlxjax._files import home_folder, read_file, whole_file
 from rlxjax._tracing import jitted, refusals_in_one_line
 from rlxjax._values import FrozenDict, by_value
 
 from ._devices import TargetDevice, target_device
 
 _CHILD = Path(__file__).with_name("_child.py")
-#: What tells the compilers that no device is there, by platform of JAX. JAX's own cache knows no lines of a program.
-_VARIABLES: Mapping[str, Mapping[str, str]] = {
-    "tpu": {
-        "JAX_ENABLE_COMPILATION_CACHE": "false",
-        "TPU_SKIP_MDS_QUERY": "1",
-        "TPU_ACCELERATOR_TYPE": "v5litepod-1",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-        "TPU_LOG_DIR": "disabled",
-        "JAX_PLATFORMS": "cpu",
-    },
-    "cuda": {
-        "JAX_ENABLE_COMPILATION_CACHE": "false",
-        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
-        "JAX_PLATFORMS": "cpu",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-    },
+
+
+class _Compiler(NamedTuple):
+    """What compiles for a platform of JAX: modules of which one is needed, packages whose versions decide, settings."""
+
+    modules: Sequence[str]
+    packages: Sequence[str]
+    variables: Mapping[str, str]
+
+
+#: JAX's own cache knows no lines of a program; the other variables tell the compilers that no device is there.
+_ALWAYS = {"JAX_ENABLE_COMPILATION_CACHE": "false", "JAX_PLATFORMS": "cpu"}
+_COMPILERS = {
+    "tpu": _Compiler(
+        ("libtpu",),
+        ("libtpu",),
+        {
+            **_ALWAYS,
+            "TPU_SKIP_MDS_QUERY": "1",
+            "TPU_ACCELERATOR_TYPE": "v5litepod-1",
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+            "TPU_LOG_DIR": "disabled",
+        },
+    ),
+    "cuda": _Compiler(
+        ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"),
+        ("jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cuda-nvcc"),
+        {**_ALWAYS, "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "TF_CPP_MIN_LOG_LEVEL": "2"},
+    ),
 }
-#: Of each platform: the extra, and the modules that it brings, of which one is needed.
-_EXTRAS: Mapping[str, tuple[str, Sequence[Sequence[str]]]] = {
-    "tpu": ("tpu-compiler", (("libtpu",), ("flatbuffers",))),
-    "cuda": ("cuda-compiler", (("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"), ("flatbuffers",))),
-}
-#: The packages whose versions decide what is compiled.
-_COMPILERS = {"tpu": ("libtpu",), "cuda": ("jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cuda-nvcc")}
 #: Bytes of what a compiler says that are read, and characters that are shown.
 _READ_BYTES, _SHOWN_CHARACTERS = 10_000, 300
 #: Seconds that a compiler may take for one program.
@@ -124,16 +128,6 @@ class CompiledFor:
         return self.peak_bytes <= self.target.memory_bytes
 
 
-class _Program(Strict):
-    """A function as it is given to a compiler."""
-
-    serialized: bytes
-    devices: int
-    axes: tuple[str, ...]
-    sizes: tuple[int, ...]
-    donated: tuple[int, ...]
-
-
 def compile_for(
     fn: Callable[..., Any],
     *args: Any,
@@ -163,36 +157,26 @@ def compile_for(
     """
     device = target_device(target)
     check_compiler(device.platform)
-    program = _program(fn, args, kwargs, device)
-    request = {
-        "name": device.name,
-        "platform": device.platform,
-        "target": device.compiler_target(program.devices),
-        "devices": program.devices,
-        "axes": program.axes,
-        "sizes": program.sizes,
-        "donated": program.donated,
-    }
-    compiler = compiler_version(device.platform)
-    flags = [os.environ.get(name, "") for name in _FLAGS]
-    key = hashlib.sha256(json.dumps([request, compiler, flags]).encode() + program.serialized).hexdigest()
+    request, program = _program(fn, args, kwargs, device)
+    compiler, flags = compiler_version(device.platform), [os.environ.get(name, "") for name in _FLAGS]
+    key = hashlib.sha256(json.dumps([request, compiler, flags]).encode() + program).hexdigest()
     path = home_folder("cache") / "targets" / f"{key}.json.gz"
-    answer = _kept(path) if use_cache else None
-    seconds = 0.0
-    if answer is None:
-        answer = worker_of(device.platform).ask(request, program.serialized, limit_s)
+    answer, seconds = None, 0.0
+    with contextlib.suppress(ValueError):  # none, or none that is whole
+        answer = json.loads(read_file(path)) if use_cache else None
+    if not isinstance(answer, dict) or not answer.keys() >= {"text", "memory", "costs", "seconds"}:
+        answer = worker_of(device.platform).ask(request, program, limit_s)
         if "error" in answer:
             raise _refusal(device, answer)
         seconds = answer["seconds"]
         with contextlib.suppress(OSError, ValueError), whole_file(path) as temporary:  # a full disk keeps nothing
             temporary.write_bytes(gzip.compress(json.dumps(answer).encode(), 1))
-    memory = answer["memory"]
     argument, output, temporary_bytes, alias = (
-        memory[f"{name}_size_in_bytes"] for name in ("argument", "output", "temp", "alias")
+        answer["memory"][f"{name}_size_in_bytes"] for name in ("argument", "output", "temp", "alias")
     )
     return CompiledFor(
         target=device,
-        devices=program.devices,
+        devices=request["devices"],
         text=answer["text"],
         argument_bytes=argument,
         output_bytes=output,
@@ -203,15 +187,6 @@ def compile_for(
         compiler=compiler,
         seconds=seconds,
     )
-
-
-def _kept(path: Any) -> dict[str, Any] | None:
-    """Return an answer from the cache, None where there is none that is whole."""
-    with contextlib.suppress(ValueError):
-        content = json.loads(read_file(path))
-        if isinstance(content, dict) and content.keys() >= {"text", "memory", "costs", "seconds"}:
-            return content
-    return None
 
 
 def _refusal(device: TargetDevice, answer: Mapping[str, str]) -> ValueError:
@@ -231,9 +206,12 @@ def _refusal(device: TargetDevice, answer: Mapping[str, str]) -> ValueError:
     return ValueError(f"target {device.name}: the compiler failed with {kind}: {first[:300]}")
 
 
-def _program(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], device: TargetDevice) -> _Program:
-    """Return a function exported for the target's platform: it is traced and lowered here, and compiled elsewhere."""
+def _program(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], device: TargetDevice
+) -> tuple[dict[str, Any], bytes]:
+    """Return a request and the program it is for: traced and lowered here for the target, and compiled elsewhere."""
     from jax import export
+    from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
     if not callable(fn):
         raise ValueError(f"fn: expected a function, got {fn!r}")
@@ -242,51 +220,46 @@ def _program(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         function, given, named = jitted(fn, args, kwargs)
         traced = function.trace(*given, **named)
     donated = [i for i, argument in enumerate(jax.tree.leaves(traced.args_info)) if argument.donated]
+    closed, constants = traced.jaxpr, traced.jaxpr.consts
     try:
         with _short_locations():
             exported = export.export(function, platforms=platforms, disabled_checks=checks)(*given, **named)
-            constants = traced.jaxpr.consts
             if exported.nr_devices == 1 and sum(getattr(c, "nbytes", 0) for c in constants) > _LARGE_CONSTANTS_BYTES:
-                by_arguments = _with_constants_as_arguments(traced.jaxpr)
-                shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in traced.jaxpr.in_avals]
+                by_arguments = jax.jit(lambda own, *arrays: jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, own))(*arrays))
+                shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in closed.in_avals]
                 exported = export.export(by_arguments, platforms=platforms, disabled_checks=checks)(constants, *shapes)
                 donated = [i + len(constants) for i in donated]
-        flat = jax.tree.structure
+        count = exported.nr_devices
         exported = dataclasses.replace(
             exported,
-            in_tree=flat(((0,) * len(exported.in_avals), {})),
-            out_tree=flat((0,) * len(exported.out_avals)),
+            in_tree=jax.tree.structure(((0,) * len(exported.in_avals), {})),
+            out_tree=jax.tree.structure((0,) * len(exported.out_avals)),
         )
         serialized = _serialized(exported)
     except Exception as error:  # noqa: BLE001  (lowering rules may raise anything)
         said = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
-        if "platform" in said and any(name in str(traced.jaxpr) for name in _CALLBACKS):
+        if "platform" in said and any(name in str(closed) for name in _CALLBACKS):
             said = "it calls back to the host, which JAX lowers only for a device that is there"
         raise ValueError(
             f"target {device.name}: the function cannot be lowered for {device.platform}: {said}"
         ) from error
-    axes, sizes = _mesh_of((args, kwargs), exported.nr_devices)
-    return _Program(serialized=serialized, devices=exported.nr_devices, axes=axes, sizes=sizes, donated=tuple(donated))
+    # The axes of the mesh that arguments are sharded over.
+    shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves((args, kwargs)))
+    meshes = (getattr(sharding, "mesh", None) for sharding in shardings)
+    mesh = next((mesh for mesh in meshes if mesh is not None and mesh.size == count), None)
+    return {
+        "name": device.name,
+        "platform": device.platform,
+        "target": device.compiler_target(count),
+        "devices": count,
+        "axes": ("devices",) if mesh is None else tuple(map(str, mesh.axis_names)),
+        "sizes": (count,) if mesh is None else tuple(mesh.axis_sizes),
+        "donated": tuple(donated),
+    }, serialized
 
 
 def _serialized(exported: Any) -> bytes:
     return bytes(exported.serialize())
-
-
-def _with_constants_as_arguments(closed: Any) -> Any:
-    """Return a jitted function of the constants and the arguments of a jaxpr."""
-    from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
-
-    return jax.jit(lambda constants, *arrays: jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, constants))(*arrays))
-
-
-def _mesh_of(given: Any, devices: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return the names and sizes of the axes of the mesh that arguments are sharded over."""
-    for leaf in jax.tree.leaves(given):
-        mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
-        if mesh is not None and mesh.size == devices:
-            return tuple(map(str, mesh.axis_names)), tuple(mesh.axis_sizes)
-    return ("devices",), (devices,)
 
 
 @contextlib.contextmanager
@@ -302,49 +275,39 @@ def _short_locations() -> Iterator[None]:
 
 
 class Worker:
-    """A process that compiles for one platform, one program at a time.
-
-    Attributes:
-        command: what is run, which reads requests and writes answers as `_child.py` does.
-    """
+    """A process that compiles for one platform, one program at a time; its command does as `_child.py` does."""
 
     def __init__(self, platform: str, command: Sequence[str] = (sys.executable, "-P", str(_CHILD))) -> None:
-        self.command = command
-        self._platform = platform
-        self._lock = threading.Lock()
+        self._platform, self._command, self._lock = platform, command, threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._owner = 0
-        self._said: Any = None
+        self._owner, self._said = 0, None
 
     def ask(self, request: Mapping[str, Any], program: bytes, limit_s: float) -> dict[str, Any]:
-        """Return what the process answers to a request.
-
-        Raises:
-            ValueError: it crashes, or takes longer than the limit; it is killed, and the next request starts another.
-        """
+        """Return what the process answers; one that crashes or takes too long is ended, and refused in one line."""
         with self._lock:
-            ends_s = time.monotonic() + limit_s
-            process = self._running()
+            process, is_late, answer = self._running(), threading.Event(), None
+            assert process.stdin is not None
+            assert process.stdout is not None
+            timer = threading.Timer(limit_s, lambda: (is_late.set(), process.kill()))
+            timer.start()
             try:
-                line = _exchanged(
-                    process, json.dumps({**request, "bytes": len(program)}).encode() + b"\n" + program, ends_s
-                )
-                answer = json.loads(line) if line.endswith(b"\n") else None
-            except TimeoutError:
-                self.close()
-                raise ValueError(
-                    f"target {request['name']}: the compiler took more than {limit_s:g} s and was stopped; "
-                    "give more with limit_s"
-                ) from None
+                process.stdin.write(json.dumps({**request, "bytes": len(program)}).encode() + b"\n" + program)
+                process.stdin.flush()
+                answer = json.loads(process.stdout.readline())
             except (OSError, ValueError):
-                answer = None
+                pass
             except BaseException:  # an interrupted caller leaves an answer in the pipe that belongs to nobody
                 self.close()
                 raise
-            if answer is None:
-                status, said = self.close()
-                raise ValueError(f"target {request['name']}: the compiler crashed (exit status {status}){said}")
-            return answer
+            finally:
+                timer.cancel()
+            if answer is not None and not is_late.is_set():
+                return answer
+            status, said = self.close()
+            reason = f"crashed (exit status {status}){said}"
+            if is_late.is_set():
+                reason = f"took more than {limit_s:g} s and was stopped; give more with limit_s"
+            raise ValueError(f"target {request['name']}: the compiler {reason}")
 
     def _running(self) -> "subprocess.Popen[bytes]":
         if self._process is not None and self._owner != os.getpid():
@@ -354,11 +317,11 @@ class Worker:
         if self._process is None:
             self._said = tempfile.TemporaryFile()  # noqa: SIM115
             self._process = subprocess.Popen(
-                list(self.command),
+                list(self._command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._said,
-                env=os.environ | _VARIABLES[self._platform],
+                env=os.environ | _COMPILERS[self._platform].variables,
                 start_new_session=True,  # an interrupt of the terminal is for the caller alone
             )
             self._owner = os.getpid()
@@ -368,12 +331,10 @@ class Worker:
     def close(self) -> tuple[int | None, str]:
         """Kill the process and wait for its end; return its exit status and its last words, if there was one."""
         process, self._process = self._process, None
-        if process is None or self._owner != os.getpid():
+        if process is None or self._said is None or self._owner != os.getpid():
             return None, ""
         atexit.unregister(self.close)
-        ended = process.poll()
-        with contextlib.suppress(OSError):
-            process.kill()
+        process.kill()
         status = process.wait()
         for pipe in filter(None, (process.stdin, process.stdout)):
             with contextlib.suppress(OSError):
@@ -381,28 +342,7 @@ class Worker:
         with self._said as said:
             said.seek(max(said.seek(0, os.SEEK_END) - _READ_BYTES, 0))
             lines = [line.strip() for line in said.read().decode(errors="replace").splitlines() if line.strip()]
-        return status if ended is None else ended, f": {lines[-1][:_SHOWN_CHARACTERS]}" if lines else ""
-
-
-def _exchanged(process: "subprocess.Popen[bytes]", request: bytes, ends_s: float) -> bytes:
-    """Write a request and return the line that answers it, or what came of one before the process ended."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    into, out = process.stdin.fileno(), process.stdout.fileno()
-    os.set_blocking(into, False)
-    rest, answer = memoryview(request), bytearray()
-    while not answer.endswith(b"\n"):
-        left_s = ends_s - time.monotonic()
-        readable, writable, _ = select.select([out], [into] if rest else [], [], max(left_s, 0))
-        if not readable and not writable:
-            raise TimeoutError
-        if writable:
-            rest = rest[os.write(into, rest[: 2**16]) :]
-        if readable:
-            if not (part := os.read(out, 2**20)):
-                break
-            answer += part
-    return bytes(answer)
+        return status, f": {lines[-1][:_SHOWN_CHARACTERS]}" if lines else ""
 
 
 _WORKERS: dict[str, Worker] = {}
@@ -419,26 +359,24 @@ def check_compiler(platform: str) -> None:
     Raises:
         ValueError: one line that says what to install.
     """
-    extra, modules = _EXTRAS[platform]
-    for names in modules:
+    for names in (_COMPILERS[platform].modules, ("flatbuffers",)):
         if not any(map(_is_installed, names)):
             raise ValueError(
                 f"target: no compiler for {platform} is installed ({names[0]} is missing); "
-                f"install it with: pip install 'rlxjax[{extra}]'"
+                f"install it with: pip install 'rlxjax[{platform}-compiler]'"
             )
 
 
 def _is_installed(module: str) -> bool:
-    try:
+    with contextlib.suppress(ModuleNotFoundError):
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
+    return False
 
 
 def compiler_version(platform: str) -> str:
     """Return the versions of what compiles for a platform, as "libtpu 0.0.43.2, jax 0.10.2"."""
     found = []
-    for package in (*_COMPILERS[platform], "jaxlib"):
+    for package in (*_COMPILERS[platform].packages, "jaxlib"):
         with contextlib.suppress(PackageNotFoundError):
             found.append(f"{package} {version(package)}")
     return ", ".join(found)

@@ -12,11 +12,7 @@ from pydantic import Field, model_validator
 from rlxjax._files import Strict, read_json_file
 from rlxjax._typing import Provenance
 
-_SCHEMA_VERSION = 1
 _TABLE = Path(__file__).with_name("devices.json")
-_MEND = "see rlxjax/targets/devices.json for a file of this schema"
-#: What is no figure of a target.
-_NO_FIGURES = ("name", "platform", "title", "sources", "provenance")
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Rates = Mapping[str, _Positive]
@@ -67,15 +63,13 @@ class TargetDevice(Strict):
         for count in self.topologies:
             if not count.isdecimal() or int(count) < 1:
                 raise ValueError(f"{self.name}: topologies: expected numbers of devices as keys, got {count!r}")
-        figures = {name for name in type(self).model_fields.keys() - set(_NO_FIGURES) if self._says(name)}
-        if missing := sorted(figures - self.sources.keys()):
+        fields = type(self).model_fields.keys()
+        figures = fields - {"name", "platform", "title", "sources", "provenance"} - self.sources.keys()
+        if missing := sorted(name for name in figures if getattr(self, name) not in (None, (), {})):
             raise ValueError(f"{self.name}: sources: expected where each figure comes from, got none for {missing[0]}")
-        if unknown := sorted((self.sources.keys() | self.provenance.keys()) - set(type(self).model_fields)):
+        if unknown := sorted((self.sources.keys() | self.provenance.keys()) - fields):
             raise ValueError(f"{self.name}: sources and provenance: expected names of fields, got {unknown[0]}")
         return self
-
-    def _says(self, name: str) -> bool:
-        return getattr(self, name) not in (None, (), {})
 
     def provenance_of(self, field: str) -> Provenance:
         """Return where a figure comes from: a data sheet, unless the target says otherwise."""
@@ -132,12 +126,11 @@ def target_device(target: str | TargetDevice) -> TargetDevice:
         raise ValueError(f"target: expected a name or a TargetDevice, got {target!r}")
     if target.endswith(".json"):
         return load_target(target)
-    if (known := _table().get(target.strip().lower())) is None:
-        near = difflib.get_close_matches(target.strip().lower(), _table(), n=3, cutoff=0.4) or list(_table())
-        raise ValueError(
-            f"target: expected a known device or a .json file, got {target!r}; the nearest: {', '.join(near)}"
-        )
-    return known
+    name = target.strip().lower()
+    if name not in _table():
+        near = ", ".join(difflib.get_close_matches(name, _table(), n=3, cutoff=0.4) or _table())
+        raise ValueError(f"target: expected a known device or a .json file, got {target!r}; the nearest: {near}")
+    return _table()[name]
 
 
 def target_names() -> tuple[str, ...]:
@@ -156,5 +149,6 @@ def _table() -> Mapping[str, TargetDevice]:
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, TargetDevice]:
-    content = read_json_file(path, TargetFile, _SCHEMA_VERSION, ValueError, _MEND, "a file of targets")
+    mend = "see rlxjax/targets/devices.json for a file of this schema"
+    content = read_json_file(path, TargetFile, 1, ValueError, mend, "a file of targets")
     return {target.name: target for target in content.targets}
