@@ -25,17 +25,11 @@ _PROCESSOR_FIELDS = ("vendor_id", "cpu family", "model", "stepping", "flags", "C
 
 
 def keep_compiled_programs() -> None:
-    """Let JAX keep what it compiles between runs; where that cannot be, it compiles again.
-
-    A cache of the user's own (`JAX_COMPILATION_CACHE_DIR`) is used as it is, and
-    `JAX_ENABLE_COMPILATION_CACHE=0` turns caching off. A folder that is a symbolic link, or that others own
-    or may write, is not used, with a warning: JAX runs the programs that it finds.
-    """
+    """Let JAX keep what it compiles between runs, unless a user keeps it or wants no cache, or a folder is not safe."""
     version = tuple(int(part) for part in re.findall(r"\d+", metadata.version("jaxlib"))[:3])
     unsuitable = jax.default_backend() == "cpu" and version < _OLDEST_JAXLIB
     settings = jax.config.values
-    is_on, own = settings["jax_enable_compilation_cache"], settings["jax_compilation_cache_dir"]
-    if unsuitable or own or not is_on:
+    if unsuitable or settings["jax_compilation_cache_dir"] or not settings["jax_enable_compilation_cache"]:
         return
     try:
         folder = compiled_programs_path()
@@ -55,12 +49,10 @@ def keep_compiled_programs() -> None:
 
 
 def compiled_programs_path() -> FilePath:
-    """Return where compiled programs are kept: with the calibrations in `RLXJAX_HOME`, else in the user's cache.
-
-    Each kind of processor has a folder of its own: JAX loads a program with instructions of another one.
-    """
-    processor = hashlib.sha256(_processor().encode()).hexdigest()[:12]
-    return home_folder("cache", CalibrationFileError) / "compiled" / f"{platform.machine()}-{processor}"
+    """Return where compiled programs are kept: with the calibrations in `RLXJAX_HOME`, else in the user's cache."""
+    # Each kind of processor has a folder of its own: JAX loads a program with instructions of another one.
+    kind = hashlib.sha256(_processor().encode()).hexdigest()[:12]
+    return home_folder("cache", CalibrationFileError) / "compiled" / f"{platform.machine()}-{kind}"
 
 
 def _processor() -> str:
@@ -87,11 +79,10 @@ def _why_unsafe(folder: FilePath) -> str:
 
 def _remove_oldest(folder: FilePath, most_bytes: int) -> None:
     """Remove the oldest files that the cache wrote in its folder; nothing else is touched."""
-    files = [(file.lstat(), file) for file in folder.iterdir() if _CACHE_FILE.fullmatch(file.name)]
-    files = [(status, file) for status, file in files if stat.S_ISREG(status.st_mode)]
-    files.sort(key=lambda file: file[0].st_mtime)
+    found = [(file.lstat(), file) for file in folder.iterdir() if _CACHE_FILE.fullmatch(file.name)]
+    files = [(status, file) for status, file in found if stat.S_ISREG(status.st_mode)]
     excess = sum(status.st_size for status, _ in files) - most_bytes
-    for status, file in files:
+    for status, file in sorted(files, key=lambda file: file[0].st_mtime):
         if excess <= 0:
             return
         file.unlink(missing_ok=True)

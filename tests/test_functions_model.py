@@ -1,6 +1,5 @@
 """Predictions of any function: laws of what a calibration says, the kernels behind it, and the job that fits it."""
 
-import contextlib
 import dataclasses
 import random
 from collections import Counter
@@ -20,128 +19,30 @@ from rlxjax.fit import prior_posterior
 from rlxjax.models import FFT, FUNCTIONS, function_runs
 
 
-@contextlib.contextmanager
-def as_users_do():
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
-
-
-@pytest.fixture(scope="module")
-def profiles():
-    with as_users_do():
-        return {name: rx.profile_function(one.fn, *one.abstract()) for name, one in timed_functions().items()}
-
-
-def calibration(model=FUNCTIONS):
-    most = dict.fromkeys(model.inputs, (0.0, 1000000000000.0))
-    return Calibration({model.name: CalibratedModel(prior_posterior(model, spread=0.1), {}, {}, most)}, None, {})
+def calibration(model=FUNCTIONS, most=1e12):
+    domain = dict.fromkeys(model.inputs, (0.0, most))
+    return Calibration({model.name: CalibratedModel(prior_posterior(model, spread=0.1), {}, {}, domain)}, None, {})
 
 
 def mlp(x, w):
     return jax.nn.gelu(x @ w) @ w
 
 
-def test_kernels_hold_all_the_work_and_all_the_traffic(profiles):
-    for name, profile in profiles.items():
-        kernels = profile.kernels
-        asked = [group for group in kernels if group.kind.operation != "copy beside"]
-        assert sum(group.bytes for group in asked) == profile.fused_traffic_bytes, name
-        assert all(0 <= group.written_bytes <= group.bytes for group in kernels), name
-        # Cheap work may be done again by a second reader; only of what is sliced, a part may be left out.
-        if not any("slice" in key or "gather" in key for group in kernels for key in group.elements):
-            assert sum(group.flops for group in kernels) >= profile.flops, name
-            assert sum(group.integer_ops for group in kernels) >= profile.integer_ops, name
-        assert sum(group.launches for group in kernels) <= profile.io.kernel_launches + len(kernels), name
-
-
-def terms(x):
-    """Return a polynomial of 8 products and 8 sums."""
-    total = x
-    for term in range(8):
-        total = total * x + (term + 0.5)
-    return total
+def profiled(fn, *shapes):
+    return rx.profile_function(fn, *(real(*shape) if isinstance(shape, tuple) else shape for shape in shapes))
 
 
 def flops_of(fn, *shapes):
-    return sum(group.flops for group in rx.profile_function(fn, *(real(*shape) for shape in shapes)).kernels)
-
-
-def test_cheap_work_is_done_again_for_every_element_that_a_compiler_repeats():
-    n, m = 64, 16
-    assert flops_of(terms, (n,)) == 16 * n
-    # A row that is repeated down the columns, and a column along the rows, which a loop keeps.
-    assert flops_of(lambda x, y: terms(x)[None] * y, (n,), (m, n)) == (16 + 1) * m * n
-    assert flops_of(lambda x, y: terms(x)[:, None] * y, (n,), (n, m)) == 16 * n + n * m
-    # What holds an exponential is kept in memory.
-    assert flops_of(lambda x, y: jnp.exp(terms(x))[None] * y, (n,), (m, n)) == 16 * n + m * n
-    # Every slice, and every element that is looked up, by itself.
-    assert flops_of(lambda x: terms(x)[1:] - terms(x)[:-1], (n,)) == (2 * 16 + 1) * (n - 1)
-    index = jax.ShapeDtypeStruct((5 * n,), jnp.int32)
-    looked_up = rx.profile_function(lambda x, i: terms(x).at[i].get(mode="clip"), real(n), index)
-    assert sum(group.flops for group in looked_up.kernels) == 16 * 5 * n
-
-
-def test_a_transpose_beside_a_broadcast_is_not_tiled():
-    (alone,) = rx.profile_function(lambda x: x.T, real(32, 48)).kernels
-    (beside,) = rx.profile_function(lambda x: x.T + 1.0, real(32, 48)).kernels
-    assert alone.elements["transpose inner"] == beside.elements["transpose inner, untiled"] == 32 * 48
+    return sum(group.flops for group in profiled(fn, *shapes).kernels)
 
 
 def elements_of(fn, *shapes):
-    kernels = rx.profile_function(fn, *(real(*shape) for shape in shapes)).kernels
-    return sum((Counter(group.elements) for group in kernels), Counter())
+    return sum((Counter(group.elements) for group in profiled(fn, *shapes).kernels), Counter())
 
 
-def launches_of(fn, *args, **options):
-    kernels = rx.profile_function(fn, *args, **options).kernels
+def launches_of(fn, *shapes):
+    kernels = profiled(fn, *shapes).kernels
     return sum((Counter({group.kind.operation: group.launches}) for group in kernels), Counter())
-
-
-def test_one_kernel_computes_a_value_for_each_of_its_places_and_several_keep_it():
-    n = 64
-    one = elements_of(lambda x: jnp.exp(x)[2:] + jnp.exp(x)[1:-1] + jnp.exp(x)[:-2], (n,))
-    assert one["exp"] == 3 * (n - 2)
-
-    def taps(y):
-        return y[2:] + y[1:-1] + y[:-2]
-
-    assert elements_of(lambda x: taps(jnp.exp(x)), (n,))["exp"] == 3 * (n - 2)
-    # Kernels of two results read the same exponential: it is kept.
-    assert elements_of(lambda x: (lambda y: (taps(y), y * x))(jnp.exp(x)), (n,))["exp"] == n
-
-
-def test_a_reduction_takes_elementwise_work_on_the_way_and_no_parts():
-    n = 64
-    assert launches_of(lambda x: jnp.exp(2 * x).sum(), real(n)) == {"reduce_sum inner": 1}
-    parts = launches_of(lambda x: jnp.abs(x[1:] - x[:-1]).max(), real(n))
-    assert parts == {"slice": 2, "reduce_max inner": 1}
-    assert launches_of(lambda x, y: (x[None] * y).sum(-1), real(n), real(8, n)) == {"reduce_sum inner": 1}
-
-
-def test_transposes_cancel_and_products_read_a_matrix_as_it_lies():
-    square, wide = (32, 32), (48, 32)
-    twice = elements_of(lambda x: x.T.T + 1, wide)
-    assert twice["add"] == 48 * 32
-    assert not twice["transpose inner"] + twice["transpose inner, untiled"]
-    assert launches_of(lambda x: x.T.T, real(*wide)) == {"copy": 1}
-    assert launches_of(lambda x: (2 * (x.T)).T, real(*wide)) == {"mul": 1}
-    assert launches_of(lambda w, v: v @ (2 * w.T), real(*square), real(32)) == {"mul": 1, "dot_general": 1}
-    left = elements_of(lambda x, y: x.T @ y, wide, wide)
-    assert left["transpose inner, untiled"] == 48 * 32
-    assert not elements_of(lambda x, y: x @ y.T, wide, wide)["transpose inner, untiled"]
-    # Columns 4 KiB apart fall into one set of a cache; 256 of them stay there and 1,024 do not.
-    for rows, name in ((256, "sets"), (1024, "pages")):
-        vector = elements_of(lambda x, v: x.T @ v, (rows, 1024), (rows,))
-        assert vector[f"transpose inner by {name}, untiled"] == rows * 1024
-
-
-def test_an_update_of_an_argument_copies_it():
-    def set_row(x):
-        return x.at[0].set(1.0)
-
-    assert launches_of(set_row, real(8, 64))["copy beside"] == 1
-    assert launches_of(lambda x: set_row(2 * x), real(8, 64))["copy beside"] == 0
-    assert launches_of(lambda x: (lambda y: (set_row(y), y.sum()))(2 * x), real(8, 64))["copy beside"] == 1
 
 
 def any_program(seed):
@@ -171,12 +72,99 @@ def any_program(seed):
     return run
 
 
-@pytest.mark.parametrize("seed", range(80))
-def test_any_program_has_kernels_that_hold_its_traffic_and_inputs_that_are_counts(seed):
-    profile = rx.profile_function(any_program(seed), *(real(8, 8 + 4 * (seed % 2)),) * 2)
-    asked = [group for group in profile.kernels if group.kind.operation != "copy beside"]
-    assert sum(group.bytes for group in asked) == profile.fused_traffic_bytes
-    assert all(value[0] >= 0 for value in function_runs([profile]).inputs.values())
+def test_kernels_hold_all_the_work_and_all_the_traffic_and_inputs_are_counts():
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        profiles = {name: rx.profile_function(one.fn, *one.abstract()) for name, one in timed_functions().items()}
+    profiles |= {seed: profiled(any_program(seed), *[(8, 8 + 4 * (seed % 2))] * 2) for seed in range(60)}
+    for name, profile in profiles.items():
+        kernels = profile.kernels
+        asked = [group for group in kernels if group.kind.operation != "copy beside"]
+        assert sum(group.bytes for group in asked) == profile.fused_traffic_bytes, name
+        assert all(0 <= group.written_bytes <= group.bytes for group in kernels), name
+        assert all(value[0] >= 0 for value in function_runs([profile]).inputs.values()), name
+        # Cheap work may be done again by a second reader; only of what is sliced, a part may be left out.
+        is_whole = not any("slice" in key or "gather" in key for group in kernels for key in group.elements)
+        if is_whole and isinstance(name, str):
+            assert sum(group.flops for group in kernels) >= profile.flops, name
+            assert sum(group.integer_ops for group in kernels) >= profile.integer_ops, name
+        if isinstance(name, str):
+            assert sum(group.launches for group in kernels) <= profile.io.kernel_launches + len(kernels), name
+
+
+def terms(x):
+    """Return a polynomial of 8 products and 8 sums."""
+    total = x
+    for term in range(8):
+        total = total * x + (term + 0.5)
+    return total
+
+
+def test_cheap_work_is_done_again_for_every_element_that_a_compiler_repeats():
+    n, m = 64, 16
+    assert flops_of(terms, (n,)) == 16 * n
+    # A row that is repeated down the columns, and a column along the rows, which a loop keeps.
+    assert flops_of(lambda x, y: terms(x)[None] * y, (n,), (m, n)) == (16 + 1) * m * n
+    assert flops_of(lambda x, y: terms(x)[:, None] * y, (n,), (n, m)) == 16 * n + n * m
+    # What holds an exponential is kept in memory.
+    assert flops_of(lambda x, y: jnp.exp(terms(x))[None] * y, (n,), (m, n)) == 16 * n + m * n
+    # Every slice, and every element that is looked up, by itself.
+    assert flops_of(lambda x: terms(x)[1:] - terms(x)[:-1], (n,)) == (2 * 16 + 1) * (n - 1)
+    index = jax.ShapeDtypeStruct((5 * n,), jnp.int32)
+    assert flops_of(lambda x, i: terms(x).at[i].get(mode="clip"), (n,), index) == 16 * 5 * n
+
+
+def test_one_kernel_computes_a_value_for_each_of_its_places_and_several_keep_it():
+    n = 64
+
+    def taps(y):
+        return y[2:] + y[1:-1] + y[:-2]
+
+    one = elements_of(lambda x: jnp.exp(x)[2:] + jnp.exp(x)[1:-1] + jnp.exp(x)[:-2], (n,))
+    assert one["exp"] == elements_of(lambda x: taps(jnp.exp(x)), (n,))["exp"] == 3 * (n - 2)
+    # Kernels of two results read the same exponential: it is kept.
+    assert elements_of(lambda x: (lambda y: (taps(y), y * x))(jnp.exp(x)), (n,))["exp"] == n
+
+
+def set_row(x):
+    return x.at[0].set(1.0)
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes", "launches"),
+    [
+        # A reduction takes elementwise work on the way and no parts.
+        (lambda x: jnp.exp(2 * x).sum(), [(64,)], {"reduce_sum inner": 1}),
+        (lambda x: jnp.abs(x[1:] - x[:-1]).max(), [(64,)], {"slice": 2, "reduce_max inner": 1}),
+        (lambda x, y: (x[None] * y).sum(-1), [(64,), (8, 64)], {"reduce_sum inner": 1}),
+        # Transposes cancel, and products read a matrix as it lies.
+        (lambda x: x.T.T, [(48, 32)], {"copy": 1}),
+        (lambda x: (2 * (x.T)).T, [(48, 32)], {"mul": 1}),
+        (lambda w, v: v @ (2 * w.T), [(32, 32), (32,)], {"mul": 1, "dot_general": 1}),
+    ],
+)
+def test_launches_in_closed_form(fn, shapes, launches):
+    assert launches_of(fn, *shapes) == launches
+
+
+def test_a_transpose_costs_by_how_it_is_read_and_an_update_of_an_argument_copies_it():
+    wide = (48, 32)
+    assert elements_of(lambda x: x.T, wide)["transpose inner"] == 48 * 32
+    assert elements_of(lambda x: x.T + 1.0, wide)["transpose inner, untiled"] == 48 * 32  # beside a broadcast
+    twice = elements_of(lambda x: x.T.T + 1, wide)
+    assert twice["add"] == 48 * 32
+    assert not twice["transpose inner"] + twice["transpose inner, untiled"]
+    assert elements_of(lambda x, y: x.T @ y, wide, wide)["transpose inner, untiled"] == 48 * 32
+    assert not elements_of(lambda x, y: x @ y.T, wide, wide)["transpose inner, untiled"]
+    # Columns 4 KiB apart fall into one set of a cache; 256 of them stay there and 1,024 do not.
+    for rows, name in ((256, "sets"), (1024, "pages")):
+        vector = elements_of(lambda x, v: x.T @ v, (rows, 1024), (rows,))
+        assert vector[f"transpose inner by {name}, untiled"] == rows * 1024
+    for fn, copies in (
+        (set_row, 1),
+        (lambda x: set_row(2 * x), 0),
+        (lambda x: (lambda y: (set_row(y), y.sum()))(2 * x), 1),
+    ):
+        assert launches_of(fn, (8, 64))["copy beside"] == copies
 
 
 @pytest.mark.parametrize("family", ["fft", "linear algebra", "matmul", "convolution", "sort", "scatter", "random"])
@@ -186,19 +174,27 @@ def test_a_rule_of_ones_own_prices_a_primitive_in_any_family(family):
     rx.jaxpr.register_rule(
         primitive, lambda inputs, outputs, params: rx.jaxpr.OperationCounts(10**9, 0, 10**9), family=family
     )
-    cheap, dear = (rx.profile_function(fn, real(8, 8)) for fn in (lambda x: x + 1, primitive.bind))
-    of_dear, of_cheap = predict_profiles(calibration().of("functions"), [dear, cheap]).predictions
+    both = [profiled(fn, (8, 8)) for fn in (primitive.bind, lambda x: x + 1)]
+    of_dear, of_cheap = predict_profiles(calibration().of("functions"), both).predictions
     assert of_dear.time_ns > 10 * of_cheap.time_ns
 
 
-def test_a_loop_launches_its_kernels_and_stacks_its_results():
+def test_a_loop_is_its_body_so_many_times_launches_its_kernels_and_stacks_its_results():
     length = 5
-    profile = rx.profile_function(lambda x: jax.lax.scan(lambda c, r: (c + r, c * 2), x[0], x), real(length, 64))
+    profile = profiled(lambda x: jax.lax.scan(lambda c, r: (c + r, c * 2), x[0], x), (length, 64))
     stacks = [group for group in profile.kernels if group.kind.operation == "copy beside"]
     assert [(group.launches, group.bytes) for group in stacks] == [(length, length * 2 * 64 * 4)]
     assert all(group.looped in (0, group.launches) for group in profile.kernels)
     assert sum(group.looped for group in profile.kernels) >= 2 * length
     assert profile.results == 2
+
+    def looped(x):
+        return jax.lax.scan(lambda y, _: (jnp.tanh(y @ y), None), x, None, length=7)[0]
+
+    once, often = profiled(lambda y: jnp.tanh(y @ y), (8, 8)), profiled(looped, (8, 8))
+    assert (often.trips, often.static_ops) == (7, once.static_ops)
+    assert [group.flops for group in often.kernels] == [7 * group.flops for group in once.kernels]
+    assert [group.kind for group in often.kernels] == [group.kind for group in once.kernels]
 
 
 @pytest.mark.parametrize(
@@ -226,8 +222,7 @@ def test_a_convolution_reads_runs_and_those_over_an_edge_one_by_one(stride, hole
 def test_a_transform_takes_the_factors_of_its_length():
     def steps(*shape):
         transform = jnp.fft.fft if len(shape) == 1 else jnp.fft.fft2
-        kernels = rx.profile_function(transform, jax.ShapeDtypeStruct(shape, jnp.complex64)).kernels
-        return sum(group.elements.get("fft steps", 0) for group in kernels)
+        return elements_of(transform, jax.ShapeDtypeStruct(shape, jnp.complex64))["fft steps"]
 
     assert steps(1024) == 1024 * 20
     assert steps(960) == 960 * (6 * 2 + 3 + 5)
@@ -236,44 +231,25 @@ def test_a_transform_takes_the_factors_of_its_length():
     assert steps(1024) < steps(1021) < 1021**2
 
 
-def test_a_loop_is_its_body_so_many_times():
-    def looped(x):
-        return jax.lax.scan(lambda y, _: (jnp.tanh(y @ y), None), x, None, length=7)[0]
-
-    once, often = rx.profile_function(lambda y: jnp.tanh(y @ y), real(8, 8)), rx.profile_function(looped, real(8, 8))
-    assert often.trips == 7
-    assert often.static_ops == once.static_ops
-    assert [group.flops for group in often.kernels] == [7 * group.flops for group in once.kernels]
-    assert [group.kind for group in often.kernels] == [group.kind for group in once.kernels]
-
-
-def test_a_prediction_is_the_sum_of_its_terms_within_its_interval():
+def test_a_prediction_is_the_sum_of_its_terms_within_its_interval_and_is_extrapolated_beyond_what_was_measured():
     found = calibration().predict_function(mlp, real(64, 128), real(128, 128))
     assert found.low_ns < found.time_ns < found.high_ns
     np.testing.assert_allclose(sum(found.terms_ns.values()), found.time_ns, rtol=FLOAT64_RTOL)
     assert list(found.terms_ns.values()) == sorted(found.terms_ns.values(), reverse=True)
     assert found.in_domain
     assert str(found).splitlines()[0].endswith(")")
-    larger = calibration().predict_function(mlp, real(6400, 128), real(128, 128))
-    assert larger.time_ns > found.time_ns
-
-
-def test_a_function_beyond_what_was_measured_is_extrapolated():
-    known = calibration()
-    model = known.models["functions"]
-    small = CalibratedModel(model.posterior, {}, {}, dict.fromkeys(FUNCTIONS.inputs, (0.0, 1.0)))
-    found = Calibration({"functions": small}, None, {}).predict_function(mlp, real(64, 128), real(128, 128))
-    assert not found.in_domain
-    assert "extrapolated" in str(found)
+    assert calibration().predict_function(mlp, real(6400, 128), real(128, 128)).time_ns > found.time_ns
+    beyond = calibration(most=1.0).predict_function(mlp, real(64, 128), real(128, 128))
+    assert not beyond.in_domain
+    assert "extrapolated" in str(beyond)
 
 
 def test_what_two_programs_share_cancels():
-    one = rx.profile_function(mlp, real(512, 512), real(512, 512))
-    same = predict_profiles(calibration().of("functions"), [one, one]).decision([0], [1])
-    assert float(same.margin_ns) == 0
-    assert float(same.probability) == 0.5
-    first, second = (rx.profile_function(f, real(512, 512), real(512, 512)) for f in (lambda x, w: x @ w, mlp))
-    times = predict_profiles(calibration().of("functions"), [one, first, second])
+    known, shapes = calibration().of("functions"), [(512, 512)] * 2
+    one, first = profiled(mlp, *shapes), profiled(lambda x, w: x @ w, *shapes)
+    same = predict_profiles(known, [one, one]).decision([0], [1])
+    assert (float(same.margin_ns), float(same.probability)) == (0, 0.5)
+    times = predict_profiles(known, [one, first, one])
     apart = times.decision([0], [1, 2])
     # What is a program's own is a share of the smaller time, and less where the compiler's choices are counted.
     parts_ns = np.array([found.time_ns for found in times.predictions])
@@ -284,11 +260,7 @@ def test_what_two_programs_share_cancels():
         found._replace(profile=dataclasses.replace(found.profile, level="compiled")) for found in times.predictions
     ]
     assert times._replace(predictions=tuple(compiled)).decision([0], [1, 2]).margin_sd_ns < apart.margin_sd_ns
-    np.testing.assert_allclose(
-        float(apart.kept_ns),
-        sum(own.time_ns for own in predict_profiles(calibration().of("functions"), [first, second]).predictions),
-        rtol=1e-6,
-    )
+    np.testing.assert_allclose(float(apart.kept_ns), parts_ns[1:].sum(), rtol=1e-6)
     assert float(apart.margin_ns) > 0
     assert float(apart.probability) > 0.5
 

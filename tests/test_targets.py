@@ -101,31 +101,34 @@ def test_a_file_of_ones_own_is_of_the_same_schema(tmp_path):
         with pytest.raises(ValueError, match=said) as refused:
             targets.load_target(path)
         assert "\n" not in str(refused.value)
-    with pytest.raises(ValueError, match="expected one target, got 9"):
-        targets.load_target(TABLE)
 
 
-def test_bad_targets_are_one_line(monkeypatch):
-    for wrong, said in (
-        ("tpu-v5", "the nearest: tpu-v5"),
-        ("H10O", "the nearest: h100"),
-        ("", "the nearest: tpu-v4"),
-        (3, "expected a name"),
-        ("missing.json", "missing.json: no such file"),
-    ):
-        with pytest.raises(ValueError, match=said) as refused:
-            targets.target_device(wrong)
-        assert "\n" not in str(refused.value)
-    with pytest.raises(ValueError, match="target: expected none at level 'jaxpr'"):
-        rx.profile_function(jnp.sin, SQUARE, target="h100")
-    with pytest.raises(ValueError, match="a mesh of at most 256 devices, got 257"):
-        targets.target_device("tpu-v5e").compiler_target(257)
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: targets.target_device("tpu-v5"), "the nearest: tpu-v5"),
+        (lambda: targets.target_device("H10O"), "the nearest: h100"),
+        (lambda: targets.target_device(""), "the nearest: tpu-v4"),
+        (lambda: targets.target_device(3), "expected a name"),
+        (lambda: targets.target_device("missing.json"), "missing.json: no such file"),
+        (lambda: targets.load_target(TABLE), "expected one target, got 9"),
+        (lambda: rx.profile_function(jnp.sin, SQUARE, target="h100"), "target: expected none at level 'jaxpr'"),
+        (lambda: targets.target_device("tpu-v5e").compiler_target(257), "a mesh of at most 256 devices, got 257"),
+        (lambda: compiled(jnp.sin, SQUARE, target="tpu-v6e"), r"pip install 'rlxjax\[tpu-compiler\]'"),
+        (lambda: compiled(jnp.sin, SQUARE, target="l4"), r"pip install 'rlxjax\[cuda-compiler\]'"),
+    ],
+)
+def test_bad_targets_are_one_line(monkeypatch, call, said):
     monkeypatch.setattr(_compile, "_is_installed", lambda module: False)
-    for name, extra in (("tpu-v6e", "tpu-compiler"), ("l4", "cuda-compiler")):
-        with pytest.raises(ValueError, match=rf"install it with: pip install 'rlxjax\[{extra}\]'"):
-            compiled(jnp.sin, SQUARE, target=name)
-        result = CliRunner().invoke(app, ["profile", "math:sin", "--arg", "f32[4]", "--target", name])
-        assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+    with pytest.raises(ValueError, match=said) as refused:
+        call()
+    assert "\n" not in str(refused.value)
+
+
+def test_a_command_without_a_compiler_is_refused_in_one_line(monkeypatch):
+    monkeypatch.setattr(_compile, "_is_installed", lambda module: False)
+    result = CliRunner().invoke(app, ["profile", "math:sin", "--arg", "f32[4]", "--target", "l4"])
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
 
 
 # --- The process -----------------------------------------------------------------------------------
@@ -171,28 +174,32 @@ def test_a_process_is_kept_and_one_that_crashes_or_hangs_is_ended_and_followed_b
         _compile.Worker("tpu", (sys.executable, "-c", "raise SystemExit(3)")).ask({"name": "ends"}, b"", 60)
 
 
-def test_what_was_compiled_is_kept_and_what_is_refused_says_why(monkeypatch, tmp_path):
-    asked = []
-    memory = {
-        f"{name}_size_in_bytes": size for name, size in (("argument", 6), ("output", 5), ("temp", 4), ("alias", 3))
-    }
-    answer = {"text": "HloModule", "memory": memory, "costs": {"flops": 2.0}, "seconds": 1.5}
+def double(x):
+    return 2 * x
+
+
+@pytest.fixture
+def faked(monkeypatch, tmp_path):
+    """A compiler that answers what the fixture holds, and the requests that it got."""
+    sizes = {"argument": 6, "output": 5, "temp": 4, "alias": 3}
+    memory = {f"{name}_size_in_bytes": size for name, size in sizes.items()}
+    answers, asked = [{"text": "HloModule", "memory": memory, "costs": {"flops": 2.0}, "seconds": 1.5}], []
 
     class Fake:
         def ask(self, request, program, limit_s):
             asked.append(request)
-            return answer
+            return answers[-1]
 
     monkeypatch.setenv("RLXJAX_HOME", str(tmp_path))
     monkeypatch.setattr(_compile, "check_compiler", lambda platform: None)
     monkeypatch.setattr(_compile, "worker_of", lambda platform: Fake())
     monkeypatch.setattr(_compile, "_serialized", lambda exported: exported.mlir_module_serialized)
+    return answers, asked
 
-    def double(x):
-        return 2 * x
 
-    first = targets.compile_for(double, SQUARE, target="tpu-v5e")
-    again = targets.compile_for(double, SQUARE, target="tpu-v5e")
+def test_what_was_compiled_is_kept_by_program_target_and_flags(faked, monkeypatch, tmp_path):
+    _, asked = faked
+    first, again = (targets.compile_for(double, SQUARE, target="tpu-v5e") for _ in range(2))
     assert (first.peak_bytes, first.seconds, again.seconds, len(asked)) == (12, 1.5, 0.0, 1)
     assert again.text == first.text
     # Another target, another program, another flag: all are compiled.
@@ -206,37 +213,32 @@ def test_what_was_compiled_is_kept_and_what_is_refused_says_why(monkeypatch, tmp
         path.write_bytes(path.read_bytes()[:20])
     targets.compile_for(double, SQUARE, target="tpu-v5e")
     assert len(asked) == 5
-    # Donated arguments are told, large constants are arguments.
+    # Donated arguments are told, large constants are arguments, and a mesh is of the target's devices.
     targets.compile_for(jax.jit(double, donate_argnums=0), SQUARE, target="h100")
     assert asked[-1]["donated"] == (0,)
-    table = np.ones((N, N), np.float32)
-    constant = jnp.asarray(table)
+    constant = jnp.ones((N, N), jnp.float32)
     targets.compile_for(jax.jit(lambda x: x + constant, donate_argnums=0), SQUARE, target="h100")
     assert asked[-1]["donated"] == (1,)
     mesh = AbstractMesh((4, 2), ("rows", "columns"), axis_types=(AxisType.Auto,) * 2)
     spread = jax.ShapeDtypeStruct((N, N), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("rows")))
     targets.compile_for(double, spread, target="tpu-v5e")
-    assert [asked[-1][key] for key in ("devices", "axes", "sizes", "target")] == [
-        8,
-        ("rows", "columns"),
-        (4, 2),
-        "v5e:2x4",
-    ]
+    told = {"devices": 8, "axes": ("rows", "columns"), "sizes": (4, 2), "target": "v5e:2x4"}
+    assert asked[-1].items() >= told.items()
+
+
+def test_what_a_compiler_refuses_says_why(faked):
+    answers, _ = faked
     for said, reason in (
-        (
-            "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 21.0G of 16.0G hbm.",
-            "needs at least 22.5 GB of 17.2",
-        ),
+        ("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 21.0G of 16.0G hbm.", "least 22.5 GB of 17"),
         ("RESOURCE_EXHAUSTED: required for temporaries (1.5T) exceeds available HBM (16.0G)", "needs at least 1.65e"),
         ("RESOURCE_EXHAUSTED: something else", "does not fit its memory: RESOURCE_EXHAUSTED: something else"),
+        ("UNIMPLEMENTED: no such call", "the compiler failed with JaxRuntimeError: UNIMPLEMENTED: no such call$"),
     ):
-        answer = {"error": f"{said}\nmore", "kind": "JaxRuntimeError"}
-        with pytest.raises(targets.DoesNotFitError, match=reason) as refused:
+        answers.append({"error": f"{said}\nmore", "kind": "JaxRuntimeError"})
+        kind = targets.DoesNotFitError if said.startswith("RESOURCE") else ValueError
+        with pytest.raises(kind, match=reason) as refused:
             targets.compile_for(double, SQUARE, target="tpu-v5e", use_cache=False)
         assert "\n" not in str(refused.value)
-    answer = {"error": "UNIMPLEMENTED: no such call\nmore", "kind": "JaxRuntimeError"}
-    with pytest.raises(ValueError, match="the compiler failed with JaxRuntimeError: UNIMPLEMENTED: no such call$"):
-        targets.compile_for(double, SQUARE, target="tpu-v5e", use_cache=False)
     with pytest.raises(ValueError, match="cannot be lowered for tpu: it calls back to the host") as refused:
         targets.compile_for(lambda x: jax.pure_callback(np.sin, x, x), SQUARE, target="tpu-v5e")
     assert "\n" not in str(refused.value)

@@ -112,19 +112,7 @@ INPUTS: Mapping[str, str] = {
 
 
 def function_inputs(profile: FunctionProfile) -> dict[str, float]:
-    """Return the inputs of the functions model that a profile gives, by name.
-
-    Args:
-        profile: of a function.
-
-    Examples:
-        >>> import jax, jax.numpy as jnp
-        >>> from rlxjax.jaxpr import profile_function
-        >>> square = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-        >>> found = function_inputs(profile_function(lambda x: jnp.tanh(x @ x), square))
-        >>> round(found["matmul_flop"] + found["shared_matmul_flop"]), found["arrays"]
-        (524288, 6.0)
-    """
+    """Return the inputs of the functions model that a profile gives, by name."""
     sums = dict.fromkeys(INPUTS, 0.0)
     sums["arrays"] = profile.arrays + (RESULT_WEIGHT - 1.0) * profile.results
     sums["trips"] = float(profile.trips)
@@ -132,29 +120,27 @@ def function_inputs(profile: FunctionProfile) -> dict[str, float]:
     is_alone = sum(group.launches for group in profile.kernels) == 1
     uncached_share = _beyond(profile.peak_bytes, UNCACHED_BYTES, SHARPLY)
     for group in profile.kernels:
+        launches, elements, each_bytes = group.launches, group.elements, group.bytes / group.launches
         counts = _counts(group)
         share = _shared(group, counts)
-        sums["launches"] += _launches(group, share, is_alone)
-        sums["shared_launches"] += share * group.launches
-        beyond = _beyond(group.bytes / group.launches, UNCACHED_KERNEL_BYTES, 2)
-        fresh = FRESH_WEIGHT * group.written_bytes * _beyond(group.written_bytes / group.launches, FRESH_BYTES, SHARPLY)
+        large = LARGE_LAUNCH * (_beyond(each_bytes, LARGE_LAUNCH_BYTES, 2) * (1.0 - share) * (not is_alone))
+        sums["launches"] += LOOPED_WEIGHT * group.looped + (launches - group.looped) * (1.0 + large)
+        sums["shared_launches"] += share * launches
+        beyond = _beyond(each_bytes, UNCACHED_KERNEL_BYTES, 2)
+        fresh = FRESH_WEIGHT * group.written_bytes * _beyond(group.written_bytes / launches, FRESH_BYTES, SHARPLY)
         sums["uncached_bytes"] += uncached_share * beyond * group.bytes + fresh
         for name, count in counts.items():
             if name in SHAREABLE:
                 sums[f"shared_{name}"] += share * count
                 count *= 1.0 - share
             sums[name] += count
-        static += _static_operations(group)
+        # What XLA counts beyond the operations: what it writes out, less what LAPACK does.
+        hidden = group.flops if group.kind.operation in LAPACK_CALLS else 0
+        written_out = sum(EXPANDED_OPERATIONS.get(name, 0.0) * count for name, count in elements.items())
+        static += (written_out - hidden) / launches
     sums["shared_launches"] = min(sums["shared_launches"], 1.0) + NEXT_SHARED * max(sums["shared_launches"] - 1.0, 0.0)
     sums["hand_overs"] = _beyond(max(static, 0.0), HANDED_OVER_OPERATIONS, HANDED_OVER_SHARPNESS)
     return sums
-
-
-def _launches(group: KernelGroup, share: float, is_alone: bool) -> float:
-    """Return how many small kernels launching those of a group takes as long as."""
-    outside = group.launches - group.looped
-    large = _beyond(group.bytes / group.launches, LARGE_LAUNCH_BYTES, 2) * (1.0 - share) * (not is_alone)
-    return LOOPED_WEIGHT * group.looped + outside * (1.0 + LARGE_LAUNCH * large)
 
 
 def _counts(group: KernelGroup) -> dict[str, float]:
@@ -162,7 +148,7 @@ def _counts(group: KernelGroup) -> dict[str, float]:
     kind, elements = group.kind, group.elements
     wide, width = kind.itemsize >= 2 * WORD_BYTES, max(kind.itemsize, WORD_BYTES) / WORD_BYTES
     narrow = 2 * kind.itemsize == WORD_BYTES
-    flop = group.flops * width
+    flop, launches = group.flops * width, group.launches
     cheap = (group.flops + group.integer_ops) * width * (NARROW_OPERATIONS if narrow else 1.0)
     written = max(group.written_bytes / max(kind.itemsize, 1), 1.0)
     padded = PADDED_SPECIAL * min(elements.get("pad", 0) / written, 1.0)
@@ -173,7 +159,7 @@ def _counts(group: KernelGroup) -> dict[str, float]:
     logs = elements.get("log", 0) + elements.get("log1p", 0)
     special += LOG_BESIDE_EXP * min(elements.get("exp", 0), logs)
     slices = elements.get(f"{kind.operation} slices", 0)
-    nearness = NEAR_WEIGHT + (1.0 - NEAR_WEIGHT) * _beyond(group.bytes / group.launches, NEAR_BYTES, 2)
+    nearness = NEAR_WEIGHT + (1.0 - NEAR_WEIGHT) * _beyond(group.bytes / launches, NEAR_BYTES, 2)
     found = {
         "elementwise_ops": BRANCH_OPERATIONS * sum(elements.get(name, 0) for name in BRANCHES),
         "special_ops": special * (NARROW_SPECIAL if narrow else 1.0),
@@ -183,11 +169,11 @@ def _counts(group: KernelGroup) -> dict[str, float]:
     }
     match kind.family:
         case "matmul":
-            found["matmul_flop"] = flop + FLOP_OF_A_PRODUCT * max(slices - group.launches, 0)
+            found["matmul_flop"] = flop + FLOP_OF_A_PRODUCT * max(slices - launches, 0)
         case "convolution":
             loads, of_edges = elements.get("window elements", 0), elements.get("edge window elements", 0)
-            found["convolution_flop"] = flop + FLOP_OF_A_RUN * slices
-            found["convolution_flop"] += FLOP_OF_A_LOAD * loads + FLOP_OF_AN_EDGE_LOAD * of_edges
+            read = FLOP_OF_A_LOAD * loads + FLOP_OF_AN_EDGE_LOAD * of_edges
+            found["convolution_flop"] = flop + FLOP_OF_A_RUN * slices + read
         case "fft":
             steps = elements.get("fft steps", flop / FLOP_OF_A_STEP)
             steps *= REAL_TRANSFORM if kind.operation == "fft real" else 1.0
@@ -235,14 +221,6 @@ def _shared(group: KernelGroup, counts: Mapping[str, float]) -> float:
     by_operations = _beyond((group.flops + 10 * group.bytes) / launches, SHARED_OPERATIONS, SHARPLY)
     by_bytes = _beyond(group.written_bytes / launches, SHARED_WRITTEN_BYTES, SHARPLY)
     return computes * by_operations + (1.0 - computes) * by_bytes
-
-
-def _static_operations(group: KernelGroup) -> float:
-    """Return what XLA counts of one kernel of a group beyond its operations: what it writes out, less LAPACK's."""
-    hidden = group.flops if group.kind.operation in LAPACK_CALLS else 0
-    return (
-        sum(EXPANDED_OPERATIONS.get(name, 0.0) * count for name, count in group.elements.items()) - hidden
-    ) / group.launches
 
 
 def _beyond(size: float, threshold: float, sharpness: float) -> float:

@@ -10,71 +10,52 @@ import numpy as np
 
 from rlxjax._numerics import soft_roofline
 from rlxjax._typing import RealLike
-from rlxjax._values import FrozenDict, by_value
-from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs, wide_prior
+from rlxjax._values import FrozenDict
+from rlxjax.fit import Facts, Input, LatencyModel, Runs, wide_prior
 from rlxjax.gate import Coefficients
 from rlxjax.jaxpr import FunctionProfile
 
+from ._coefficients import ROOFLINE_SHARPNESS, coefficients, typical
 from ._function_inputs import INPUTS, function_inputs
 
-#: How sharply the larger of compute and memory time decides; 1 would be their sum.
-ROOFLINE_SHARPNESS = 2
-#: Standard deviations of the logarithms of coefficients that are known better than by their order of magnitude.
-NARROWER = {"share_ns": 0.7}
-LOG_SD = 0.8
+#: Standard deviations of the logarithms of coefficients: of most, and of those that are known better.
+LOG_SD, NARROWER = 0.8, {"share_ns": 0.7}
 
 
-@by_value
-@jax.tree_util.register_dataclass
+@coefficients
 @dataclasses.dataclass(frozen=True)
 class FunctionCoefficients(Coefficients):
     """What the parts of a jitted function's run take on one machine; every field positive, `[*batch]`.
 
     The defaults are orders of magnitude of a present-day machine.
-
-    Attributes:
-        call_ns: one call, whatever it does.
-        array_ns: one array that a call takes; one that it gives is several of these.
-        hand_over_ns: handing a program that is not small over to another thread.
-        launch_ns: one fused kernel; those in loops are a share of this.
-        trip_ns: one turn of a loop.
-        share_ns: sharing one kernel among processors.
-        parallel_gain: speed-up by all processors at a time, less 1.
-        elementwise_flop_per_ns: cheap operations: adds, comparisons, those on integers.
-        special_ns: one exponential of float32; other special functions are so many of these.
-        cached_bytes_per_ns: what fused kernels write; bytes that they read are a share of these.
-        uncached_bytes_per_ns: what kernels move, on top, as far as all that the program touches exceeds the caches.
-        indexed_place_ns: one place that a gather finds; elements that it reads are a share of these.
-        transposed_element_ns: one element of a transpose that moves the last axis.
-        scanned_element_ns: one element of a cumulative operation or of a window.
-        matmul_flop_per_ns: matrix products.
-        convolution_flop_per_ns: convolutions.
-        fft_steps_per_ns: Fourier transforms; a point takes as many steps as the factors of the length together have.
-        comparison_ns: one comparison of a sort.
-        matrix_flop_per_ns: factorisations and solutions.
-        random_op_ns: one operation of a random generator.
     """
 
-    call_ns: RealLike = 2e3
-    array_ns: RealLike = 250.0
-    hand_over_ns: RealLike = 1e3
-    launch_ns: RealLike = 300.0
-    trip_ns: RealLike = 20.0
-    share_ns: RealLike = 1.5e4
-    parallel_gain: RealLike = 0.9
-    elementwise_flop_per_ns: RealLike = 100.0
-    special_ns: RealLike = 0.2
-    cached_bytes_per_ns: RealLike = 70.0
-    uncached_bytes_per_ns: RealLike = 100.0
-    indexed_place_ns: RealLike = 0.2
-    transposed_element_ns: RealLike = 0.15
-    scanned_element_ns: RealLike = 2.0
-    matmul_flop_per_ns: RealLike = 200.0
-    convolution_flop_per_ns: RealLike = 200.0
-    fft_steps_per_ns: RealLike = 20.0
-    comparison_ns: RealLike = 10.0
-    matrix_flop_per_ns: RealLike = 100.0
-    random_op_ns: RealLike = 0.02
+    call_ns: RealLike = typical(2e3, "one call, whatever it does.")
+    array_ns: RealLike = typical(250.0, "one array that a call takes; one that it gives is several of these.")
+    hand_over_ns: RealLike = typical(1e3, "handing a program that is not small over to another thread.")
+    launch_ns: RealLike = typical(300.0, "one fused kernel; those in loops are a share of this.")
+    trip_ns: RealLike = typical(20.0, "one turn of a loop.")
+    share_ns: RealLike = typical(1.5e4, "sharing one kernel among processors.")
+    parallel_gain: RealLike = typical(0.9, "speed-up by all processors at a time, less 1.")
+    elementwise_flop_per_ns: RealLike = typical(100.0, "cheap operations: adds, comparisons, those on integers.")
+    special_ns: RealLike = typical(0.2, "one exponential of float32; other special functions are so many of these.")
+    cached_bytes_per_ns: RealLike = typical(70.0, "what fused kernels write; bytes read are a share of these.")
+    uncached_bytes_per_ns: RealLike = typical(
+        100.0, "what kernels move, on top, as far as the program's data exceed the caches."
+    )
+    indexed_place_ns: RealLike = typical(
+        0.2, "one place that a gather finds; an element that it reads is a share of this."
+    )
+    transposed_element_ns: RealLike = typical(0.15, "one element of a transpose that moves the last axis.")
+    scanned_element_ns: RealLike = typical(2.0, "one element of a cumulative operation or of a window.")
+    matmul_flop_per_ns: RealLike = typical(200.0, "matrix products.")
+    convolution_flop_per_ns: RealLike = typical(200.0, "convolutions.")
+    fft_steps_per_ns: RealLike = typical(
+        20.0, "Fourier transforms; a point takes the steps of all factors of the length."
+    )
+    comparison_ns: RealLike = typical(10.0, "one comparison of a sort.")
+    matrix_flop_per_ns: RealLike = typical(100.0, "factorisations and solutions.")
+    random_op_ns: RealLike = typical(0.02, "one operation of a random generator.")
 
 
 class CountsModel(LatencyModel):
@@ -103,27 +84,13 @@ class FunctionsModel(CountsModel):
     """Any JAX function, jitted, called with arrays of the device; the inputs come from its profile.
 
     A call takes the time of its dispatch, of its launches and of the turns of its loops, and that of its work by
-    family. Processors share the work of large kernels. Elementwise work and memory traffic overlap: the larger
-    decides.
-
-    Examples:
-        >>> import jax
-        >>> from rlxjax.jaxpr import profile_function
-        >>> square = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-        >>> runs = function_runs([profile_function(lambda x: jnp.tanh(x @ x), square)])
-        >>> terms = FUNCTIONS.terms_ns(FUNCTIONS.prior.median, runs, FUNCTIONS.facts)
-        >>> float(terms["matmul_ns"][0]) > 0, float(terms["sort_ns"][0])
-        (True, 0.0)
+    family. Processors share the work of large kernels. Elementwise work and memory traffic overlap.
     """
 
     name, version = "functions", 3
     inputs = FrozenDict({name: Input(unit, least=0.0, step=0, default=0.0) for name, unit in INPUTS.items()})
     variants = ("jitted",)
-
-    @property
-    def prior(self) -> LatencyPrior[FunctionCoefficients]:
-        """Wide, but for what processors gain and what sharing takes."""
-        return wide_prior(FunctionCoefficients(), **dict.fromkeys(vars(FunctionCoefficients()), LOG_SD) | NARROWER)
+    prior = wide_prior(FunctionCoefficients(), **dict.fromkeys(vars(FunctionCoefficients()), LOG_SD) | NARROWER)  # pyright: ignore
 
     def terms_ns(self, coefficients: FunctionCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
         """Return the parts of what runs take in ns by name, `[*batch]`; their sum is the prediction."""
@@ -159,9 +126,6 @@ FUNCTIONS = FunctionsModel()
 
 def function_runs(profiles: Sequence[FunctionProfile]) -> Runs:
     """Return the runs of functions by their profiles, `[n]`.
-
-    Args:
-        profiles: of the functions.
 
     Examples:
         >>> from rlxjax.jaxpr import profile_function

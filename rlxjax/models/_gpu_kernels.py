@@ -5,25 +5,24 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 
-import jax
 import jax.numpy as jnp
 
 from rlxjax._numerics import soft_excess, soft_roofline
 from rlxjax._typing import RealLike
-from rlxjax._values import FrozenDict, by_value
-from rlxjax.fit import Facts, Input, LatencyPrior, Runs, wide_prior
+from rlxjax._values import FrozenDict
+from rlxjax.fit import Facts, Input, Runs, wide_prior
 from rlxjax.gate import Coefficients
-from rlxjax.jaxpr import GpuKernel, GpuKernelKind, GpuProgram, Product
+from rlxjax.jaxpr import GpuKernel, GpuKernelKind, GpuProgram
 from rlxjax.targets import TargetDevice, target_device, target_names
 
-from ._functions import CountsModel
+from ._coefficients import ROOFLINE_SHARPNESS, coefficients, typical
+from ._functions import LOG_SD, CountsModel
 
-#: How sharply the longer of launching and computing decides, and of computing and memory.
-QUEUE_SHARPNESS, ROOFLINE_SHARPNESS = 4, 2
+#: How sharply the longer of launching and computing decides.
+QUEUE_SHARPNESS = 4
 #: How sharply kernels that move more than the second cache holds go to memory.
 CACHE_SHARPNESS = 3
-#: What is known of a coefficient: a rate as a share of the data sheet's, and all others by their order of magnitude.
-LOG_SD = 0.8
+#: Standard deviations of the logarithms of coefficients that are known better than by their order of magnitude.
 NARROWER = {
     "memory_share": 0.07,
     "cache_gain": 0.3,
@@ -71,56 +70,34 @@ GPU_INPUTS: Mapping[str, str] = {
 }
 
 
-@by_value
-@jax.tree_util.register_dataclass
+@coefficients
 @dataclasses.dataclass(frozen=True)
 class GpuCoefficients(Coefficients):
     """What the parts of a call of a compiled program take on one host with one GPU; every field positive, `[*batch]`.
 
     Rates are shares of those of the data sheet, which the facts hold. The other defaults are orders of magnitude of a
     present-day host.
-
-    Attributes:
-        call_ns: one call and waiting for it, whatever it does, but for what runs while the device works.
-        overlapped_ns: the part of a call that runs while the device works.
-        array_ns: one array that a call takes; one that it gives is several of these.
-        command_ns: launching a kernel or a graph of kernels; a copy is several of these.
-        library_call_ns: what calling cuBLAS or a factorisation takes more.
-        convolution_call_ns: what calling cuDNN takes more.
-        kernel_ns: one kernel on the device, whatever it does.
-        wake_ns: waking the host once the device is done; it takes the longer, the longer the host waits.
-        memory_share: of the data sheet's bandwidth.
-        cache_gain: bandwidth of the second cache, of that of the memory.
-        operation_share: of the data sheet's rate of float32, an elementwise operation as one.
-        product_share: of the data sheet's rates of products.
-        sort_stage_ns: one stage of a sort.
-        sort_bytes_per_ns: bytes that the stages of sorts go over.
-        triangular_column_ns: one column of a triangular solve.
-        cholesky_column_ns: one column of a Cholesky factorisation.
-        pivoted_column_ns: one column of an LU or QR factorisation.
-        eigen_ns: one call for eigenvalues or singular values.
-        eigen_column_ns: one column of these.
     """
 
-    call_ns: RealLike = 3e4
-    overlapped_ns: RealLike = 2e4
-    array_ns: RealLike = 1e3
-    command_ns: RealLike = 4e3
-    library_call_ns: RealLike = 4e3
-    convolution_call_ns: RealLike = 1e4
-    kernel_ns: RealLike = 2e3
-    wake_ns: RealLike = 1e4
-    memory_share: RealLike = 0.88
-    cache_gain: RealLike = 1.7
-    operation_share: RealLike = 0.3
-    product_share: RealLike = 0.7
-    sort_stage_ns: RealLike = 500.0
-    sort_bytes_per_ns: RealLike = 5e3
-    triangular_column_ns: RealLike = 300.0
-    cholesky_column_ns: RealLike = 500.0
-    pivoted_column_ns: RealLike = 2e3
-    eigen_ns: RealLike = 2e5
-    eigen_column_ns: RealLike = 1e4
+    call_ns: RealLike = typical(3e4, "one call and waiting for it, but for what runs while the device works.")
+    overlapped_ns: RealLike = typical(2e4, "the part of a call that runs while the device works.")
+    array_ns: RealLike = typical(1e3, "one array that a call takes; one that it gives is several of these.")
+    command_ns: RealLike = typical(4e3, "launching a kernel or a graph of kernels; a copy is several of these.")
+    library_call_ns: RealLike = typical(4e3, "what calling cuBLAS or a factorisation takes more.")
+    convolution_call_ns: RealLike = typical(1e4, "what calling cuDNN takes more.")
+    kernel_ns: RealLike = typical(2e3, "one kernel on the device, whatever it does.")
+    wake_ns: RealLike = typical(1e4, "waking the host once the device is done: the longer it waited, the longer.")
+    memory_share: RealLike = typical(0.88, "of the data sheet's bandwidth.")
+    cache_gain: RealLike = typical(1.7, "bandwidth of the second cache, of that of the memory.")
+    operation_share: RealLike = typical(0.3, "of the data sheet's rate of float32, an elementwise operation as one.")
+    product_share: RealLike = typical(0.7, "of the data sheet's rates of products.")
+    sort_stage_ns: RealLike = typical(500.0, "one stage of a sort.")
+    sort_bytes_per_ns: RealLike = typical(5e3, "bytes that the stages of sorts go over.")
+    triangular_column_ns: RealLike = typical(300.0, "one column of a triangular solve.")
+    cholesky_column_ns: RealLike = typical(500.0, "one column of a Cholesky factorisation.")
+    pivoted_column_ns: RealLike = typical(2e3, "one column of an LU or QR factorisation.")
+    eigen_ns: RealLike = typical(2e5, "one call for eigenvalues or singular values.")
+    eigen_column_ns: RealLike = typical(1e4, "one column of these.")
 
 
 def gpu_facts(device: TargetDevice) -> Facts:
@@ -174,24 +151,12 @@ class GpuKernelsModel(CountsModel):
     follow each other; products and other work overlap with memory traffic. A product takes what its FLOP take on the
     whole card, and its last tile what that takes on one core. Libraries' solvers go on column by column. The host
     then waits, and wakes the later the longer it waited.
-
-    Examples:
-        >>> from rlxjax.jaxpr import GpuKernel, GpuKernelKind, GpuProgram
-        >>> kernel = GpuKernel(GpuKernelKind.ELEMENTWISE, 1, read_bytes=2**30, written_bytes=2**30)
-        >>> runs = gpu_runs([GpuProgram(1, 1, (kernel,))])
-        >>> terms = GPU_KERNELS.terms_ns(GPU_KERNELS.prior.median, runs, GPU_KERNELS.facts)
-        >>> 5e5 < float(sum(terms.values())[0]) < 2e6
-        True
     """
 
     name, version = "gpu_kernels", 1
     inputs = FrozenDict({name: Input(unit, least=0.0, step=0, default=0.0) for name, unit in GPU_INPUTS.items()})
     variants = ("compiled",)
-
-    @property
-    def prior(self) -> LatencyPrior[GpuCoefficients]:
-        """Shares of data sheets are known within a third or so, everything else by its order of magnitude."""
-        return wide_prior(GpuCoefficients(), **dict.fromkeys(vars(GpuCoefficients()), LOG_SD) | NARROWER)
+    prior = wide_prior(GpuCoefficients(), **dict.fromkeys(vars(GpuCoefficients()), LOG_SD) | NARROWER)  # pyright: ignore
 
     @property
     def facts(self) -> Facts:
@@ -243,13 +208,10 @@ GPU_KERNELS = GpuKernelsModel()
 
 
 def gpu_runs(programs: Sequence[GpuProgram]) -> Runs:
-    """Return the runs of compiled programs, `[n]`.
-
-    Args:
-        programs: by what they launch.
+    """Return the runs of compiled programs by what they launch, `[n]`.
 
     Examples:
-        >>> from rlxjax.jaxpr import GpuKernel, GpuKernelKind, GpuProgram, Product
+        >>> from rlxjax.jaxpr import GpuProgram
         >>> gpu_runs([GpuProgram(1, 1, ())]).shape
         (1,)
     """
@@ -288,33 +250,26 @@ def gpu_inputs(program: GpuProgram) -> dict[str, float]:
 
 def _counts(kernel: GpuKernel) -> dict[str, float]:
     """Return what one launch of a kernel does, by input."""
+    kind, product = kernel.kind, kernel.product
     found: dict[str, float] = {
-        "commands": COMMANDS_OF_A_COPY if kernel.kind is GpuKernelKind.COPY else 1.0,
+        "commands": COMMANDS_OF_A_COPY if kind is GpuKernelKind.COPY else 1.0,
         "kernels": 1.0,
-        "library_calls": kernel.is_library and kernel.kind in CALLED,
-        "convolution_calls": kernel.kind is GpuKernelKind.CONVOLUTION,
+        "library_calls": kernel.is_library and kind in CALLED,
+        "convolution_calls": kind is GpuKernelKind.CONVOLUTION,
         "moved_bytes": float(kernel.bytes * kernel.passes),
         "operations": float(kernel.operations),
     }
-    if kernel.product is not None:
-        name = _rate_of(kernel.product)
-        found[f"{name}_flop"] = float(kernel.product.flop)
-        found[f"{name}_tile_flop"] = kernel.product.flop / max(kernel.product.tiles, 1)
-    if kernel.kind in SORTS:
+    if product is not None:  # by the rate of a data sheet that bounds it
+        single = "exact" if product.is_exact else "float32"
+        name = "float64" if product.itemsize >= 8 else "half" if product.itemsize <= 2 else single
+        found[f"{name}_flop"] = float(product.flop)
+        found[f"{name}_tile_flop"] = product.flop / max(product.tiles, 1)
+    if kind in SORTS:
         octaves = math.ceil(math.log2(max(kernel.row_elements, 2)))
         found["sort_stages"] = octaves * (octaves + 1) / 2
-        if kernel.kind is GpuKernelKind.SORT:
+        if kind is GpuKernelKind.SORT:
             found["sort_steps"] = found["sort_stages"] * kernel.written_bytes
-    if kernel.kind in COLUMNS:
-        found[COLUMNS[kernel.kind]] = kernel.columns
-        found["eigen_calls"] = kernel.kind is GpuKernelKind.EIGEN
+    if kind in COLUMNS:
+        found[COLUMNS[kind]] = kernel.columns
+        found["eigen_calls"] = kind is GpuKernelKind.EIGEN
     return found
-
-
-def _rate_of(product: Product) -> str:
-    """Return which rate of a data sheet bounds a product."""
-    if product.itemsize >= 8:
-        return "float64"
-    if product.itemsize <= 2:
-        return "half"
-    return "exact" if product.is_exact else "float32"

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -28,26 +28,8 @@ from ._welch_terms import (
 
 #: The numbers of the runner's schedule that the model depends on.
 _SCHEDULED = (
-    *("tile_rows", "chunk_samples", "sizes_per_octave", "alone_samples_host", "alone_samples_fused"),
-    *("alone_samples_block", "least_block_bins", "least_blocks"),
-)
-#: How programs are scheduled where a calibration does not say: as on two processors, without learned models.
-_FACTS: Facts = FrozenDict(
-    {
-        "processors": 2,
-        **{name: getattr(schedule("cpu"), name) for name in _SCHEDULED},
-        **dict.fromkeys(("learned_n_fft", "learned_flop", "learned_live_bins"), ()),
-    }
-)
-_STRATEGIES = FrozenDict(
-    {
-        "ultra": StrategySpec(("host",), FrozenDict({"n_segments": 1.0})),
-        "fast": StrategySpec(("host",), FrozenDict({"n_segments": 2.0})),
-        "host": StrategySpec(("host",)),
-        "fused": StrategySpec(("fused_maxima", "fused_top_k")),
-        "block": StrategySpec(("block",)),
-        "learned": StrategySpec(("learned",)),
-    }
+    "tile_rows chunk_samples sizes_per_octave alone_samples_host alone_samples_fused alone_samples_block "
+    "least_block_bins least_blocks"
 )
 #: Processors are not very many: a wider prior lets a fit end where no timing is.
 GAIN_LOG_SD = 1.0
@@ -70,16 +52,8 @@ MICRO_RATES = ("memory_bytes_per_ns", "copy_bytes_per_ns", "device_flop_per_ns",
 class WelchModel(LatencyModel):
     """Welch peaks on the host, or on a device by a fused program, block by block, or by a learned FFT.
 
-    Every strategy but `learned` gives the same peaks. A `learned` run takes its operations from the learned models
-    among the facts: `learned_n_fft`, and for each of these lengths `learned_flop`, the operations of the pruned
-    program for one segment, and `learned_live_bins`, the bins that are not masked. The other facts are fields of
-    the runner's schedule, by their names there.
-
-    Examples:
-        >>> runs = Runs.checked(WELCH, "host", batch=64, n_fft=256, k=16)
-        >>> terms = WELCH.terms_ns(WELCH.prior.median, runs, WELCH.facts)
-        >>> list(terms)
-        ['call_ns', 'launch_and_sync_ns', 'upload_ns', 'transform_ns', 'selection_ns', 'readback_ns']
+    Every strategy but `learned` gives the same peaks. Facts are numbers of the runner's schedule, and of the learned
+    models: for each of `learned_n_fft`, the operations of a segment's pruned program and the bins that are not masked.
     """
 
     name, version = "welch", 15
@@ -93,28 +67,33 @@ class WelchModel(LatencyModel):
     )
     variants = VARIANTS
 
-    @property
-    def prior(self) -> LatencyPrior[LatencyCoefficients]:
-        """Wide, but for what processors gain."""
-        return wide_prior(LatencyCoefficients(), parallel_gain=GAIN_LOG_SD)
-
-    @property
-    def facts(self) -> Facts:
-        """How programs are scheduled where a calibration does not say."""
-        return _FACTS
-
-    @property
-    def strategies(self) -> Mapping[str, StrategySpec]:
-        """The host with one and with two segments as users name it, and the four ways to compute peaks."""
-        return _STRATEGIES
+    prior = wide_prior(LatencyCoefficients(), parallel_gain=GAIN_LOG_SD)  # pyright: ignore
+    #: How programs are scheduled where a calibration does not say: as on two processors, without learned models.
+    facts: ClassVar[Facts] = FrozenDict(  # pyright: ignore
+        {
+            "processors": 2,
+            **{name: getattr(schedule("cpu"), name) for name in _SCHEDULED.split()},
+            **dict.fromkeys(("learned_n_fft", "learned_flop", "learned_live_bins"), ()),
+        }
+    )
+    strategies = FrozenDict(  # pyright: ignore
+        {
+            "ultra": StrategySpec(("host",), FrozenDict({"n_segments": 1.0})),
+            "fast": StrategySpec(("host",), FrozenDict({"n_segments": 2.0})),
+            "host": StrategySpec(("host",)),
+            "fused": StrategySpec(("fused_maxima", "fused_top_k")),
+            "block": StrategySpec(("block",)),
+            "learned": StrategySpec(("learned",)),
+        }
+    )
 
     def terms_ns(self, coefficients: LatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
         """Return the parts of what runs take in ns by name, `[*batch]`; their sum is the prediction."""
-        return welch_terms_ns(coefficients, runs, {**_FACTS, **facts})
+        return welch_terms_ns(coefficients, runs, {**self.facts, **facts})
 
     def same_result(self, runs: Runs, facts: Facts) -> Bool[Array | np.ndarray, "*batch variants"]:
         """Return which variants are candidates: learned runs with a model of their length, maxima where they select."""
-        lengths, blocks = ({**_FACTS, **facts}[name] for name in ("learned_n_fft", "least_blocks"))
+        lengths, blocks = ({**self.facts, **facts}[name] for name in ("learned_n_fft", "least_blocks"))
         xp = namespace_of(*runs.inputs.values(), *lengths, blocks)
         n_fft = xp.broadcast_to(xp.asarray(runs.inputs["n_fft"]), runs.shape)
         found = xp.zeros(runs.shape, bool)
@@ -135,14 +114,10 @@ class WelchModel(LatencyModel):
     def features(self, runs: Runs, facts: Facts) -> Float[Array | np.ndarray, "*batch features"]:
         """Return what the weights of a variant multiply: a piecewise linear function of logarithms of sizes.
 
-        They are the rises of samples, rows and segment length between knots; the rise towards the most samples that one
-        processor works on alone, and the level beyond them; the slope in k of one row, its rises from knot to knot of
-        rows, and how much larger it is for longer rows; and the level.
-
-        A rise goes from 0 at one knot to 1 at the next one, before the middle knot from -1 to 0: so a correction stays
-        level where nothing was timed.
-
-        Those of NumPy's arrays are NumPy's, in double precision: a fit compiles nothing for them.
+        They are the rises of samples, rows and segment length between knots, each from 0 at one knot to 1 at the next
+        one, before the middle knot from -1 to 0, so that a correction stays level where nothing was timed; the rise
+        towards the most samples that one processor works on alone, and the level beyond them; the slope in k; and the
+        level. NumPy's arrays give NumPy's, in double precision: a fit compiles nothing for them.
         """
         xp = namespace_of(runs.variant, *runs.inputs.values())
         sizes = (xp.asarray(runs.inputs[name], xp.result_type(float)) for name in ("batch", "n_fft", "k", "n_segments"))
@@ -159,7 +134,7 @@ class WelchModel(LatencyModel):
             places = np.arange(float(count)).reshape((1,) * rows.ndim + (count,))
             rises = xp.clip((xp.log2(size)[..., None] - first) / step - places, 0.0, 1.0)
             columns.append(rises - np.where(places < count // 2, 1.0, 0.0))
-        filled = samples / alone_samples(variant, {**_FACTS, **facts})
+        filled = samples / alone_samples(variant, {**self.facts, **facts})
         rise = xp.clip(1.0 + xp.log2(filled) / OCTAVES_BEFORE_SHARING, 0.0, 1.0)
         octaves_of_k = xp.log2(peaks / CENTRE_K) / OCTAVES_OF_K
         of_rows = [way_between(rows, low, high) for low, high in pairwise(SLOPE_KNOTS)]
@@ -220,8 +195,7 @@ def heap_rates(
         time_ns: of one selection, less launch and wait.
     """
     count, size = np.asarray(rows, float), np.asarray(bins, float)
-    columns = np.stack(
-        [count * size, count * np.asarray(heap_comparisons(jnp.asarray(size), jnp.asarray(k, float)))], -1
-    )
+    comparisons = np.asarray(heap_comparisons(jnp.asarray(size), jnp.asarray(k, float)))
+    columns = np.stack([count * size, count * comparisons], -1)
     by_bin, by_comparison = np.linalg.lstsq(columns, np.asarray(time_ns, float), rcond=None)[0].tolist()
     return {"topk_bin_ns": by_bin, "topk_compare_ns": by_comparison}

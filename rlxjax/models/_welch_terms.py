@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +12,11 @@ from jaxtyping import Array, Bool, Float
 from rlxjax._numerics import namespace_of, soft_excess, soft_roofline, straight_through
 from rlxjax._schedule import padded_rows, shared_rows
 from rlxjax._typing import Code, RealLike
-from rlxjax._values import by_value
 from rlxjax.fit import Facts, Runs
 from rlxjax.gate import Coefficients
 
-from ._fft import FFT_BYTES_PER_SAMPLE, ROOFLINE_SHARPNESS, factor_ratio, fft_flop
+from ._coefficients import ROOFLINE_SHARPNESS, coefficients, typical
+from ._fft import FFT_BYTES_PER_SAMPLE, factor_ratio, fft_flop
 
 VARIANTS = ("host", "fused_maxima", "fused_top_k", "block", "learned")
 #: Their places.
@@ -47,56 +46,38 @@ LANES = 8.0
 BINS_OF_A_CANDIDATE = 40.0
 
 
-@by_value
-@jax.tree_util.register_dataclass
+@coefficients
 @dataclasses.dataclass(frozen=True)
 class LatencyCoefficients(Coefficients):
     """What the parts of a run take on one machine; every field positive, `[*batch]`.
 
     Units stand in the names: ns, bytes per ns (GB/s), FLOP per ns (GFLOP/s). The defaults are orders of magnitude of a
     present-day machine.
-
-    Attributes:
-        host_call_ns: one call of NumPy code: the host path, or the block path's selection.
-        launch_ns: one call of a device path: checks, launch of its program, and the wait for its end.
-        threads_ns: having other threads of Python's join in, on the host and the block path.
-        streams_ns: having the programs of other processors run beside the first one.
-        parallel_gain: speed-up by all processors at a time, less 1.
-        padding_ns: making room for rows that are padded, apart from their bytes.
-        copy_bytes_per_ns: between host and device: signals and spectra.
-        memory_bytes_per_ns: what data beyond the caches cost on top, and what each call reads anew.
-        host_bytes_per_ns: samples and spectra that NumPy's code moves.
-        select_row_ns: one row of the host's selection, however many bins it has.
-        select_compare_ns: one comparison of the host's selection.
-        device_flop_per_ns: FFT operations on the device.
-        device_bytes_per_ns: what the device's transforms move, within a chunk.
-        maxima_compare_ns: one bin compared in a pass of the selection by maxima.
-        maxima_pass_ns: one of those passes, however many rows it has.
-        topk_bin_ns: one bin scanned by the selection by a heap.
-        topk_compare_ns: one comparison of that heap.
-        learned_segment_ns: one segment of a pruned transform, apart from its operations and its bytes.
-        learned_flop_per_ns: operations of a pruned transform.
     """
 
-    host_call_ns: RealLike = 4e4
-    launch_ns: RealLike = 5e4
-    threads_ns: RealLike = 1e5
-    streams_ns: RealLike = 5e4
-    parallel_gain: RealLike = 0.7
-    padding_ns: RealLike = 5e3
-    copy_bytes_per_ns: RealLike = 20.0
-    memory_bytes_per_ns: RealLike = 10.0
-    host_bytes_per_ns: RealLike = 8.0
-    select_row_ns: RealLike = 100.0
-    select_compare_ns: RealLike = 1.0
-    device_flop_per_ns: RealLike = 20.0
-    device_bytes_per_ns: RealLike = 20.0
-    maxima_compare_ns: RealLike = 0.1
-    maxima_pass_ns: RealLike = 300.0
-    topk_bin_ns: RealLike = 1.0
-    topk_compare_ns: RealLike = 5.0
-    learned_segment_ns: RealLike = 50.0
-    learned_flop_per_ns: RealLike = 30.0
+    host_call_ns: RealLike = typical(4e4, "one call of NumPy code: the host path, or the block path's selection.")
+    launch_ns: RealLike = typical(
+        5e4, "one call of a device path: checks, launch of its program, and the wait for its end."
+    )
+    threads_ns: RealLike = typical(1e5, "having other threads of Python's join in, on the host and the block path.")
+    streams_ns: RealLike = typical(5e4, "having the programs of other processors run beside the first one.")
+    parallel_gain: RealLike = typical(0.7, "speed-up by all processors at a time, less 1.")
+    padding_ns: RealLike = typical(5e3, "making room for rows that are padded, apart from their bytes.")
+    copy_bytes_per_ns: RealLike = typical(20.0, "between host and device: signals and spectra.")
+    memory_bytes_per_ns: RealLike = typical(
+        10.0, "what data beyond the caches cost on top, and what each call reads anew."
+    )
+    host_bytes_per_ns: RealLike = typical(8.0, "samples and spectra that NumPy's code moves.")
+    select_row_ns: RealLike = typical(100.0, "one row of the host's selection, however many bins it has.")
+    select_compare_ns: RealLike = typical(1.0, "one comparison of the host's selection.")
+    device_flop_per_ns: RealLike = typical(20.0, "FFT operations on the device.")
+    device_bytes_per_ns: RealLike = typical(20.0, "what the device's transforms move, within a chunk.")
+    maxima_compare_ns: RealLike = typical(0.1, "one bin compared in a pass of the selection by maxima.")
+    maxima_pass_ns: RealLike = typical(300.0, "one of those passes, however many rows it has.")
+    topk_bin_ns: RealLike = typical(1.0, "one bin scanned by the selection by a heap.")
+    topk_compare_ns: RealLike = typical(5.0, "one comparison of that heap.")
+    learned_segment_ns: RealLike = typical(50.0, "one segment of a pruned transform, apart from operations and bytes.")
+    learned_flop_per_ns: RealLike = typical(30.0, "operations of a pruned transform.")
 
 
 def welch_terms_ns(c: LatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
@@ -130,7 +111,12 @@ def welch_terms_ns(c: LatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[
     spilled = SPILLED_TRANSFORM * soft_excess(COMPLEX_HELD_BYTES * n_fft, FIRST_CACHE_BYTES, FIRST_CACHE_SHARPNESS)
     ratio = factor_ratio(n_fft)
     device_flop = rows * n_segments * fft_flop(n_fft) * (ratio * (1.0 + jnp.where(is_exact, spilled, 0.0)))
-    flop, live_bins, is_known = _learned_work(n_fft, facts)
+    flop, live_bins, is_known = jnp.zeros_like(n_fft), jnp.zeros_like(n_fft), jnp.zeros_like(n_fft, bool)
+    learned = (facts[name] for name in ("learned_n_fft", "learned_flop", "learned_live_bins"))
+    for length, its_flop, its_live_bins in zip(*learned, strict=True):
+        is_this = n_fft == length
+        flop, live_bins = jnp.where(is_this, its_flop, flop), jnp.where(is_this, its_live_bins, live_bins)
+        is_known = is_known | is_this
     segments = rows * n_segments
     learned_ns = segments * c.learned_segment_ns + segments * flop * (1.0 / c.learned_flop_per_ns)
     # A pruned program reads a signal once and writes live bins.
@@ -159,10 +145,9 @@ def welch_terms_ns(c: LatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[
     read_back_bytes = jnp.where(is_block, rows * spectrum_bytes, jnp.where(on_host, 0.0, 8.0 * rows * k))
     # Rows are copied to a padded signal, and then as any signal.
     uploaded_bytes = jnp.where(on_host, 0.0, signal_bytes) * jnp.where(is_padded, 2.0, 1.0)
+    call_ns = jnp.where(by_numpy, c.host_call_ns, 0.0)
     return {
-        "call_ns": jnp.where(by_numpy, c.host_call_ns, 0.0)
-        + joining_ns
-        + HOST_HELD_BYTES_PER_SAMPLE * n_fft * memory_ns,
+        "call_ns": call_ns + joining_ns + HOST_HELD_BYTES_PER_SAMPLE * n_fft * memory_ns,
         "launch_and_sync_ns": jnp.where(on_host, 0.0, c.launch_ns),
         "upload_ns": jnp.where(is_padded, c.padding_ns, 0.0) + share * (uploaded_bytes * copy_ns),
         "transform_ns": jnp.where(is_learned & ~is_known, jnp.inf, transform_ns),
@@ -184,11 +169,9 @@ def alone_samples(variant: Code, facts: Facts) -> RealLike:
 def device_rows(
     variant: Code, batch: Float[Array, "*#batch"], row_samples: RealLike, facts: Facts
 ) -> tuple[Float[Array, "*#batch"], Bool[Array | np.ndarray, "*#batch"]]:
-    """Return the rows that device programs run, and whether the batch is padded to them, `[*batch]` each.
-
-    Chunks go round the processors; the last round may have fewer chunks, and takes as long. The gradient takes the rows
-    as the batch, since that of a staircase is 0.
-    """
+    """Return the rows that device programs run, and whether the batch is padded to them, `[*batch]` each."""
+    # Chunks go round the processors; the last round may have fewer chunks, and takes as long. The gradient takes the
+    # rows as the batch, since that of a staircase is 0.
     processors, batch = facts["processors"], jnp.asarray(batch)
     share, is_one = shared_rows(batch, row_samples, alone_samples(variant, facts), processors, facts)
     rounds = processors * jnp.ceil(jnp.ceil(batch / share) / processors)
@@ -198,12 +181,10 @@ def device_rows(
 
 
 def partition_comparisons(bins: RealLike, k: RealLike) -> Float[Array, "*batch"]:
-    """Return the comparisons of NumPy's partition of bins around the k largest, and of a sort of these, `[*batch]`.
-
-    Few numbers are sorted by a network. More are split around a pivot first, again and again: in the mean over all
-    orders by `2 n (1 + H(k / n))` comparisons, where H is the entropy in nats (D. E. Knuth, Mathematical Analysis of
-    Algorithms, 1971, of Hoare's FIND). Where all bins are peaks, there is no partition.
-    """
+    """Return the comparisons of NumPy's partition of bins around the k largest, and of a sort of these, `[*batch]`."""
+    # Few numbers are sorted by a network. More are split around a pivot first: in the mean over all orders by
+    # `2 n (1 + H(k / n))` comparisons, where H is the entropy in nats (D. E. Knuth, Mathematical Analysis of
+    # Algorithms, 1971, of Hoare's FIND).
     peaks = jnp.minimum(k, bins)
     share = jnp.where(k < bins, peaks / bins, 0.5)
     entropy = -share * jnp.log(share) - (1.0 - share) * jnp.log(1.0 - share)
@@ -213,10 +194,8 @@ def partition_comparisons(bins: RealLike, k: RealLike) -> Float[Array, "*batch"]
 
 
 def maxima_passes(bins: RealLike, k: RealLike) -> Float[Array, "*batch"]:
-    """Return the passes of the selection by maxima, `[*batch]`: one for each peak, and for spare candidates.
-
-    Keys of more bins hold fewer bits of a power, so that more of them are equal.
-    """
+    """Return the passes of the selection by maxima, `[*batch]`: one for each peak, and for spare candidates."""
+    # Keys of more bins hold fewer bits of a power, so that more of them are equal.
     spare = 2.0 + jnp.maximum(jnp.log2(bins) - SPARE_KEY_BITS, 0.0) / 2.0
     return jnp.minimum(jnp.minimum(k, bins) + spare, bins)
 
@@ -228,25 +207,11 @@ def maxima_comparisons(bins: RealLike, facts: Facts) -> Float[Array, "*batch"]:
 
 
 def heap_comparisons(bins: RealLike, k: RealLike) -> Float[Array, "*batch"]:
-    """Return the comparisons of a heap that keeps the k largest of bins in any order, `[*batch]`.
-
-    `k ln(bins / k)` bins enter a heap of k that is full (D. E. Knuth, The Art of Computer Programming, vol. 1,
-    1.2.10: how often a running maximum changes), each by `log2(k + 1)` comparisons. What it holds is then taken out
-    one by one, by `log2(k!)` in all, as it gets smaller: by Stirling's series.
-    """
+    """Return the comparisons of a heap that keeps the k largest of bins in any order, `[*batch]`."""
+    # `k ln(bins / k)` bins enter a heap of k that is full (D. E. Knuth, The Art of Computer Programming, vol. 1,
+    # 1.2.10), each by `log2(k + 1)` comparisons; all are then taken out by `log2(k!)`: by Stirling's series.
     peaks = jnp.minimum(k, bins)
     entries = peaks * jnp.log(bins / peaks)
     log_factorial = (peaks + 0.5) * jnp.log(peaks) - peaks + 0.5 * math.log(2.0 * math.pi) + 1.0 / (12.0 * peaks)
     heap = entries * jnp.log2(peaks + 1.0) + log_factorial / math.log(2.0)
     return jnp.where(k < bins, heap, 2.0 * bins * jnp.log(bins))
-
-
-def _learned_work(n_fft: RealLike, facts: Facts) -> tuple[Any, Any, Any]:
-    """Return operations and live bins of the learned model of a length, and whether there is one, `[*batch]`."""
-    flop, live_bins, is_known = jnp.zeros_like(n_fft), jnp.zeros_like(n_fft), jnp.zeros_like(n_fft, bool)
-    models = (facts[name] for name in ("learned_n_fft", "learned_flop", "learned_live_bins"))
-    for length, its_flop, its_live_bins in zip(*models, strict=True):
-        is_this = n_fft == length
-        flop, live_bins = jnp.where(is_this, its_flop, flop), jnp.where(is_this, its_live_bins, live_bins)
-        is_known = is_known | is_this
-    return flop, live_bins, is_known
