@@ -69,7 +69,8 @@ def register_rule(primitive: "str | Primitive", rule: CountingRule, *, family: s
         raise ValueError(f"rule: expected a function of inputs, outputs and params, got {rule!r}")
     if name in RULES or name in RESERVED:
         raise ValueError(f"primitive: expected one without a rule, got {name!r}, which has one")
-    RULES[name] = Rule(family, said=_checked(name, rule))
+    also = _rules_algebra.squares if family == "linear algebra" else None
+    RULES[name] = Rule(family, said=_checked(name, rule), also=also)
 
 
 def _checked(name: str, rule: CountingRule) -> Callable[[Operation], OperationCounts]:

@@ -143,11 +143,11 @@ def _matrix(flops: Callable[[Operation], int], copies: bool = False, operand: in
         of=operand,
         workspace=(lambda op: nbytes(op.operand)) if copies else None,
         slices=lambda op: math.prod(op.operand.shape[:-2]),
-        also=_squares,
+        also=squares,
     )
 
 
-def _squares(op: Operation) -> dict[str, int]:
+def squares(op: Operation) -> dict[str, int]:
     """Return the elements of the largest squares in matrices; of what is no matrix, its elements."""
     shape, count = op.operand.shape, elements(op.operand)
     return {"matrix elements": count * min(shape[-2:]) // max(*shape[-2:], 1) if len(shape) > 1 else count}
@@ -236,5 +236,5 @@ RULES: Mapping[str, Rule] = {
     # A rotation of two numbers for each element of the triangle.
     "cholesky_update": _matrix(lambda op: 3 * op.operand.shape[-1] ** 2),
     "symmetric_product": _matrix(lambda op: 2 * math.prod(op.operand.shape[-2:]) * op.operand.shape[-2]),
-    "lu_pivots_to_permutation": Rule("linear algebra", lambda op: elements(op.operand), also=_squares),
+    "lu_pivots_to_permutation": Rule("linear algebra", lambda op: elements(op.operand), also=squares),
 }
