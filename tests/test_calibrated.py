@@ -97,37 +97,27 @@ def test_an_interval_is_log_normal_around_the_prediction():
     assert np.all(np.asarray(run.log_sd()) > np.asarray(run.spread))
 
 
-def test_the_pick_has_the_lowest_prediction():
+def test_the_pick_has_the_lowest_prediction_among_candidates_in_their_order_and_of_equals_is_the_first():
     names = ("loop", "tile")
-    times = np.array([TILES.predict_ns(name, N, 2.5) for name in names])
-    best = np.argmin(times, 0)
+    best = np.argmin([TILES.predict_ns(name, N, 2.5) for name in names], 0)
     assert set(best.tolist()) == {0, 1}
     assert [TILES.pick(n, 2.5) for n in N] == [names[place] for place in best]
     assert TILES.strategies == names
     np.testing.assert_array_equal(TILES.pick_index(N, depth=2.5), best)
     np.testing.assert_array_equal(jax.jit(lambda n: TILES.pick_index(n, 2.5))(N), best)
-    assert [int(jax.jit(lambda n: TILES.pick_index(n, 2.5))(n)) for n in N] == best.tolist()
+    np.testing.assert_array_equal(TILES.pick_index(N, 2.5, candidates=("tile", "loop")), 1 - best)
     # A choice of host sizes within a program is made while it is traced.
     assert jax.jit(lambda x: x + names.index(TILES.pick(700.0, 2.5)))(0) == best[3]
-    assert TILES.pick(np.float64(700.0), 2.5) == TILES.pick(jnp.asarray(700.0), 2.5) == names[best[3]]
-    assert type(TILES.pick(np.float64(700.0), 2.5)) is str
-
-
-def test_the_pick_is_among_its_candidates_in_their_order_and_of_equals_the_first():
+    for n in (np.float64(700.0), jnp.asarray(700.0)):
+        assert (type(TILES.pick(n, 2.5)), TILES.pick(n, 2.5)) == (str, names[best[3]])
     assert TILES.pick(8000.0, candidates=("loop",)) == "once"
-    swapped = TILES.pick_index(N, 2.5, candidates=("tile", "loop"))
-    np.testing.assert_array_equal(swapped, 1 - TILES.pick_index(N, 2.5))
     equal = calibrated(certain(LINE, {**LINE_TRUTH, "block_ns": 1.5}))
     assert float(equal.predict_ns("plain", 1)) == float(equal.predict_ns("blocked", 1))
     assert equal.pick(1) == "plain"
     assert equal.pick(1, candidates=("blocked", "plain")) == "blocked"
-
-
-def test_a_strategy_goes_by_the_name_that_says_most():
+    # A strategy goes by the name that says most.
     assert TILES.name_of("loop", 5) == TILES.name_of("once", 5) == TILES.name_of("loop", 5, 1.0) == "once"
-    assert TILES.name_of("loop", 5, 2.0) == "loop"
-    assert TILES.name_of("tile", 5) == "tile"
-    assert TILES.pick(1) == "once"
+    assert (TILES.name_of("loop", 5, 2.0), TILES.name_of("tile", 5), TILES.pick(1)) == ("loop", "tile", "once")
     np.testing.assert_allclose(TILES.predict_ns("once", N), TILES.predict_ns("loop", N, 1.0), rtol=1e-12)
 
 
@@ -215,6 +205,7 @@ REFUSED = {
         lambda: calibrated(certain(TWIN, dict(TWIN.prior.median))).decide(5)
     ],
     "model: expected one of line, tiled, got 'other'": [lambda: CALIBRATION.predict_ns("host", 1, model="other")],
+    "model: expected tiled, got 'line'": [lambda: TILES.predict_ns("tile", 1, model="line")],
     "models: this calibration holds none that is known; see load_calibration(models=)": [
         lambda: calibration(models=[]).pick(1)
     ],
@@ -243,8 +234,6 @@ def test_a_decision_is_that_of_the_two_estimates():
     assert found == TILES.decide(N, 2.0) == TILES.decide(N, 2.0, fused="tile", kept="loop")
     other = TILES.compare("loop", "tile", N, 2.0)
     np.testing.assert_allclose(other.margin_ns, -np.asarray(found.margin_ns))
-    same = TILES.compare("tile", "tile", 64)
-    assert (float(same.margin_ns), float(same.probability), same.verdict()) == (0.0, 0.5, "undecided")
     assert [TILES.compare("tile", "loop", n).in_domain for n in (8.0, 9000.0)] == [True, False]
     cheap = calibrated(certain(LINE, {**LINE_TRUTH, "block_ns": 1e-3}))
     assert cheap.decide(1000).verdict() == "fuse"
@@ -266,21 +255,19 @@ def test_what_the_variants_of_a_workload_have_alike_leaves_its_decisions():
     )
     # Two runs of one variant are one, or of different inputs.
     same = known.compare("tile", "tile", 64)
-    assert (float(same.margin_ns), float(same.probability)) == (0.0, 0.5)
+    assert (float(same.margin_ns), float(same.probability), same.verdict()) == (0.0, 0.5, "undecided")
 
 
 def test_the_domain_is_closed_and_bounds_products_too():
     assert TILES.domain == {"n": (1.0, 8192.0), "depth": (1.0, 4.0), "n*depth": (1.0, 32768.0)}
     narrow = dataclasses.replace(TILES, domain={**TILES.domain, "n*depth": (2.0, 8192.0)})
-    assert narrow.in_domain(8192) is True
-    assert narrow.in_domain(8192, 2) is False
     n, depth = np.array([1, 2, 8192, 8193, 2048, 2049, 8]), np.array([1, 1, 1, 1, 4, 4, 4.5])
     expected = [False, True, True, False, True, False, False]
-    assert narrow.in_domain(n, depth).tolist() == expected
+    assert (
+        narrow.in_domain(n, depth).tolist() == expected == [narrow.in_domain(*of) for of in zip(n, depth, strict=True)]
+    )
     assert jax.jit(lambda n: narrow.in_domain(n, depth))(n).tolist() == expected
-
-
-def test_a_domain_is_known_where_every_strategy_implies_an_input():
+    # It is known where every strategy implies an input.
     assert [DOUBLED.in_domain(*sizes) for sizes in ((8.0,), (9000.0,), (8.0, 2.0))] == [True, False, True]
     assert DOUBLED.compare("double", "single", 8.0).in_domain is True
 
@@ -329,10 +316,13 @@ def test_a_calibration_answers_for_its_first_model_or_the_one_named():
     assert list(whole.models) == ["line", "tiled"]
     assert whole.coefficients == whole.of("line").coefficients == whole.posterior.coefficients
     of_a_strategy = ("predict_ns", "terms_ns", "interval_ns", "estimate")
-    for method in (*of_a_strategy, "decide", "pick", "pick_index", "in_domain", "explain"):
-        for name, strategy in ((None, "plain"), ("tiled", "tile")):
+    for method in (*of_a_strategy, "decide", "pick", "pick_index", "in_domain"):
+        for name, strategy in (("line", "plain"), ("tiled", "tile")):
             arguments = (strategy, 100.0) if method in of_a_strategy else (100.0,)
-            own = explain if method == "explain" else getattr(type(whole.of(name)), method)
-            found, expected = getattr(whole, method)(*arguments, model=name), own(whole.of(name), *arguments)
-            assert jax.tree.all(jax.tree.map(np.array_equal, found, expected)), method
+            expected = getattr(whole.of(name), method)(*arguments)
+            for model in (name, None) if name == "line" else (name,):
+                found = getattr(whole, method)(*arguments, model=model)
+                assert jax.tree.all(jax.tree.map(np.array_equal, found, expected)), method
+    assert whole.explain(n=100, model="tiled") == explain(whole.of("tiled"), 100)
     assert whole.predict_ns("tile", n=100, depth=2, model="tiled") == whole.of("tiled").predict_ns("tile", 100, 2)
+    assert whole.of("tiled").of("tiled") is whole.of("tiled").of() is whole.of("tiled")

@@ -117,15 +117,10 @@ def test_what_a_file_says_is_what_is_loaded(path):
 
 
 def test_a_coefficient_that_no_timing_told_is_uncalibrated():
-    fit = line_fit()
     # What was known as well before is no measurement of these timings.
     sharp = LINE.prior._replace(log_sd=dict.fromkeys(LINE.prior.log_sd, 1e-3))
-    assert {entry.provenance for entry in section_of(fit, sharp).coefficients.values()} == {
-        rx.gate.Provenance.UNCALIBRATED
-    }
-    assert {entry.provenance for entry in section_of(fit, LINE.prior).coefficients.values()} == {
-        rx.gate.Provenance.MEASURED
-    }
+    for prior, said in ((sharp, rx.gate.Provenance.UNCALIBRATED), (LINE.prior, rx.gate.Provenance.MEASURED)):
+        assert {entry.provenance for entry in section_of(line_fit(), prior).coefficients.values()} == {said}
 
 
 def test_sections_of_other_models_are_left_alone(path):
@@ -226,10 +221,18 @@ def assert_refused(path, text, *said, models=BOTH, samples=None):
     assert path.read_bytes() == before
 
 
-def test_a_truncated_file_is_refused_wherever_it_ends(path):
+def test_a_truncated_file_is_refused_wherever_it_ends_and_so_is_what_is_no_calibration(path):
     text = json.dumps(file_content(), indent=2)
-    for length in range(0, len(text) - 1, 331):
+    for length in range(0, len(text) - 1, 977):
         assert_refused(path, text[:length], "truncated", "line ", ANEW)
+    deep, huge = "[" * 100_000, '{"schema_version": ' + "9" * 5000 + "}"
+    for text in (b"\xff\xfe", "", "[]", "1", "null", huge, deep):
+        assert_refused(path, text, "rlxjax")
+    path.unlink()
+    with pytest.raises(CalibrationFileError, match=f"{path}: no such file; .*rlxjax calibrate --out {path}"):
+        load_calibration(path)
+    with pytest.raises(CalibrationFileError, match="expected a file, got a folder; .*rlxjax calibrate"):
+        load_calibration(path.parent)
 
 
 TERMS, SURE = "models.line.coefficients", "models.line.uncertainty"
@@ -249,7 +252,7 @@ FIELDS = [
     ("machine.gate.memory_bw.unit", "ns", "machine.gate.memory_bw.unit: expected 'bytes/ns', got 'ns'"),
     ("machine.gate.unified_memory.value", 7.0, "machine.gate.unified_memory: expected 0 or 1, got 7"),
     *(("models.line.model_version", n, f"models.line.model_version: expected 1, got {n}") for n in (0, 2)),
-    (f"{TERMS}.unknown_ns", ONE, "unknown_ns is no coefficient of this schema; " + ANEW),
+    (f"{TERMS}.unknown_ns", ONE, "unknown_ns is none of this schema: expected block_ns, call_ns, item_ns; " + ANEW),
     (f"{TERMS}.block_ns", None, f"{TERMS}.block_ns is missing; " + ANEW),
     (f"{TERMS}.call_ns.unit", "us", f"{TERMS}.call_ns.unit: expected 'ns', got 'us'; " + ANEW),
     *((f"{TERMS}.call_ns.{name}", bad, ANEW) for name in ("value", "log_sd") for bad in (0.0, 5e-324, 1e30)),
@@ -259,11 +262,11 @@ FIELDS = [
         for bad in (-1.0, math.nan, math.inf, "12", True)
     ),
     ("models.line.uncertainty.spread.plain", 0.0, ANEW),
-    ("models.line.uncertainty.spread.plain", None, "models.line.uncertainty.spread: expected plain, blocked"),
-    (f"{SURE}.correction.plain", [0.0], f"{SURE}.correction.plain: expected 0 weights, got 1; " + ANEW),
-    (f"{SURE}.covariance_factor", [[1.0]], f"{SURE}.covariance_factor: expected 3 rows, got 1; " + ANEW),
-    (f"{SURE}.alike", {"plain": [1.0, 0.0]}, f"{SURE}.alike: expected plain, blocked, got plain; " + ANEW),
-    (f"{SURE}.alike.plain", [1.0], f"{SURE}.alike.plain: expected 2 correlations, got 1; " + ANEW),
+    ("models.line.uncertainty.spread.plain", None, "models.line.uncertainty.spread.plain is missing"),
+    (f"{SURE}.correction.plain", [0.0], f"{SURE}.correction.plain: length: expected 0, got 1; " + ANEW),
+    (f"{SURE}.covariance_factor", [[1.0]], f"{SURE}.covariance_factor: rows: expected 3, got 1; " + ANEW),
+    (f"{SURE}.alike", {"plain": [1.0, 0.0]}, f"{SURE}.alike.blocked is missing; " + ANEW),
+    (f"{SURE}.alike.plain", [1.0], f"{SURE}.alike.plain: length: expected 2, got 1; " + ANEW),
     (f"{SURE}.alike.plain", [0.9, 0.0], f"{SURE}.alike: expected a symmetric matrix with ones on its diagonal"),
     (f"{SURE}.alike.plain", [1.0, 1.5], ANEW),
     (f"{SURE}.covariance_factor", [[1.0], [1.0]], "expected rows of 1, 2, 3, ... numbers"),
@@ -298,17 +301,6 @@ def test_a_file_that_would_be_misread_is_refused_by_field_with_the_mend(field, v
     assert said.format(path=path) in str(warning.message)
     assert [*found.models] == [one.name for one in BOTH if of != "models" or one.name != name]
     assert (found.gate is None) == (of == "machine")
-
-
-def test_what_is_no_calibration_is_refused(path):
-    deep, huge = "[" * 100_000, '{"schema_version": ' + "9" * 5000 + "}"
-    for text in (b"\xff\xfe", "", "[]", "1", "null", huge, deep):
-        assert_refused(path, text, "rlxjax")
-    path.unlink()
-    with pytest.raises(CalibrationFileError, match=f"{path}: no such file; .*rlxjax calibrate --out {path}"):
-        load_calibration(path)
-    with pytest.raises(CalibrationFileError, match="expected a file, got a folder; .*rlxjax calibrate"):
-        load_calibration(path.parent)
 
 
 def test_a_file_of_another_machine_loads_with_a_warning_that_says_what_differs(path):

@@ -1,7 +1,9 @@
-"""The learned FFT against NumPy's transform and against a loop over its butterflies."""
+"""The learned FFT against NumPy's transform and a loop over its butterflies; its file, exact in single precision."""
 
 import dataclasses
+import functools
 import itertools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, assert_gradient_is_the_finite_difference
 
-from rlxjax.learned import LearnedFft, learned_spectrum
+from rlxjax.learned import LearnedFft, LearnedFftFileError, learned_spectrum, load_learned_fft, save_learned_fft
 
 SIZES = [2, 16, 64]
 PRECISIONS = [(np.float64, FLOAT64_RTOL), (np.float32, FLOAT32_RTOL)]
@@ -44,7 +46,7 @@ def slow_spectrum(model, segment):
     return np.array(places[: n_fft // 2 + 1]) * model.mask
 
 
-def assert_near(actual, expected, rtol):
+def assert_near(actual, expected, rtol=FLOAT64_RTOL):
     assert actual.shape == expected.shape
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert np.all(np.abs(actual - expected) <= rtol * np.abs(expected).max())
@@ -52,8 +54,7 @@ def assert_near(actual, expected, rtol):
 
 def test_the_exact_model_is_the_real_transform_and_gates_mix_as_the_butterflies_say():
     for n_fft, (dtype, rtol) in itertools.product(SIZES, PRECISIONS):
-        segments = noise(3, n_fft, dtype=dtype)
-        exact, stages = LearnedFft.exact(n_fft), int(np.log2(n_fft))
+        segments, exact = noise(3, n_fft, dtype=dtype), LearnedFft.exact(n_fft)
         spectrum = spectrum_of(exact, segments)
         assert spectrum.dtype == np.result_type(dtype, np.complex64)
         assert_near(spectrum, np.fft.rfft(segments.astype(np.float64)), rtol)
@@ -61,51 +62,23 @@ def test_the_exact_model_is_the_real_transform_and_gates_mix_as_the_butterflies_
             model = random_model(n_fft, hard=hard)
             expected = np.stack([slow_spectrum(model, segment) for segment in segments])
             assert_near(spectrum_of(model, segments), expected, 10 * rtol)
-            assert (model.n_fft, model.stages, model.n_bins) == (n_fft, stages, n_fft // 2 + 1)
-            assert model.total_gates == stages * n_fft // 2 == exact.active_gates
+            assert (model.n_fft, model.n_bins) == (n_fft, n_fft // 2 + 1)
+            assert model.total_gates == model.stages * n_fft // 2 == exact.active_gates
             assert model.active_gates == sum(gate >= 0.5 for gate in model.gates.flat)
-            assert type(model.active_gates) is int
+        # Without gates a bin is one sample, in bit-reversed order.
+        order = [int(format(place, f"0{exact.stages}b")[::-1], 2) for place in range(exact.n_bins)]
+        rows = np.tile(np.arange(n_fft, dtype=dtype), (3, 1))
+        found = spectrum_of(dataclasses.replace(exact, gates=np.zeros_like(exact.gates)), rows)
+        np.testing.assert_array_equal(found, [order] * 3)
+    # Without its last stages, the first bins are the transform of decimated samples.
+    gates = exact.gates.copy()
+    for last in (1, 2):
+        gates[-last:] = 0
+        spectrum = spectrum_of(dataclasses.replace(exact, gates=gates), noise(3, 64))
+        assert_near(spectrum[:, : 64 >> last], np.fft.fft(noise(3, 64)[:, :: 2**last]))
 
 
-def test_without_gates_a_bin_is_one_sample_in_bit_reversed_order():
-    for n_fft in SIZES:
-        model = LearnedFft.exact(n_fft)
-        model = dataclasses.replace(model, gates=np.zeros_like(model.gates))
-        order = [int(format(place, f"0{model.stages}b")[::-1], 2) for place in range(model.n_bins)]
-        rows = np.tile(np.arange(n_fft, dtype=float), (3, 1))
-        np.testing.assert_array_equal(spectrum_of(model, rows), [order] * 3)
-
-
-def test_leading_axes_are_rows_and_integers_become_float32():
-    model, segments = random_model(16), noise(2, 3, 16)
-    spectra = spectrum_of(model, segments)
-    assert spectra.shape == (2, 3, 9)
-    for rows, expected in zip(segments, spectra, strict=True):
-        together = spectrum_of(model, rows)
-        assert_near(together, expected, FLOAT64_RTOL)
-        for row, spectrum in zip(rows, together, strict=True):
-            assert_near(spectrum_of(model, row), spectrum, FLOAT64_RTOL)
-    assert spectrum_of(model, np.arange(16)).dtype == np.complex64
-    assert spectrum_of(model, np.zeros((0, 16))).shape == (0, 9)
-
-
-def test_gradients_of_all_leaves_and_of_the_samples_are_the_finite_differences():
-    weights = noise(9, seed=2)
-
-    @jax.jit
-    def loss(leaves):
-        def one(leaves):
-            spectrum = spectrum_of(LearnedFft(*leaves[:3]), leaves[3])
-            return jnp.sum(weights * jnp.log(1 + jnp.abs(spectrum) ** 2))
-
-        return jax.vmap(one)(leaves)
-
-    models = [random_model(16, seed) for seed in range(4)]
-    leaves = [np.stack(leaf) for leaf in zip(*(jax.tree.leaves(model) for model in models), strict=True)]
-    assert_gradient_is_the_finite_difference(loss, [*leaves, noise(4, 16)], scale=np.full(4, 100.0))
-
-
-def test_jit_equals_eager_vmap_over_models_a_loop_and_new_values_do_not_retrace():
+def test_leading_axes_are_rows_integers_become_float32_and_new_values_do_not_retrace():
     traces = []
 
     @jax.jit
@@ -113,14 +86,32 @@ def test_jit_equals_eager_vmap_over_models_a_loop_and_new_values_do_not_retrace(
         traces.append(1)
         return learned_spectrum(model, segments)
 
-    for seed in range(3):
-        model, segments = random_model(8, seed), noise(3, 8, seed=seed)
-        assert_near(compiled(model, segments), learned_spectrum(model, segments), FLOAT64_RTOL)
+    models, segments = [random_model(8, seed) for seed in range(3)], noise(2, 3, 8)
+    for model in models:
+        spectra = compiled(model, segments)
+        assert_near(learned_spectrum(model, segments), spectra)
+        for row, spectrum in zip(segments.reshape(6, 8), spectra.reshape(6, 5), strict=True):
+            assert_near(spectrum_of(model, row), spectrum)
     assert len(traces) == 1
-    models, segments = [random_model(8, seed) for seed in range(3)], noise(3, 8)
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *models)
     for model, spectrum in zip(models, jax.vmap(spectrum_of, (0, None))(stacked, segments), strict=True):
-        assert_near(spectrum, spectrum_of(model, segments), FLOAT64_RTOL)
+        assert_near(spectrum, spectrum_of(model, segments))
+    assert spectrum_of(model, np.arange(8)).dtype == np.complex64
+    assert spectrum_of(model, np.zeros((0, 8))).shape == (0, 5)
+
+
+def test_gradients_of_all_leaves_and_of_the_samples_are_the_finite_differences():
+    weights = noise(5, seed=2)
+
+    @jax.jit
+    @jax.vmap
+    def loss(leaves):
+        spectrum = spectrum_of(LearnedFft(*leaves[:3]), leaves[3])
+        return jnp.sum(weights * jnp.log(1 + jnp.abs(spectrum) ** 2))
+
+    models = [random_model(8, seed) for seed in range(4)]
+    leaves = [np.stack(leaf) for leaf in zip(*(jax.tree.leaves(model) for model in models), strict=True)]
+    assert_gradient_is_the_finite_difference(loss, [*leaves, noise(4, 8)], scale=np.full(4, 100.0))
 
 
 def test_hardening_keeps_the_spectrum_of_hard_gates_and_drops_only_what_no_bin_needs():
@@ -135,9 +126,8 @@ def test_hardening_keeps_the_spectrum_of_hard_gates_and_drops_only_what_no_bin_n
         model = random_model(16, seed)
         hard = model.hardened()
         rounded = dataclasses.replace(model, gates=(model.gates >= 0.5).astype(float))
-        assert_near(spectrum_of(hard, segments), spectrum_of(rounded, segments), FLOAT64_RTOL)
+        assert_near(spectrum_of(hard, segments), spectrum_of(rounded, segments))
         assert set(np.unique(hard.gates)) <= {0.0, 1.0}
-        assert np.all(hard.gates <= rounded.gates)
         assert hard.hardened().active_gates == hard.active_gates
         assert dataclasses.replace(model, mask=np.zeros(9)).hardened().active_gates == 0
         # Every kept gate matters: with generic twiddles, the spectrum depends on it.
@@ -145,18 +135,18 @@ def test_hardening_keeps_the_spectrum_of_hard_gates_and_drops_only_what_no_bin_n
         np.testing.assert_array_equal(depends & (rounded.gates > 0), hard.gates > 0)
 
 
-def changed(name, index, value):
+def changed_leaf(name, index, value):
     leaf = getattr(LearnedFft.exact(8), name).copy()
     leaf[index] = value
     return {name: leaf}
 
 
 REFUSED_LEAVES = (
-    (changed("gates", (1, 2), 1.5), "gates: expected numbers from 0 to 1, got 1.5 at stage 1, butterfly 2"),
-    (changed("gates", (0, 0), -0.1), "gates: expected numbers from 0 to 1, got -0.1 at stage 0"),
-    (changed("gates", (2, 3), np.nan), "gates: expected .* got nan"),
-    (changed("twiddles", (0, 0, 1), np.inf), "twiddles: expected finite numbers"),
-    (changed("mask", 4, np.nan), "mask: expected finite numbers"),
+    (changed_leaf("gates", (1, 2), 1.5), "gates: expected numbers from 0 to 1, got 1.5 at stage 1, butterfly 2"),
+    (changed_leaf("gates", (0, 0), -0.1), "gates: expected numbers from 0 to 1, got -0.1 at stage 0"),
+    (changed_leaf("gates", (2, 3), np.nan), "gates: expected .* got nan"),
+    (changed_leaf("twiddles", (0, 0, 1), np.inf), "twiddles: expected finite numbers"),
+    (changed_leaf("mask", 4, np.nan), "mask: expected finite numbers"),
     ({"gates": np.ones((3, 8))}, r"gates: expected shape .* got \(3, 8\)"),
     ({"gates": np.ones(4)}, r"gates: expected shape .* got \(4,\)"),
     ({"twiddles": np.ones((3, 4))}, r"twiddles: expected shape \(3, 4, 2\)"),
@@ -171,7 +161,7 @@ def test_what_is_no_model_is_refused_with_a_sentence():
         with pytest.raises(ValueError, match="n_fft: expected a(n integer|.* power of two of at least 2)"):
             LearnedFft.exact(n_fft)
     exact = LearnedFft.exact(8)
-    leaves = {"twiddles": exact.twiddles, "gates": exact.gates, "mask": exact.mask}
+    leaves = {name: getattr(exact, name) for name in ("twiddles", "gates", "mask")}
     for change, sentence in REFUSED_LEAVES:
         with pytest.raises(ValueError, match=sentence):
             LearnedFft.checked(**{**leaves, **change})
@@ -180,11 +170,84 @@ def test_what_is_no_model_is_refused_with_a_sentence():
         spectrum_of(exact, np.ones((2, 16)))
 
 
-def test_without_its_last_stages_the_first_bins_are_the_transform_of_decimated_samples():
-    exact, segments = LearnedFft.exact(64), noise(3, 64)
-    for last in (1, 2):
-        gates = exact.gates.copy()
-        gates[-last:] = 0
-        spectrum = spectrum_of(dataclasses.replace(exact, gates=gates), segments)
-        n_kept = 64 >> last
-        assert_near(spectrum[:, :n_kept], np.fft.fft(segments[:, :: 2**last]), FLOAT64_RTOL)
+# The file.
+
+MEND = "train one with train_learned_fft and save_learned_fft"
+
+
+def saved_model(n_fft=16):
+    """Return a model in single precision, its twiddles of any size."""
+    rng, exact = np.random.default_rng(0), random_model(n_fft)
+    twiddles = rng.normal(0, 10.0 ** rng.integers(-30, 30, exact.twiddles.shape))
+    return jax.tree.map(np.float32, dataclasses.replace(exact, twiddles=twiddles))
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "new" / "model.json"
+
+
+def test_what_is_saved_is_what_is_loaded_bit_by_bit(path):
+    extreme = np.array([0.0, -0.0, 1e-45, -1.1754944e-38, 3.4028235e38, 0.1, 1 / 3, 16777217.0], np.float32)
+    extremes = dataclasses.replace(saved_model(), twiddles=np.resize(extreme, (4, 8, 2)))
+    for model in (saved_model(2), saved_model(), saved_model(256), extremes):
+        for leaves in (np.asarray, jnp.asarray, functools.partial(np.asarray, dtype=np.float64)):
+            save_learned_fft(jax.tree.map(leaves, model), path, note="steps 300\nseed 4")
+            found, first = load_learned_fft(str(path)), path.read_bytes()
+            for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(model), strict=True):
+                np.testing.assert_array_equal(one.view(np.int32), other.view(np.int32))
+            save_learned_fft(found, str(path), note="steps 300\nseed 4")
+            assert path.read_bytes() == first
+    assert load_learned_fft(path, np.int64(16)).n_fft == 16
+    for n_fft, error, said in (
+        (256, LearnedFftFileError, "n_fft: expected a model for n_fft 256, got one for 16"),
+        ("256", ValueError, "n_fft: expected an integer"),
+    ):
+        with pytest.raises(error, match=said):
+            load_learned_fft(path, n_fft)
+    assert path.read_bytes() == first
+
+
+def test_what_is_no_model_is_refused_in_a_line_with_the_field_and_left_as_it_is(path):
+    save_learned_fft(saved_model(), path, note="a test")
+    content = json.loads(path.read_text())
+    other = {name: getattr(LearnedFft.exact(32), name).tolist() for name in ("gates", "mask")}
+    gates, twiddles = content["gates"], content["twiddles"]
+    cases = [(text, MEND) for text in ("null", "not JSON", "{}", json.dumps(content)[:-100])]
+    cases += [
+        (json.dumps({**content, field: value}), field, said)
+        for field, value, said in [
+            ("schema_version", 2, "install a newer rlxjax"),
+            *((name, value, MEND) for name, value in {"kind": "calibration", "surprise": 1, "note": None}.items()),
+            *(("n_fft", 48, "16"), ("n_fft", 16.5, MEND), ("active_gates", -1, MEND), ("total_gates", 0, "say 32")),
+            *(
+                ("gates", own, MEND)
+                for own in ([], 1.0, [[1.5, *gates[0][1:]], *gates[1:]], [gates[0][1:], *gates[1:]])
+            ),
+            *(("mask", [1.0] * 8 + [last], MEND) for last in (None, float("nan"), float("inf"), "1", 1e300)),
+            ("twiddles", [[[1.0, 0.0, 0.0], *twiddles[0][1:]], *twiddles[1:]], MEND),
+            *((field, value, "expected shape") for field, value in other.items()),
+        ]
+    ]
+    names = content.keys() - {"digest"}
+    cases += [(json.dumps({key: own for key, own in content.items() if key != name}), name, MEND) for name in names]
+    for text, *said in cases:
+        path.write_text(text)
+        with pytest.raises(LearnedFftFileError) as caught:
+            load_learned_fft(path)
+        message = str(caught.value)
+        assert "\n" not in message
+        assert len(message) < 600, "one line that a person can read"
+        assert message.startswith(f"{path}: ")
+        assert all(part in message for part in said), message
+        assert path.read_text() == text
+    for model, sentence in (
+        (dataclasses.replace(saved_model(), mask=np.full(9, np.nan)), "mask: exp"),
+        (None, "model:"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            save_learned_fft(model, path)
+        assert path.read_text() == text
+    path.write_text(json.dumps({**content, "mask": [0.125] * len(content["mask"])}))
+    with pytest.warns(UserWarning, match="digest differs from that of the content"):
+        assert np.all(load_learned_fft(path).mask == 0.125)

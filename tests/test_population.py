@@ -59,7 +59,9 @@ def test_the_population_is_of_the_models_and_of_the_schedule_that_are_here():
     assert population_prior(WELCH, "abacus") is None
 
 
-def test_the_population_is_used_without_a_saved_calibration_and_else_that(saved, tmp_path, monkeypatch):
+def test_the_population_is_used_without_a_saved_calibration_and_for_a_model_that_the_saved_one_lacks(
+    saved, tmp_path, monkeypatch
+):
     monkeypatch.setenv("RLXJAX_HOME", str(tmp_path / "empty"))
     low, high = rx.default_calibration("cpu").interval_ns("fused", 1024, 256, 16)
     assert high / low > 3.0
@@ -67,21 +69,17 @@ def test_the_population_is_used_without_a_saved_calibration_and_else_that(saved,
     assert not list(tmp_path.iterdir())
     monkeypatch.setenv("RLXJAX_HOME", str(tmp_path))
     path = saved()
-    calibration = rx.default_calibration()
-    assert calibration.source.endswith(str(path))
-    assert calibration.predict_ns("fused", 64, 256, 16) == rx.load_calibration(path).predict_ns("fused", 64, 256, 16)
-
-
-def test_a_model_that_the_saved_calibration_lacks_is_the_population_s(saved):
-    path = saved()
-    written = json.loads(path.read_text(encoding="utf-8"))
-    gate = rx.load_calibration(path).gate
-    written["models"] = {}
-    path.write_text(json.dumps(sealed(written)), encoding="utf-8")
-    calibrated = rx.default_calibration().of("welch")
-    assert named(calibrated.coefficients) == named(population_prior(WELCH).median)
-    assert calibrated.cautions
-    assert rx.default_calibration().gate == gate
+    written, found, expected = json.loads(path.read_text()), rx.default_calibration(), rx.load_calibration(path)
+    assert found.source.endswith(str(path))
+    assert found.predict_ns("fused", 64, 256, 16) == expected.predict_ns("fused", 64, 256, 16)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / path.name).write_text(json.dumps(sealed(written | {"models": {}})))
+    monkeypatch.setenv("RLXJAX_HOME", str(other))
+    found = rx.default_calibration()
+    assert named(found.of("welch").coefficients) == named(population_prior(WELCH).median)
+    assert found.of("welch").cautions
+    assert found.gate == expected.gate
 
 
 #: A section that is stale, damaged, or of another machine.

@@ -48,16 +48,20 @@ from ._explanation import StrategyExplanation as StrategyExplanation
 from ._explanation import explain as explain
 from ._function_times import FunctionPrediction as FunctionPrediction
 from ._function_times import FunctionTimes as FunctionTimes
+from ._function_times import known_gpu as known_gpu
+from ._function_times import predict_for_target as predict_for_target
+from ._function_times import predict_function as predict_function
 from ._function_times import predict_profiles as predict_profiles
+from ._function_times import times_for_target as times_for_target
 from ._predict import CalibratedModel as CalibratedModel
 from ._predict import Pick as Pick
+from ._predict import Predictions as Predictions
 from ._sections import MACHINE_FIELDS as MACHINE_FIELDS
 from ._sections import SCHEMA_VERSION as SCHEMA_VERSION
 from ._sections import UNITS as UNITS
 from ._sections import CalibrationFile as CalibrationFile
 from ._sections import ErrorSummary as ErrorSummary
 from ._sections import Fingerprint as Fingerprint
-from ._sections import FitSummary as FitSummary
 from ._sections import FittedCoefficient as FittedCoefficient
 from ._sections import GateCoefficient as GateCoefficient
 from ._sections import Machine as Machine
@@ -67,16 +71,10 @@ from ._sections import ModelSection as ModelSection
 from ._sections import NotNegative as NotNegative
 from ._sections import Pace as Pace
 from ._sections import Positive as Positive
-from ._sections import Range as Range
 from ._sections import Samples as Samples
 from ._sections import current_fingerprint as current_fingerprint
 from ._sections import fingerprint_differences as fingerprint_differences
 from ._sections import fingerprint_of_device as fingerprint_of_device
 from ._sections import rounded as rounded
-from ._targets import KnownGpu as KnownGpu
-from ._targets import known_gpu as known_gpu
-from ._targets import predict_for_target as predict_for_target
-from ._targets import predict_function as predict_function
-from ._targets import times_for_target as times_for_target
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

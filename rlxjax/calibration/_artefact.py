@@ -1,11 +1,11 @@
-"""Calibration files: from a posterior to a section and back, and reading with one line for every mistake."""
+"""Calibration files: reading with one line for every mistake, writing section by section, and those that ship."""
 
 import functools
 import json
 import os
 import shlex
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -24,24 +24,17 @@ from rlxjax._files import (
     set_aside,
     write_text_file,
 )
-from rlxjax.fit import (
-    LatencyModel,
-    LatencyPrior,
-    PosteriorFit,
-)
+from rlxjax.fit import LatencyModel, LatencyPrior, PosteriorFit
 from rlxjax.models import BUILT_IN, FUNCTIONS, WELCH
 
 from ._conversion import gate_of, posterior_of, prior_of, section_of
 from ._sections import (
-    MACHINE_FIELDS,
     SCHEMA_VERSION,
     UNKNOWN,
     CalibrationFile,
     Fingerprint,
     MachineSection,
     ModelSection,
-    Section,
-    current_fingerprint,
     fingerprint_differences,
 )
 
@@ -99,26 +92,28 @@ def sections_of_file(
 
     Arguments and errors are those of `read_calibration_file`; the sections may be none.
     """
-    raw, mend = _raw_of(path), _mend(path)
-    known = {model.name: model for model in (BUILT_IN.values() if models is None else models)}
-    found, left_out, edited = {}, [], []
-    for name, own in raw["models"].items():
-        check = functools.partial(posterior_of, known[name]) if name in known else None
-        found[name], problem = _section_of(ModelSection, own, check)
-        if problem and name in known:
-            left_out.append(f"{path}: models.{name}.{problem}; {_mend(path, name, own)}")
-        elif name in known and (problem := digest_problem(own)):
-            edited.append(f"{path}: models.{name}.{problem}")
-    machine, problem = _section_of(MachineSection, raw.get("machine", {}), gate_of)
-    if problem and raw.get("machine") is not None:
-        left_out.append(f"{path}: machine.{problem}; {_mend(path, raw=raw['machine'])}")
-    elif machine is not None and (problem := digest_problem(raw["machine"])):
-        edited.append(f"{path}: machine.{problem}")
-    good = {name: section for name, section in found.items() if section is not None}
+    raw, known = _raw_of(path), {model.name: model for model in (BUILT_IN.values() if models is None else models)}
+    found: dict[str, Any] = {}
+    left_out, edited = [], []
+    for name, own in (*raw["models"].items(), ("", raw.get("machine"))):  # the machine has no name
+        place, is_asked = f"models.{name}" if name else "machine", not name or name in known
+        if not name and own is None:
+            continue
+        try:
+            section: Any = (ModelSection if name else MachineSection).model_validate(own)
+            if is_asked:
+                posterior_of(known[name], section) if name else gate_of(section)
+        except ValueError as reason:
+            said = first_refusal(reason) if isinstance(reason, ValidationError) else reason
+            left_out += [f"{path}: {place}.{said}; {_mend(path, name, own)}"] if is_asked else []
+            continue
+        found[name] = section
+        if is_asked and (problem := digest_problem(own)):
+            edited.append(f"{path}: {place}.{problem}")
     try:
-        content = CalibrationFile.model_validate(raw | {"models": good, "machine": machine})
+        content = CalibrationFile.model_validate(raw | {"machine": found.pop("", None), "models": found})
     except ValidationError as reason:
-        raise CalibrationFileError(f"{path}: {first_refusal(reason)}; {mend}") from None
+        raise CalibrationFileError(f"{path}: {first_refusal(reason)}; {_mend(path)}") from None
     if not (edited or left_out) and (problem := digest_problem(raw)):
         edited.append(f"{path}: {problem}")
     return content, left_out, edited
@@ -126,35 +121,21 @@ def sections_of_file(
 
 def _raw_of(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the object in a file of this schema, its sections unchecked."""
-    mend = _mend(path)
-    raw = read_json(path, SCHEMA_VERSION, CalibrationFileError, mend, "a calibration")
+    raw = read_json(path, SCHEMA_VERSION, CalibrationFileError, _mend(path), "a calibration")
     if not isinstance(raw.get("models"), dict):
-        raise CalibrationFileError(f"{path}: models: expected sections by name; {mend}")
+        raise CalibrationFileError(f"{path}: models: expected sections by name; {_mend(path)}")
     return raw
 
 
-def _section_of(schema: type[Section], raw: Any, check: Callable[[Any], object] | None) -> tuple[Any, str | None]:
-    """Return a section, or what keeps it from being read: its schema, or what is made of it."""
-    try:
-        section = schema.model_validate(raw)
-        if check is not None:
-            check(section)
-        return section, None
-    except ValidationError as reason:
-        return None, first_refusal(reason)
-    except ValueError as reason:
-        return None, str(reason)
-
-
-def _mend(path: str | os.PathLike[str], model: str | None = None, raw: Any = None) -> str:
+def _mend(path: str | os.PathLike[str], model: str = "", raw: Any = None) -> str:
     """Return how to make a calibration, or a section of it, anew: from the samples that it names, if it does."""
     named = raw.get("samples") if isinstance(raw, dict) else None
-    suite = named.get("suite") if isinstance(named, dict) else None
-    users = ["--suite", suite] if isinstance(suite, str) and suite not in BUILT_IN else []
+    named = named if isinstance(named, dict) else {}
+    suite, file = (own if isinstance(own, str) else "" for own in (named.get("suite"), named.get("file")))
+    users = ["--suite", suite] if suite and suite not in BUILT_IN else []
     own = ["--only", suite or model] if (suite or model) in JOB_MODELS else users
     samples = FilePath(path).with_suffix(f".{model or WELCH.name}.samples.jsonl")
-    if isinstance(named, dict) and isinstance(named.get("file"), str):
-        samples = samples.with_name(FilePath(named["file"]).name or samples.name)
+    samples = samples.with_name(FilePath(file).name or samples.name)
     anew = shlex.join(["rlxjax", "calibrate", *own, "--out", str(path)])
     refit = shlex.join(["rlxjax", "refit", str(samples), *users, "--out", str(path)])
     return f"make a new one with `{anew}`, or fit its raw timings again with `{refit}`"
@@ -201,17 +182,6 @@ def machine_section(path: str | os.PathLike[str], fingerprint: Fingerprint) -> M
     except CalibrationFileError:
         return None
     return None if machine is None or fingerprint_differences(machine.fingerprint, fingerprint) else machine
-
-
-def of_this_machine(content: CalibrationFile) -> CalibrationFile:
-    """Return a file's content without the sections that were made on another machine."""
-    here = current_fingerprint()
-    own = {
-        name: section
-        for name, section in content.sections().items()
-        if not fingerprint_differences(section.fingerprint, here, MACHINE_FIELDS)
-    }
-    return content.model_copy(update={"machine": own.pop("the machine", None), "models": own})
 
 
 def read_prior(path: str | os.PathLike[str], model: LatencyModel) -> tuple[LatencyPrior[Any], str | None]:

@@ -5,18 +5,15 @@ import functools
 import os
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path as FilePath
 from typing import Any
 
 import jax
-import numpy as np
-from jaxtyping import Array, Int
 
 from rlxjax._counts import Columns
-from rlxjax._typing import Nanoseconds, Size
 from rlxjax._values import FrozenDict, by_value
-from rlxjax.fit import Decision, LatencyEstimate, LatencyModel, LatencyPosterior, Timings
+from rlxjax.fit import LatencyModel, LatencyPosterior, Timings
 from rlxjax.gate import IoFusionGate
 from rlxjax.models import BUILT_IN
 
@@ -25,22 +22,27 @@ from ._artefact import (
     CalibrationFileError,
     default_calibration_path,
     is_there,
-    of_this_machine,
     population,
     read_calibration_file,
     sections_of_file,
 )
-from ._conversion import gate_of, posterior_of
+from ._conversion import calibrated_of, gate_of
 from ._explanation import Explanation, explain
-from ._predict import CalibratedModel
-from ._sections import CalibrationFile, warn_if_elsewhere
-from ._targets import predict_function
+from ._function_times import predict_function
+from ._predict import CalibratedModel, Predictions
+from ._sections import (
+    MACHINE_FIELDS,
+    CalibrationFile,
+    current_fingerprint,
+    fingerprint_differences,
+    warn_if_elsewhere,
+)
 
 
 @by_value
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Calibration:
+class Calibration(Predictions):
     """What a calibrate job found on one machine.
 
     The methods are those of one of its models: the first unless `model=` names another; `of` gives it whole.
@@ -78,28 +80,15 @@ class Calibration:
         path: str | os.PathLike[str] | None = None,
     ) -> "Calibration":
         """Build from the content of a calibration file; arguments as in `load_calibration`."""
-        machine, pace = content.machine, None if content.machine is None else content.machine.pace
-        of_machine = () if machine is None else machine.cautions
-        pace_log_sd, found = 0.0 if pace is None else pace.log_sd, {}
-        for model in BUILT_IN.values() if models is None else models:
-            if (section := content.models.get(model.name)) is None:
-                continue
-            found[model.name] = CalibratedModel(
-                posterior_of(model, section),
-                provenance={name: entry.provenance for name, entry in section.coefficients.items()},
-                held_out={name: summary.model_dump() for name, summary in section.held_out.items()},
-                domain={name: (entry.low, entry.high) for name, entry in section.domain.items()},
-                noise_floor=section.noise_floor,
-                pace_log_sd=pace_log_sd if section.population is None else section.population.speed_log_sd,
-                cautions=(*section.cautions, *of_machine),
-            )
-        of = [content.models[name] for name in found] or [*content.sections().values()]
+        given, machine = (BUILT_IN.values() if models is None else models), content.machine
+        known = {model.name: model for model in given if model.name in content.models}
+        of = [content.models[name] for name in known] or [*content.sections().values()]
+        made = f" of {max(one.created for one in of)}" if of else ""
         return cls(
-            found,
+            {name: calibrated_of(model, content.models[name], machine) for name, model in known.items()},
             gate_of(machine),
             fingerprint=of[0].fingerprint.model_dump() if of else {},
-            source=f"the calibration{f' of {max(one.created for one in of)}' if of else ''}"
-            + (f", {os.fspath(path)}" if path else ""),
+            source=f"the calibration{made}{f', {os.fspath(path)}' if path else ''}",
         )
 
     def of(self, model: str | None = None) -> CalibratedModel:
@@ -121,11 +110,6 @@ class Calibration:
         """Of the first model."""
         return self.of().posterior
 
-    @property
-    def coefficients(self) -> Any:
-        """Of the first model, a pytree of floats."""
-        return self.of().coefficients
-
     def updated(self, timings: Timings, probe: Columns | None = None) -> "Calibration":
         """Return the calibration with its model of the timings updated by them; all others stay as they are.
 
@@ -146,65 +130,6 @@ class Calibration:
         """
         name = timings.model.name
         return dataclasses.replace(self, models={**self.models, name: self.of(name).updated(timings, probe)})
-
-    def predict_ns(self, strategy: str, *inputs: Size, model: str | None = None, **named: Size | None) -> Nanoseconds:
-        """Return `CalibratedModel.predict_ns` of a model."""
-        return self.of(model).predict_ns(strategy, *inputs, **named)
-
-    def terms_ns(
-        self, strategy: str, *inputs: Size, model: str | None = None, **named: Size | None
-    ) -> Mapping[str, Nanoseconds]:
-        """Return `CalibratedModel.terms_ns` of a model."""
-        return self.of(model).terms_ns(strategy, *inputs, **named)
-
-    def interval_ns(
-        self, strategy: str, *inputs: Size, level: float = 0.9, model: str | None = None, **named: Size | None
-    ) -> tuple[Nanoseconds, Nanoseconds]:
-        """Return `CalibratedModel.interval_ns` of a model."""
-        return self.of(model).interval_ns(strategy, *inputs, level=level, **named)
-
-    def estimate(self, strategy: str, *inputs: Size, model: str | None = None, **named: Size | None) -> LatencyEstimate:
-        """Return `CalibratedModel.estimate` of a model."""
-        return self.of(model).estimate(strategy, *inputs, **named)
-
-    def compare(self, fused: str, kept: str, *inputs: Size, model: str | None = None, **named: Size | None) -> Decision:
-        """Return `CalibratedModel.compare` of a model."""
-        return self.of(model).compare(fused, kept, *inputs, **named)
-
-    def decide(
-        self,
-        *inputs: Size,
-        fused: str | None = None,
-        kept: str | None = None,
-        model: str | None = None,
-        **named: Size | None,
-    ) -> Decision:
-        """Return `CalibratedModel.decide` of a model."""
-        return self.of(model).decide(*inputs, fused=fused, kept=kept, **named)
-
-    def pick(
-        self,
-        *inputs: Size,
-        candidates: Sequence[str] | None = None,
-        model: str | None = None,
-        **named: Size | None,
-    ) -> str:
-        """Return `CalibratedModel.pick` of a model."""
-        return self.of(model).pick(*inputs, candidates=candidates, **named)
-
-    def pick_index(
-        self,
-        *inputs: Size,
-        candidates: Sequence[str] | None = None,
-        model: str | None = None,
-        **named: Size | None,
-    ) -> Int[Array, "*batch"]:
-        """Return `CalibratedModel.pick_index` of a model."""
-        return self.of(model).pick_index(*inputs, candidates=candidates, **named)
-
-    def in_domain(self, *inputs: Size, model: str | None = None, **named: Size | None) -> bool | np.ndarray | Array:
-        """Return `CalibratedModel.in_domain` of a model."""
-        return self.of(model).in_domain(*inputs, **named)
 
     def explain(self, *inputs: float, model: str | None = None, **given: float | None) -> Explanation:
         """Return `rlxjax.calibration.explain` of a model."""
@@ -241,7 +166,7 @@ def load_calibration(
     path = default_calibration_path() if path is None else path
     known = list(BUILT_IN.values() if models is None else models)
     content = read_calibration_file(path, known)
-    warn_if_elsewhere({name: own.fingerprint for name, own in content.sections().items()}, path)
+    warn_if_elsewhere(content, path)
     return Calibration.from_file(content, known, path)
 
 
@@ -297,18 +222,26 @@ def default_calibration(platform: str | None = None) -> Calibration | None:
 @functools.lru_cache(maxsize=8)
 @jax.ensure_compile_time_eval()  # it may be asked for first inside a program that is being traced, and stays
 def _default_calibration(platform: str, path: FilePath | None) -> Calibration | None:
-    if path is not None and is_there(path):
-        try:
-            content, left_out, edited = sections_of_file(path)
-        except CalibrationFileError as error:
-            warnings.warn(f"{error}; it is not used", stacklevel=3)
-        else:
-            for said in (*(f"{one}; it is left out" for one in left_out), *edited):
-                warnings.warn(said, stacklevel=3)
-            warn_if_elsewhere({name: own.fingerprint for name, own in content.sections().items()}, path)
-            own = of_this_machine(content)
-            if own.sections():
-                saved, others = Calibration.from_file(own, path=path), prior_calibration(platform)
-                more = {} if others is None else others.models
-                return dataclasses.replace(saved, models={**saved.models, **more, **saved.models})
-    return prior_calibration(platform)
+    others = prior_calibration(platform)
+    if path is None or not is_there(path):
+        return others
+    try:
+        content, left_out, edited = sections_of_file(path)
+    except CalibrationFileError as error:
+        warnings.warn(f"{error}; it is not used", stacklevel=3)
+        return others
+    for said in (*(f"{one}; it is left out" for one in left_out), *edited):
+        warnings.warn(said, stacklevel=3)
+    warn_if_elsewhere(content, path)
+    here = current_fingerprint()
+    own: dict[str, Any] = {
+        name: section
+        for name, section in content.sections().items()
+        if not fingerprint_differences(section.fingerprint, here, MACHINE_FIELDS)
+    }
+    if not own:
+        return others
+    content = content.model_copy(update={"machine": own.pop("the machine", None), "models": own})
+    saved = Calibration.from_file(content, path=path)
+    more = {} if others is None else others.models
+    return dataclasses.replace(saved, models={**saved.models, **more, **saved.models})

@@ -2,7 +2,7 @@
 
 import dataclasses
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,13 +21,13 @@ from rlxjax.fit import (
     coefficient_names,
     estimate,
     is_measured,
-    named,
     prior_posterior,
     transferred_prior,
     unit_of,
 )
 from rlxjax.gate import IoFusionGate
 
+from ._predict import CalibratedModel
 from ._sections import (
     UNKNOWN,
     ErrorSummary,
@@ -57,31 +57,35 @@ GATE_UNITS = {
 }
 
 
-def _check_entries(of: str, entries: Mapping[str, Any], units: Mapping[str, str]) -> None:
-    """Refuse coefficients of other names or units."""
-    for name, unit in units.items():
+def _expect(field: str, expected: Any, got: Any) -> None:
+    if expected != got:
+        raise ValueError(f"{field}: expected {expected!r}, got {got!r}")
+
+
+def _expect_names(of: str, names: Iterable[str], entries: Mapping[str, Any], may_be_more: bool = False) -> None:
+    names = list(names)
+    for name in names:
         if name not in entries:
             raise ValueError(f"{of}.{name} is missing")
-        if entries[name].unit != unit:
-            raise ValueError(f"{of}.{name}.unit: expected {unit!r}, got {entries[name].unit!r}")
-    if unknown := set(entries) - set(units):
-        raise ValueError(f"{of}.{min(unknown)} is no coefficient of this schema")
+    if not may_be_more and (unknown := entries.keys() - {*names}):
+        raise ValueError(f"{of}.{min(unknown)} is none of this schema: expected {', '.join(names)}")
+
+
+def _expect_units(of: str, units: Mapping[str, str], entries: Mapping[str, Any]) -> None:
+    _expect_names(of, units, entries)
+    for name, unit in units.items():
+        _expect(f"{of}.{name}.unit", unit, entries[name].unit)
 
 
 def gate_of(machine: MachineSection | None) -> IoFusionGate | None:
     """Return the measured gate of a machine, if there is one."""
     if machine is None or machine.gate is None:
         return None
-    _check_entries("gate", machine.gate, GATE_UNITS)
+    _expect_units("gate", GATE_UNITS, machine.gate)
     gate = IoFusionGate(**{name: entry.value for name, entry in machine.gate.items()})
     if gate.unified_memory not in (0.0, 1.0):
         raise ValueError(f"gate.unified_memory: expected 0 or 1, got {gate.unified_memory}")
     return gate
-
-
-def facts_of(section: ModelSection) -> dict[str, Any]:
-    """Return what a section says of how a machine schedules, lists as arrays."""
-    return {name: np.asarray(fact, float) if isinstance(fact, list) else fact for name, fact in section.facts.items()}
 
 
 def coefficients_of(model: LatencyModel, entries: Mapping[str, FittedCoefficient]) -> tuple[Any, Any]:
@@ -92,46 +96,47 @@ def coefficients_of(model: LatencyModel, entries: Mapping[str, FittedCoefficient
 
 def posterior_of(model: LatencyModel, section: ModelSection) -> LatencyPosterior:
     """Return the posterior that a section holds."""
-    if section.model_version != model.version:
-        raise ValueError(f"model_version: expected {model.version}, got {section.model_version}")
-    uncertainty, facts, count = section.uncertainty, facts_of(section), len(model.variants)
+    _expect("model_version", model.version, section.model_version)
     names = coefficient_names(model.prior.median)
-    _check_entries("coefficients", section.coefficients, {name: unit_of(name) for name in names})
+    _expect_units("coefficients", {name: unit_of(name) for name in names}, section.coefficients)
+    _expect_names("facts", model.facts, section.facts, may_be_more=True)
+    extents = [name for name, _ in model.extents(dict.fromkeys(model.inputs, 1.0))]
+    _expect_names("domain", extents, section.domain, may_be_more=True)
+    facts = {name: np.asarray(own, float) if isinstance(own, list) else own for name, own in section.facts.items()}
     for name, fact in model.facts.items():
-        if name not in facts:
-            raise ValueError(f"facts.{name} is missing")
         if np.ndim(facts[name]) != np.ndim(fact):
             wanted = "numbers" if np.ndim(fact) else "a number"
             raise ValueError(f"facts.{name}: expected {wanted}, got {section.facts[name]}")
     known = prior_posterior(model, LatencyPrior(*coefficients_of(model, section.coefficients)), facts=facts)
-    lengths = {"correction": known.weights.shape[1], "spread": None, "alike": count}
-    for name, length in lengths.items():
-        entries: Mapping[str, Any] | None = getattr(uncertainty, name)
-        if entries is not None and set(entries) != set(model.variants):
-            raise ValueError(f"uncertainty.{name}: expected {', '.join(model.variants)}, got {', '.join(entries)}")
-        for variant, row in (entries or {}).items() if length is not None else ():
-            if len(row) != length:
-                what = "weights" if name == "correction" else "correlations"
-                raise ValueError(f"uncertainty.{name}.{variant}: expected {length} {what}, got {len(row)}")
-    factor, alike = known.factor, None
-    if (rows := uncertainty.covariance_factor) is not None:
-        if len(rows) != len(factor):
-            raise ValueError(f"uncertainty.covariance_factor: expected {len(factor)} rows, got {len(rows)}")
+    columns: dict[str, Any] = {"alike": None}
+    for name, width in (("correction", known.weights.shape[1]), ("spread", None), ("alike", len(model.variants))):
+        if (entries := getattr(section.uncertainty, name)) is not None:
+            _expect_names(f"uncertainty.{name}", model.variants, entries)
+            for variant, row in entries.items() if width is not None else ():
+                _expect(f"uncertainty.{name}.{variant}: length", width, len(row))
+            columns[name] = np.array([entries[variant] for variant in model.variants])
+    factor, alike = known.factor, columns["alike"]
+    if (rows := section.uncertainty.covariance_factor) is not None:
+        _expect("uncertainty.covariance_factor: rows", len(factor), len(rows))
         factor = np.zeros(factor.shape)
         factor[np.tril_indices(len(rows))] = np.concatenate(rows)
-    if uncertainty.alike is not None:
-        alike = np.array([uncertainty.alike[name] for name in model.variants])
-        if np.any(alike != alike.T) or np.any(np.diag(alike) != 1.0):
-            raise ValueError("uncertainty.alike: expected a symmetric matrix with ones on its diagonal")
-    for name, _ in model.extents(dict.fromkeys(model.inputs, 1.0)):
-        if name not in section.domain:
-            raise ValueError(f"domain.{name} is missing")
-    return dataclasses.replace(
-        known,
-        weights=np.array([uncertainty.correction[name] for name in model.variants]),
-        factor=factor,
-        spread=np.array([uncertainty.spread[name] for name in model.variants]),
-        alike=alike,
+    if alike is not None and (np.any(alike != alike.T) or np.any(np.diag(alike) != 1.0)):
+        raise ValueError("uncertainty.alike: expected a symmetric matrix with ones on its diagonal")
+    weights, spread = columns["correction"], columns["spread"]
+    return dataclasses.replace(known, weights=weights, factor=factor, spread=spread, alike=alike)
+
+
+def calibrated_of(model: LatencyModel, section: ModelSection, machine: MachineSection | None = None) -> CalibratedModel:
+    """Return what a section says of a model, on the machine of which another section tells."""
+    pace_log_sd = 0.0 if machine is None or machine.pace is None else machine.pace.log_sd
+    return CalibratedModel(
+        posterior_of(model, section),
+        provenance={name: entry.provenance for name, entry in section.coefficients.items()},
+        held_out={name: summary.model_dump() for name, summary in section.held_out.items()},
+        domain={name: (entry.low, entry.high) for name, entry in section.domain.items()},
+        noise_floor=section.noise_floor,
+        pace_log_sd=pace_log_sd if section.population is None else section.population.speed_log_sd,
+        cautions=(*section.cautions, *(() if machine is None else machine.cautions)),
     )
 
 
@@ -163,60 +168,54 @@ def section_of(
         **about: what else the section says of itself, see `ModelSection`; made here and now unless given.
     """
     posterior, terms = found.posterior, found.terms
-    log_sds, factor = named(posterior.coefficient_log_sd()), np.asarray(posterior.factor).tolist()
-    measured = is_measured(np.array(list(log_sds.values())), np.array(jax.tree.leaves(prior.log_sd)))
-    entries = {
-        name: (value, log_sds[name], Provenance.MEASURED if is_one else Provenance.UNCALIBRATED)
-        for (name, value), is_one in zip(named(posterior.coefficients).items(), measured, strict=True)
-    }
-    hull = found.runs.hull()
+    log_sds, before = (np.array(jax.tree.leaves(part)) for part in (posterior.coefficient_log_sd(), prior.log_sd))
+    said = [Provenance.MEASURED if known else Provenance.UNCALIBRATED for known in is_measured(log_sds, before)]
+    rows = np.asarray(posterior.factor).tolist()
+    fit = {name: getattr(terms, name) for name in ("converged", "loss", "message", "inseparable")}
     return _section(
         posterior,
-        entries,
-        hull,
-        covariance_factor=[list(map(rounded, row[: place + 1])) for place, row in enumerate(factor)],
+        log_sds,
+        said,
+        found.runs.hull(),
+        covariance_factor=[list(map(rounded, row[: place + 1])) for place, row in enumerate(rows)],
         noise_floor=noise_floor,
         held_out=dict(held_out),
-        fit=FitSummary(
-            converged=terms.converged,
-            loss=terms.loss,
-            message=terms.message,
-            inseparable=terms.inseparable,
-            outliers=list(outliers),
-        ),
+        fit=FitSummary(**fit, outliers=list(outliers)),
         **about,
     )
 
 
 def _section(
     posterior: LatencyPosterior,
-    entries: Mapping[str, tuple[Any, Any, Provenance]],
+    log_sds: Iterable[float],
+    provenance: Iterable[Provenance],
     hull: Mapping[str, tuple[float, float]],
     covariance_factor: list[list[float]] | None,
     **about: Any,
 ) -> ModelSection:
-    """Return a section with a posterior's model, facts, correction and spread, of coefficients and a domain."""
-    model = posterior.model
+    """Return a section with all that a posterior holds, but its covariance, with a domain and what else it says."""
+    model, values = posterior.model, jax.tree.leaves(posterior.coefficients)
+    names = coefficient_names(posterior.coefficients)
+
+    def rows(matrix: Any) -> dict[str, list[float]]:
+        return {name: list(map(rounded, row)) for name, row in zip(model.variants, matrix, strict=True)}
+
     return ModelSection(
         **(made_now() | about),
         model_version=model.version,
         facts={name: np.asarray(fact, float).tolist() for name, fact in posterior.facts.items()},
         coefficients={
-            name: FittedCoefficient(value=float(value), log_sd=float(log_sd), unit=unit_of(name), provenance=provenance)
-            for name, (value, log_sd, provenance) in entries.items()
+            name: FittedCoefficient(value=float(value), log_sd=float(log_sd), unit=unit_of(name), provenance=one)
+            for name, value, log_sd, one in zip(names, values, log_sds, provenance, strict=True)
         },
         uncertainty=Uncertainty(
             spread={name: float(sd) for name, sd in zip(model.variants, posterior.spread, strict=True)},
             covariance_factor=covariance_factor,
-            correction=_rows(model, posterior.weights),
-            alike=None if posterior.alike is None else _rows(model, posterior.alike),
+            correction=rows(posterior.weights),
+            alike=None if posterior.alike is None else rows(posterior.alike),
         ),
         domain={name: Range(low=low, high=high) for name, (low, high) in hull.items()},
     )
-
-
-def _rows(model: LatencyModel, rows: Any) -> dict[str, list[float]]:
-    return {name: list(map(rounded, row)) for name, row in zip(model.variants, rows, strict=True)}
 
 
 def population_section(
@@ -242,19 +241,32 @@ def population_section(
     model, prior = fits[0].posterior.model, pool([fit.posterior for fit in fits])
     spread, speeds = np.full(len(model.variants), ALONE_SPREAD), np.zeros(0)
     if measured_ns is not None and len(fits) > 1:
-        judged = range(0, len(fits), -(-len(fits) // MOST_JUDGED))
-        logs = _left_out_logs(fits, measured_ns, pool, judged)
+        judged, logs = range(0, len(fits), -(-len(fits) // MOST_JUDGED)), []
+        most = max(len(measured_ns[place]) for place in judged)
+        for place in judged:
+            # What all others predict of this one; as many runs of each, so that one program predicts them.
+            one, own_ns = fits[place], np.asarray(measured_ns[place])
+            others = pool([other.posterior for other in (*fits[:place], *fits[place + 1 :])])
+            rows = np.minimum(np.arange(most), len(own_ns) - 1)
+            runs = jax.tree.map(lambda column: np.asarray(column)[rows], one.runs)  # noqa: B023 - used at once
+            known = estimate(prior_posterior(model, others, facts=one.posterior.facts), runs)
+            logs.append(np.log(own_ns / np.asarray(known.time_ns)[: len(own_ns)]))
         speeds = np.array([np.median(own) for own in logs])
         errors = np.abs(np.concatenate([own - speed for own, speed in zip(logs, speeds, strict=True)]))
         variant = np.concatenate([np.asarray(fits[place].runs.variant) for place in judged])
         for code in np.unique(variant):
             spread[code] = np.quantile(errors[variant == code], COVERED) / COVERED_SDS
-    medians, log_sds = named(prior.median), named(prior.log_sd)
-    hulls = [fit.runs.hull() for fit in fits]
+    posterior = dataclasses.replace(
+        prior_posterior(model, prior, facts=facts),
+        coefficients=jax.tree.map(rounded, prior.median),
+        spread=np.array([*map(rounded, spread)]),
+    )
+    log_sds, hulls = [*map(rounded, jax.tree.leaves(prior.log_sd))], [fit.runs.hull() for fit in fits]
     known_by = f"{len(fits)} known machine{' says' if len(fits) == 1 else 's say'}"
     return _section(
-        dataclasses.replace(prior_posterior(model, prior, facts=facts), spread=np.array([*map(rounded, spread)])),
-        {name: (rounded(medians[name]), rounded(log_sds[name]), Provenance.UNCALIBRATED) for name in medians},
+        posterior,
+        log_sds,
+        [Provenance.UNCALIBRATED] * len(log_sds),
         {name: (min(h[name][0] for h in hulls), max(h[name][1] for h in hulls)) for name in hulls[0]},
         covariance_factor=None,
         noise_floor=None,
@@ -269,25 +281,6 @@ def population_section(
             speed_log_sd=rounded(np.sqrt((np.sum(speeds**2) + SPEED_LOG_SD**2) / (len(speeds) + 1))),
         ),
     )
-
-
-def _left_out_logs(
-    fits: Sequence[PosteriorFit],
-    measured_ns: Sequence[np.ndarray],
-    pool: Callable[[Sequence[LatencyPosterior]], LatencyPrior[Any]],
-    judged: Sequence[int],
-) -> list[np.ndarray]:
-    """Return the logarithms of some machines' measured times over what all the others predict, `[n]` of each."""
-    found, most = [], max(len(measured_ns[place]) for place in judged)
-    for place in judged:
-        fit, own_ns = fits[place], np.asarray(measured_ns[place])
-        prior = pool([other.posterior for other in (*fits[:place], *fits[place + 1 :])])
-        known = prior_posterior(fit.posterior.model, prior, facts=fit.posterior.facts)
-        # As many runs of each, so that one program predicts them.
-        rows = np.minimum(np.arange(most), len(own_ns) - 1)
-        runs = jax.tree.map(lambda column: np.asarray(column)[rows], fit.runs)  # noqa: B023 - used at once
-        found.append(np.log(own_ns / np.asarray(estimate(known, runs).time_ns)[: len(own_ns)]))
-    return found
 
 
 def made_now() -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from rlxjax._values import by_value
 from rlxjax.fit import (
@@ -156,33 +156,6 @@ class Explanation:
         return {**found.pop("inputs"), **found}
 
 
-class Moved(NamedTuple):
-    """Two strategies, the faster first, and what can be moved: coefficients, then inputs; an axis is a leaf's place."""
-
-    variants: Int[np.ndarray, "2 most"]
-    posterior: LatencyPosterior
-    inputs: Mapping[str, float]
-
-
-class Crossings(NamedTuple):
-    """The nearest change along each axis, `[axes]`."""
-
-    log_factor: Float[Array, "axes"]
-    is_jump: Bool[Array, "axes"]
-    log_ratio: Float[Array, "axes grid"]
-
-
-class _Search(NamedTuple):
-    """The nearest changes of the choice between two strategies; the last axis is that of the crossover."""
-
-    names: tuple[str, str]
-    axes: tuple[str, ...]
-    places: tuple[int, ...]
-    moved: Moved
-    grid: Float[np.ndarray, "axes grid"]
-    found: Crossings
-
-
 def explain(calibrated: CalibratedModel, *inputs: float, **given: float | None) -> Explanation:
     """Return why a strategy is picked for one workload: the parts of each time, the margin, what would change it.
 
@@ -203,18 +176,21 @@ def explain(calibrated: CalibratedModel, *inputs: float, **given: float | None) 
     names = calibrated.alternatives(**sizes)
     if len(names) < 2:
         raise ValueError(f"{model.name}: expected two strategies to choose among, got {', '.join(names) or 'none'}")
-    named_so = {name: calibrated.name_of(name, **sizes) for name in names}
-    # Of equals the earlier one, as `pick` has it.
-    strategies = sorted((_strategy(calibrated, named_so[name], sizes) for name in names), key=lambda s: s.time_ns)
+    named_so, strategies = {name: calibrated.name_of(name, **sizes) for name in names}, []
+    for name in named_so.values():
+        low, high = map(float, calibrated.interval_ns(name, **sizes))
+        parts = {term: float(time_ns) for term, time_ns in calibrated.terms_ns(name, **sizes).items()}
+        strategies.append(StrategyExplanation(name, parts, sum(parts.values()), (low, high)))
+    strategies.sort(key=lambda one: one.time_ns)  # of equals the earlier one, as `pick` has it
     by_time = [strategy.strategy for strategy in strategies]
     pick, runner_up = by_time[:2]
     decided = calibrated.compare(pick, runner_up, **sizes)
     search = _search(calibrated, (pick, runner_up), sizes)
-    crossover = _crossover(calibrated, search, sizes)
+    crossover = _crossover(search)
     first_two = [named_so[name] for name in list(alternatives_of(model))[:2] if name in named_so]
     if crossover.value is None and len(first_two) == 2 and set(first_two) != {pick, runner_up}:
         one, other = (name for name in by_time if name in first_two)
-        elsewhere = _crossover(calibrated, _search(calibrated, (one, other), sizes), sizes)
+        elsewhere = _crossover(_search(calibrated, (one, other), sizes))
         crossover = crossover if elsewhere.value is None else elsewhere
     return Explanation(
         sizes,
@@ -226,22 +202,36 @@ def explain(calibrated: CalibratedModel, *inputs: float, **given: float | None) 
         margin_sd_ns=float(decided.margin_sd_ns),
         probability=float(decided.probability),
         verdict=pick if decided.verdict() == "fuse" else "undecided",
-        flips=_flips(calibrated, search, sizes),
+        flips=_flips(search),
         crossover=crossover,
     )
 
 
-def _strategy(calibrated: CalibratedModel, name: str, sizes: Mapping[str, float]) -> StrategyExplanation:
-    low, high = calibrated.interval_ns(name, **sizes)
-    parts = {term: float(time_ns) for term, time_ns in calibrated.terms_ns(name, **sizes).items()}
-    return StrategyExplanation(name, parts, sum(parts.values()), (float(low), float(high)))
+class _Moved(NamedTuple):
+    """Two strategies, the faster first, and what can be moved: coefficients, then inputs; an axis is a leaf's place."""
+
+    variants: Int[np.ndarray, "2 most"]
+    posterior: LatencyPosterior
+    inputs: Mapping[str, float]
+
+
+class _Search(NamedTuple):
+    """The nearest changes of the choice between two strategies; the last axis is that of the crossover."""
+
+    calibrated: CalibratedModel
+    names: tuple[str, str]
+    sizes: Mapping[str, float]
+    axes: tuple[str, ...]
+    places: np.ndarray
+    moved: _Moved
+    grid: Float[np.ndarray, "axes grid"]
+    log_factor: Float[np.ndarray, "axes"]
+    is_jump: np.ndarray
 
 
 def _search(calibrated: CalibratedModel, names: tuple[str, str], sizes: Mapping[str, float]) -> _Search:
     """Return what changes the choice between two strategies, the first of which is the faster one."""
     model, first = calibrated.model, next(iter(calibrated.model.inputs))
-    variants = [[model.variants.index(v) for v in strategy_of(model, name).variants] for name in names]
-    most = max(map(len, variants))
     coefficients = coefficient_names(calibrated.coefficients)
     axes = (*coefficients, *(name for name, entry in model.inputs.items() if entry.default is None), first)
     grid = np.tile(np.linspace(-1.0, 1.0, GRID_POINTS) * math.log(LARGEST_FACTOR), (len(axes), 1))
@@ -253,22 +243,20 @@ def _search(calibrated: CalibratedModel, names: tuple[str, str], sizes: Mapping[
         tried = np.geomspace(low, high, GRID_POINTS)
         # Between whole sizes a step in how a machine schedules makes crossings that no size has.
         grid[place] = np.log((np.round(tried) if axes[place] == first and entry.step else tried) / value)
-    codes = np.array([np.resize(own, most) for own in variants], np.int32)
-    moved = Moved(codes, calibrated.posterior, {name: float(value) for name, value in sizes.items()})
+    variants = [[model.variants.index(v) for v in strategy_of(model, name).variants] for name in names]
+    codes = np.array([np.resize(own, max(map(len, variants))) for own in variants], np.int32)
+    moved = _Moved(codes, calibrated.posterior, {name: float(value) for name, value in sizes.items()})
     # The leaves of the inputs, a dictionary, are in the order of their names.
-    places = tuple([*coefficients, *sorted(sizes)].index(name) for name in axes)
-    found = jax.tree.map(np.asarray, nearest_crossings(moved, np.array(places), grid))
-    return _Search(names, axes, places, moved, grid, found)
+    places = np.array([[*coefficients, *sorted(sizes)].index(name) for name in axes])
+    found = map(np.asarray, _nearest_crossings(moved, places, grid))
+    return _Search(calibrated, names, sizes, axes, places, moved, grid, *found)
 
 
-def _flips(calibrated: CalibratedModel, search: _Search, sizes: Mapping[str, float]) -> tuple[Flip, ...]:
+def _flips(search: _Search) -> tuple[Flip, ...]:
     """Return the flip of every input and coefficient, the smallest changes first."""
-    sd_of = named(calibrated.posterior.coefficient_log_sd())
-    values = {**named(calibrated.coefficients), **sizes}
-    flips = []
-    for name, log_factor, is_jump in zip(
-        search.axes[:-1], search.found.log_factor[:-1], search.found.is_jump[:-1], strict=True
-    ):
+    calibrated, sizes, flips = search.calibrated, search.sizes, []
+    sd_of, values = named(calibrated.posterior.coefficient_log_sd()), {**named(calibrated.coefficients), **sizes}
+    for name, log_factor, is_jump in zip(search.axes[:-1], search.log_factor, search.is_jump, strict=False):
         is_input, is_flip, log_sd = name in sizes, bool(np.isfinite(log_factor)), sd_of.get(name)
         factor = math.exp(log_factor) if is_flip else None
         changed = {**sizes, name: sizes[name] * factor} if is_input and factor is not None else sizes
@@ -288,21 +276,24 @@ def _flips(calibrated: CalibratedModel, search: _Search, sizes: Mapping[str, flo
     return tuple(sorted(flips, key=lambda flip: math.inf if flip.factor is None else abs(math.log(flip.factor))))
 
 
-def _crossover(calibrated: CalibratedModel, search: _Search, sizes: Mapping[str, float]) -> Crossover:
+def _crossover(search: _Search) -> Crossover:
     """Return the crossover that was found along the first input, with its error bar."""
-    first = search.axes[-1]
-    names, log_factor, grid = search.names, float(search.found.log_factor[-1]), search.grid[-1]
-    tried = sizes[first] * np.exp(grid)
+    calibrated, names, sizes, first, grid = (
+        search.calibrated,
+        search.names,
+        search.sizes,
+        search.axes[-1],
+        search.grid[-1],
+    )
+    log_factor, is_jump, tried = float(search.log_factor[-1]), bool(search.is_jump[-1]), sizes[first] * np.exp(grid)
     if not math.isfinite(log_factor):
         words = f"{names[0]} stays ahead of {names[1]} from {first} {tried[0]:,.0f} to {tried[-1]:,.0f}"
         return Crossover(names, first, None, None, None, None, None, False, None, words)
-    at = sizes[first] * math.exp(log_factor)
+    at, log_sd = sizes[first] * math.exp(log_factor), None
     below, above = names if log_factor > 0 else names[::-1]
-
-    log_sd, is_jump = None, bool(search.found.is_jump[-1])
     if not is_jump:
         here = search.moved._replace(inputs={**search.moved.inputs, first: at})
-        slope = abs(float(log_slope(here, np.int32(search.places[-1]))))
+        slope = abs(float(_log_slope(here, np.int32(search.places[-1]))))
         # Where the predictions are equal, the margin over them is the logarithm of their ratio.
         there = calibrated.compare(*names, **{**sizes, first: at})
         log_sd = float(there.margin_sd_ns / there.kept_ns) / slope if slope else None
@@ -329,58 +320,49 @@ def _reach(is_unsure: np.ndarray, values: np.ndarray, at: float, is_beyond: np.n
 
 
 @jax.jit
-def nearest_crossings(moved: Moved, axes: Int[Array, "axes"], grid: Float[Array, "axes grid"]) -> Crossings:
-    """Return the nearest factor of each axis from which on the first strategy is no more the faster one.
-
-    The first of a grid of factors from which on the other strategy is the faster one is found, then a grid between it
-    and its neighbour, and so on: all axes at a time. Predictions need not meet there: steps in how a machine schedules
-    make them jump.
-    """
+def _nearest_crossings(moved: _Moved, axes: Int[Array, "axes"], grid: Float[Array, "axes grid"]) -> tuple[Array, Array]:
+    """Return, by axis, the nearest `log(factor)` with which the first strategy is slower, and whether it is a jump."""
+    # Of a grid the first change, then of a grid between it and its neighbour, and so on: all axes at a time.
+    # Predictions need not meet there: steps in how a machine schedules make them jump.
     grid = jnp.asarray(grid, jnp.result_type(float))
     share, last = jnp.linspace(0.0, 1.0, grid.shape[1])[None], grid.shape[1] - 1
 
-    def refine(index, state):
-        points, inner, outer, gap, first = state
-        log_ratio = log_ratios(moved, axes, points)
+    def entry(values, places):
+        return jnp.take_along_axis(values, jnp.clip(places, 0, last)[:, None], 1)
 
-        def entry(values, places):
-            return jnp.take_along_axis(values, jnp.clip(places, 0, last)[:, None], 1)
-
-        upward, downward = (log_ratio < 0.0) & (points > 0.0), (log_ratio < 0.0) & (points < 0.0)
-        up, down = jnp.argmax(upward, 1), last - jnp.argmax(downward[:, ::-1], 1)
-        reach_up = jnp.where(upward.any(1, keepdims=True), entry(points, up), jnp.inf)
-        reach_down = jnp.where(downward.any(1, keepdims=True), -entry(points, down), jnp.inf)
-        is_up, is_found = reach_up <= reach_down, jnp.isfinite(jnp.minimum(reach_up, reach_down))
-        found = jnp.where(is_up[:, 0], up, down)
-        before = jnp.where(is_up[:, 0], up - 1, down + 1)
-        nearer = entry(points, before)
+    def refine(_, state):
+        points, inner, outer, gap = state
+        log_ratio = _log_ratios(moved, axes, points)
+        distance = jnp.where(log_ratio < 0.0, jnp.abs(points), jnp.inf)
+        upward, downward = (jnp.where(own, distance, jnp.inf) for own in (points > 0.0, points < 0.0))
+        up, down = jnp.argmin(upward, 1), last - jnp.argmin(downward[:, ::-1], 1)
+        is_up = upward.min(1) <= downward.min(1)
+        found, before = jnp.where(is_up, up, down), jnp.where(is_up, up - 1, down + 1)
+        nearer, is_up = entry(points, before), is_up[:, None]
         nearer = jnp.where(is_up, jnp.maximum(nearer, 0.0), jnp.minimum(nearer, 0.0))
         # At the level of rounding a change may be lost again: what was found then stays.
+        is_found = jnp.isfinite(jnp.minimum(upward, downward)).any(1, keepdims=True)
         inner = jnp.where(is_found, nearer, inner)
         outer = jnp.where(is_found, entry(points, found), outer)
         gap = jnp.where(is_found, entry(log_ratio, before) - entry(log_ratio, found), gap)
         finer = jnp.where(share < 1.0, inner + (outer - inner) * share, outer)
-        finer = jnp.where(outer < 0.0, finer[:, ::-1], finer)
-        return finer, inner, outer, gap, jnp.where(index == 0, log_ratio, first)
+        return jnp.where(outer < 0.0, finer[:, ::-1], finer), inner, outer, gap
 
     nothing = jnp.full_like(grid[:, :1], jnp.nan)
-    state = (grid, nothing, nothing, nothing, grid)
-    _, _, outer, gap, first = jax.lax.fori_loop(0, REFINEMENTS, refine, state)
+    _, _, outer, gap = jax.lax.fori_loop(0, REFINEMENTS, refine, (grid, nothing, nothing, nothing))
     # Where the predictions meet, what is left of their difference is rounding.
-    is_jump = gap > jnp.sqrt(jnp.finfo(grid.dtype).eps)
-    return Crossings(jnp.where(jnp.isnan(outer[:, 0]), jnp.inf, outer[:, 0]), is_jump[:, 0], first)
+    return jnp.where(jnp.isnan(outer), jnp.inf, outer)[:, 0], (gap > jnp.sqrt(jnp.finfo(grid.dtype).eps))[:, 0]
 
 
 @jax.jit
-def log_slope(moved: Moved, place: Int[Array, ""]) -> Float[Array, ""]:
+def _log_slope(moved: _Moved, place: Int[Array, ""]) -> Float[Array, ""]:
     """Return the derivative of `log(second / first)` by the logarithm of the leaf at a place."""
-    here = jnp.zeros((1, 1), jnp.result_type(float))
-    axes = jnp.asarray(place)[None]
-    return jax.jvp(lambda x: log_ratios(moved, axes, x)[0, 0], (here,), (here + 1.0,))[1]
+    here, axes = jnp.zeros((1, 1), jnp.result_type(float)), jnp.asarray(place)[None]
+    return jax.jvp(lambda x: _log_ratios(moved, axes, x)[0, 0], (here,), (here + 1.0,))[1]
 
 
-def log_ratios(
-    moved: Moved, axes: Int[Array, "axes"], log_factor: Float[Array, "axes steps"]
+def _log_ratios(
+    moved: _Moved, axes: Int[Array, "axes"], log_factor: Float[Array, "axes steps"]
 ) -> Float[Array, "axes steps"]:
     """Return `log(second / first)` where the quantity of each axis is multiplied by factors."""
     leaves, structure = jax.tree.flatten((moved.posterior.coefficients, moved.inputs))

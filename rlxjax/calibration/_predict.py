@@ -37,7 +37,6 @@ from rlxjax.fit import (
     is_candidate,
     own_correlation,
     strategy_of,
-    total_ns,
 )
 
 #: Choices, and posteriors on a device, that are remembered at most.
@@ -66,14 +65,140 @@ class Pick(NamedTuple):
         return self.probability >= SURE
 
 
+class Predictions:
+    """What a model of one machine can be asked; a calibration of several answers for the one that `model=` names.
+
+    In every method the inputs are those of the model, by place in its order or by name, scalars or `[*batch]`; what a
+    strategy's name implies, and what has a default, may be left out.
+    """
+
+    def of(self, model: str | None = None) -> "CalibratedModel":
+        """Return one calibrated model by its name."""
+        raise NotImplementedError
+
+    @property
+    def coefficients(self) -> Any:
+        """Of the model, of the first if there are several, a pytree of floats."""
+        return self.of().posterior.coefficients
+
+    def predict_ns(self, strategy: str, *inputs: Size, model: str | None = None, **named: Size | None) -> Nanoseconds:
+        """Return the predicted latency of one run in ns, `[*batch]`: of the cheapest variant of a strategy.
+
+        Raises:
+            ValueError: an unknown strategy, a missing or impossible input, one that the strategy's name
+                contradicts, or inputs for which it does not give the result (where the host can read them).
+        """
+        return self.of(model)._asked((strategy,), inputs, named, corrected_terms_ns, _first_time)
+
+    def terms_ns(
+        self, strategy: str, *inputs: Size, model: str | None = None, **named: Size | None
+    ) -> Mapping[str, Nanoseconds]:
+        """Return the parts of `predict_ns` by name in ns; arguments as there."""
+        return self.of(model)._asked((strategy,), inputs, named, corrected_terms_ns, _first)
+
+    def estimate(self, strategy: str, *inputs: Size, model: str | None = None, **named: Size | None) -> LatencyEstimate:
+        """Return the prediction with its uncertainty, `[*batch]`; arguments as in `predict_ns`."""
+        return self.of(model)._asked((strategy,), inputs, named, estimate, _first)
+
+    def interval_ns(
+        self, strategy: str, *inputs: Size, level: float = 0.9, model: str | None = None, **named: Size | None
+    ) -> tuple[Nanoseconds, Nanoseconds]:
+        """Return the bounds in ns between which a run's time lies with a probability, `[*batch]` each.
+
+        The time is what the calibrate job takes for one, the lower quartile of interleaved visits at one
+        pace of the machine. It is log-normal around the prediction, with the variance of the fit, that of a
+        workload's own, and that of the machine's pace.
+
+        Raises:
+            ValueError: as `predict_ns`, or a level that is not between 0 and 1.
+        """
+        own = self.of(model)
+        return own.bounds_ns(own.estimate(strategy, *inputs, **named), level)
+
+    def compare(self, fused: str, kept: str, *inputs: Size, model: str | None = None, **named: Size | None) -> Decision:
+        """Return whether one strategy is faster than another, and how sure that is, `[*batch]`.
+
+        `explain` does so for the fastest two, and says why.
+
+        Args:
+            fused: the strategy to take if it is faster.
+            kept: the strategy to keep otherwise.
+            *inputs: by place.
+            model: the name of one of a calibration's.
+            **named: by name.
+
+        Raises:
+            ValueError: as `predict_ns`.
+        """
+        own = self.of(model)
+        decided = own._asked((fused, kept), inputs, named, estimate, _compared)
+        return decided._replace(in_domain=own.in_domain(*inputs, **named))
+
+    def decide(
+        self,
+        *inputs: Size,
+        fused: str | None = None,
+        kept: str | None = None,
+        model: str | None = None,
+        **named: Size | None,
+    ) -> Decision:
+        """Return `compare(fused, kept, ...)`, by default of the model's second strategy and its first.
+
+        It decides between two strategies, where `pick` chooses among all.
+        """
+        own = self.of(model)
+        first, second, *_ = (*own.strategies, None, None)
+        fused, kept = fused or second, kept or first
+        if fused is None or kept is None:
+            raise ValueError(f"{own.model.name}: expected two strategies to decide between, got one")
+        return own.compare(fused, kept, *inputs, **named)
+
+    def pick(
+        self, *inputs: Size, candidates: Sequence[str] | None = None, model: str | None = None, **named: Size | None
+    ) -> str:
+        """Return the strategy with the lowest prediction for one workload, of equals the first.
+
+        It is one of the candidates, else of all that give the result, by the name that also implies the inputs.
+
+        Raises:
+            ValueError: as `predict_ns`, no candidate, or sizes that are arrays or traced, for which `pick_index` is.
+        """
+        own = self.of(model)
+        chosen = own._chosen(None if candidates is None else tuple(candidates), inputs, named)[0]
+        return own.name_of(chosen, *inputs, **named)
+
+    def pick_index(
+        self, *inputs: Size, candidates: Sequence[str] | None = None, model: str | None = None, **named: Size | None
+    ) -> Int[Array, "*batch"]:
+        """Return the place of the cheapest strategy, of equals the first, `[*batch]`; it traces.
+
+        Places are those in the candidates, else in `CalibratedModel.strategies`, whose names are
+        `np.array(calibrated.strategies)[index]`.
+
+        Raises:
+            ValueError: as `predict_ns`, or no candidate.
+        """
+        own = self.of(model)
+        chosen = own.strategies if candidates is None else tuple(candidates)
+        return own._asked(chosen, inputs, named, corrected_terms_ns, _place, is_checked=False)
+
+    def in_domain(self, *inputs: Size, model: str | None = None, **named: Size | None) -> bool | np.ndarray | Array:
+        """Whether workloads lie within the values that were measured, of all strategies together, `[*batch]`."""
+        own, numbers = self.of(model), {}
+        for name, value in own._all_inputs(inputs, named).items():
+            numbers[name] = value.astype(float) if isinstance(value, jax.Array) else np.asarray(value, float)
+        inside = True
+        for name, value in own.model.extents(numbers):
+            low, high = own.domain[name]
+            inside = inside & (low <= value) & (value <= high)
+        return inside if is_traced(inside) or np.ndim(inside) else bool(inside)
+
+
 @by_value
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class CalibratedModel:
+class CalibratedModel(Predictions):
     """What a machine's timings say of one latency model; a pytree, whose provenance and cautions are static.
-
-    In every method the inputs are those of the model, by place in its order or by name, scalars or
-    `[*batch]`; what a strategy's name implies, and what has a default, may be left out.
 
     Attributes:
         posterior: coefficients, correction and how sure they are.
@@ -98,15 +223,16 @@ class CalibratedModel:
         if isinstance(self.provenance, Mapping):
             object.__setattr__(self, "provenance", FrozenDict(self.provenance))
 
+    def of(self, model: str | None = None) -> "CalibratedModel":
+        """Return this model, which has one name."""
+        if model not in (None, self.model.name):
+            raise ValueError(f"model: expected {self.model.name}, got {model!r}")
+        return self
+
     @property
     def model(self) -> LatencyModel:
         """Whose runs are predicted."""
         return self.posterior.model
-
-    @property
-    def coefficients(self) -> Any:
-        """Of the model, a pytree of floats."""
-        return self.posterior.coefficients
 
     @property
     def strategies(self) -> tuple[str, ...]:
@@ -142,12 +268,10 @@ class CalibratedModel:
             (True, {'batch': (1.0, 4096.0)})
         """
         posterior = condition(self.posterior, timings.runs, timings.time_ns, probe=probe)
-        if posterior is self.posterior:
-            return self
         of_probe = np.zeros(len(timings.time_ns), int) if probe is None else np.asarray(probe)
         _, place, counts = np.unique(of_probe, return_inverse=True, return_counts=True)
         said = counts[place] > 1
-        if not said.any():
+        if posterior is self.posterior or not said.any():
             return self
         runs = jax.tree.map(lambda column: np.broadcast_to(column, said.shape)[said], timings.runs)
         return dataclasses.replace(self, posterior=posterior, domain=self.domain_with(runs))
@@ -162,37 +286,6 @@ class CalibratedModel:
         is_double = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
         return _placed(handle(self.posterior), is_double) or self.posterior
 
-    def predict_ns(self, strategy: str, *inputs: Size, **named: Size | None) -> Nanoseconds:
-        """Return the predicted latency of one run in ns, `[*batch]`: of the cheapest variant of a strategy.
-
-        Raises:
-            ValueError: an unknown strategy, a missing or impossible input, one that the strategy's name
-                contradicts, or inputs for which it does not give the result (where the host can read them).
-        """
-        return self._answer(_times_ns, (strategy,), inputs, named)[0][0]
-
-    def terms_ns(self, strategy: str, *inputs: Size, **named: Size | None) -> Mapping[str, Nanoseconds]:
-        """Return the parts of `predict_ns` by name in ns; arguments as there."""
-        return self._answer(_terms_ns, (strategy,), inputs, named)[0][1]
-
-    def estimate(self, strategy: str, *inputs: Size, **named: Size | None) -> LatencyEstimate:
-        """Return the prediction with its uncertainty, `[*batch]`; arguments as in `predict_ns`."""
-        return self._answer(_estimates, (strategy,), inputs, named)[0]
-
-    def interval_ns(
-        self, strategy: str, *inputs: Size, level: float = 0.9, **named: Size | None
-    ) -> tuple[Nanoseconds, Nanoseconds]:
-        """Return the bounds in ns between which a run's time lies with a probability, `[*batch]` each.
-
-        The time is what the calibrate job takes for one, the lower quartile of interleaved visits at one
-        pace of the machine. It is log-normal around the prediction, with the variance of the fit, that of a
-        workload's own, and that of the machine's pace.
-
-        Raises:
-            ValueError: as `predict_ns`, or a level that is not between 0 and 1.
-        """
-        return self.bounds_ns(self.estimate(strategy, *inputs, **named), level)
-
     def bounds_ns(self, run: LatencyEstimate, level: float = 0.9) -> tuple[Nanoseconds, Nanoseconds]:
         """Return the bounds of `interval_ns` for an estimate by this posterior, of any runs, `[*batch]` each.
 
@@ -202,36 +295,6 @@ class CalibratedModel:
         if not 0.0 < level < 1.0:
             raise ValueError(f"level: expected a probability between 0 and 1, got {level}")
         return _bounds(run, NormalDist().inv_cdf((1.0 + level) / 2.0), self.pace_log_sd)
-
-    def compare(self, fused: str, kept: str, *inputs: Size, **named: Size | None) -> Decision:
-        """Return whether one strategy is faster than another, and how sure that is, `[*batch]`.
-
-        `explain` does so for the fastest two, and says why.
-
-        Args:
-            fused: the strategy to take if it is faster.
-            kept: the strategy to keep otherwise.
-            *inputs: by place.
-            **named: by name.
-
-        Raises:
-            ValueError: as `predict_ns`.
-        """
-        decided = self._answer(_own_runs, (fused, kept), inputs, named, _compared)
-        return decided._replace(in_domain=self.in_domain(*inputs, **named))
-
-    def decide(
-        self, *inputs: Size, fused: str | None = None, kept: str | None = None, **named: Size | None
-    ) -> Decision:
-        """Return `compare(fused, kept, ...)`, by default of the model's second strategy and its first.
-
-        It decides between two strategies, where `pick` chooses among all.
-        """
-        first, second, *_ = (*self.strategies, None, None)
-        fused, kept = fused or second, kept or first
-        if fused is None or kept is None:
-            raise ValueError(f"{self.model.name}: expected two strategies to decide between, got one")
-        return self.compare(fused, kept, *inputs, **named)
 
     def alternatives(self, *inputs: Size, **named: Size | None) -> tuple[str, ...]:
         """Return the strategies that give the result of every workload, in the order in which ties are resolved.
@@ -243,27 +306,10 @@ class CalibratedModel:
             return ()
         with jax.ensure_compile_time_eval():
             runs, counts = self._runs(self.strategies, inputs, named)
-            _, is_possible = _program(self.on_device(), runs, counts, _times_ns, _all)
+            _, is_possible = _program(self.on_device(), runs, counts, corrected_terms_ns, _of_each)
         if is_traced(is_possible):
             raise ValueError("alternatives: expected inputs that are numbers, got traced ones; see `pick_index`")
         return tuple(np.array(self.strategies)[np.asarray(is_possible)].tolist())
-
-    def pick(self, *inputs: Size, candidates: Sequence[str] | None = None, **named: Size | None) -> str:
-        """Return the strategy with the lowest prediction among those that give the same result; of equals the first.
-
-        Args:
-            *inputs: by place, the sizes of one workload.
-            candidates: strategies to choose among; all of `alternatives` unless given.
-            **named: by name.
-
-        Returns:
-            The name that also implies the inputs, if there is one.
-
-        Raises:
-            ValueError: as `predict_ns`, no candidate, or sizes that are arrays or traced, for which `pick_index` is.
-        """
-        chosen = None if candidates is None else tuple(candidates)
-        return self.name_of(self._choice(chosen, inputs, named)[0], *inputs, **named)
 
     def cheapest(self, candidates: Sequence[str], *inputs: Size, **named: Size | None) -> str:
         """Return the candidate with the lowest prediction for one workload, of equals the first.
@@ -271,7 +317,7 @@ class CalibratedModel:
         Raises:
             ValueError: as `pick`.
         """
-        return self._choice(tuple(candidates), inputs, named)[0]
+        return self._chosen(tuple(candidates), inputs, named)[0]
 
     def variant_of(self, strategy: str, *inputs: Size, **named: Size | None) -> str:
         """Return the variant that a strategy runs for one workload: the cheapest of its own.
@@ -279,40 +325,16 @@ class CalibratedModel:
         Raises:
             ValueError: as `pick`.
         """
-        return self._choice((strategy,), inputs, named)[1]
+        return self._chosen((strategy,), inputs, named)[1]
 
-    def pick_index(
-        self, *inputs: Size, candidates: Sequence[str] | None = None, **named: Size | None
-    ) -> Int[Array, "*batch"]:
-        """Return the place of the cheapest strategy, of equals the first, `[*batch]`; it traces.
-
-        Args:
-            *inputs: by place.
-            candidates: strategies to choose among; `strategies` unless given.
-            **named: by name.
-
-        Returns:
-            Places in the candidates: `np.array(calibrated.strategies)[index]` are names.
+    def decided(self, *inputs: Size, candidates: Sequence[str] | None = None, **named: Size | None) -> Pick:
+        """Return the cheapest of the candidates, else of `strategies`, and how surely it beats the others; it traces.
 
         Raises:
             ValueError: as `predict_ns`, or no candidate.
         """
         chosen = self.strategies if candidates is None else tuple(candidates)
-        return self._answer(_times_ns, chosen, inputs, named, _place, is_checked=False)
-
-    def decided(self, *inputs: Size, candidates: Sequence[str] | None = None, **named: Size | None) -> "Pick":
-        """Return the cheapest strategy of each workload, and how surely it beats every other one; it traces.
-
-        Args:
-            *inputs: by place.
-            candidates: strategies to choose among; `strategies` unless given.
-            **named: by name.
-
-        Raises:
-            ValueError: as `predict_ns`, or no candidate.
-        """
-        chosen = self.strategies if candidates is None else tuple(candidates)
-        return self._answer(_own_runs, chosen, inputs, named, _decided)
+        return self._asked(chosen, inputs, named, estimate, _decided)
 
     def name_of(self, strategy: str, *inputs: Size, **named: Size | None) -> str:
         """Return what a strategy is called for these inputs: by the name that implies most of them."""
@@ -325,18 +347,6 @@ class CalibratedModel:
         ]
         return max(names, key=lambda name: len(self.model.strategies[name].fixed))
 
-    def in_domain(self, *inputs: Size, **named: Size | None) -> bool | np.ndarray | Array:
-        """Whether workloads lie within the values that were measured, of all strategies together, `[*batch]`."""
-        values = self._all_inputs(inputs, named)
-        numbers = {
-            key: v.astype(float) if isinstance(v, jax.Array) else np.asarray(v, float) for key, v in values.items()
-        }
-        inside = True
-        for name, value in self.model.extents(numbers):
-            low, high = self.domain[name]
-            inside = inside & (low <= value) & (value <= high)
-        return inside if is_traced(inside) or np.ndim(inside) else bool(inside)
-
     def _all_inputs(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         """Return every input of a workload; where every strategy implies one, as the first that agrees does."""
         names = [*alternatives_of(self.model)][:1] or [*self.model.strategies]
@@ -345,18 +355,18 @@ class CalibratedModel:
                 return all_inputs(self.model, name, inputs, named)
         return all_inputs(self.model, names[-1], inputs, named)
 
-    def _answer(
+    def _asked(
         self,
-        rows_of: Callable[..., Any],
         strategies: tuple[str, ...],
         inputs: Sequence[Any],
         named: Mapping[str, Any],
-        then: Callable[..., Any] | None = None,
+        says: Callable[[LatencyPosterior, Runs], Any],
+        then: Callable[[LatencyPosterior, list["_Run"]], Any],
         is_checked: bool = True,
     ) -> Any:
         """Return what the program says of the runs of strategies, after all checks of what the host can read."""
         runs, counts = self._runs(strategies, inputs, named)
-        found, is_possible = _program(self.on_device(), runs, counts, rows_of, then or _all)
+        found, is_possible = _program(self.on_device(), runs, counts, says, then)
         if is_checked and not is_traced(is_possible):  # which it is within a program even for sizes that are not
             for name in np.array(strategies)[~np.asarray(is_possible)]:
                 sizes = ", ".join(f"{key} {np.ravel(value)[0]:g}" for key, value in runs.inputs.items())
@@ -382,7 +392,7 @@ class CalibratedModel:
         codes = [self.model.variants.index(name) for names in variants for name in names]
         return Runs.checked(self.model, np.array(codes, np.int32).reshape(-1, *axes), **columns), counts
 
-    def _choice(
+    def _chosen(
         self, candidates: tuple[str, ...] | None, inputs: Sequence[Any], named: Mapping[str, Any]
     ) -> tuple[str, str]:
         """Return the cheapest candidate for one workload, of equals the first, and the variant that it runs."""
@@ -390,13 +400,12 @@ class CalibratedModel:
             if is_traced(value) or np.ndim(value):
                 given = "a traced value" if is_traced(value) else f"shape {np.shape(value)}"
                 raise ValueError(f"{name}: expected a number, that of one workload, got {given}; see `pick_index`")
-        by_name = tuple((name, _number(value)) for name, value in named.items())
-        return _choice(handle(self), candidates, tuple(map(_number, inputs)), by_name)
-
-
-def _number(value: Any) -> Any:
-    """Return a scalar as what a cache can be asked for."""
-    return value.item() if hasattr(value, "item") else value
+        # Scalars as what a cache can be asked for.
+        by_place, by_name = (
+            tuple(value.item() if hasattr(value, "item") else value for value in values)
+            for values in (inputs, named.values())
+        )
+        return _choice(handle(self), candidates, by_place, tuple(zip(named, by_name, strict=True)))
 
 
 @functools.lru_cache(maxsize=MOST_PLACED)
@@ -418,83 +427,84 @@ def _choice(
         raise ValueError("pick: expected a calibration of numbers, got a traced one; see `pick_index`")
     names = own.alternatives(*inputs, **dict(named)) if candidates is None else candidates
     with jax.ensure_compile_time_eval():
-        found = own._answer(_times_ns, names, inputs, dict(named))
+        found = own._asked(names, inputs, dict(named), corrected_terms_ns, _of_each)
     chosen = int(np.argmin([time_ns for time_ns, _ in found]))
     return names[chosen], own.model.variants[int(found[chosen][1])]
 
 
-@functools.partial(jax.jit, static_argnames=("rows_of", "then", "counts"))
+class _Run(NamedTuple):
+    """A run of one variant: its time in ns, infinite where it cannot do the work, and what else is said of it."""
+
+    time_ns: Nanoseconds
+    variant: Int[Array, "*batch"]
+    said: Any
+
+
+@functools.partial(jax.jit, static_argnames=("says", "then", "counts"))
 def _program(
     posterior: LatencyPosterior,
     runs: Runs,
     counts: tuple[int, ...],
-    rows_of: Callable[[LatencyPosterior, Runs], Any],
-    then: Callable[[LatencyPosterior, list[Any]], Any],
+    says: Callable[[LatencyPosterior, Runs], Any],
+    then: Callable[[LatencyPosterior, list[_Run]], Any],
 ) -> tuple[Any, Bool[Array, "strategies"]]:
     """Return what follows from the cheapest run of each strategy, of equals the first, and whether it has one."""
     codes, runs = jnp.ravel(jnp.asarray(runs.variant)), runs.together()
 
-    def of_one_variant(code: Array, inputs: Mapping[str, Array]) -> Any:
+    def of_one_variant(code: Array, inputs: Mapping[str, Array]) -> tuple[_Run, Array]:
         own = dataclasses.replace(runs, variant=code, inputs=inputs)
-        return rows_of(posterior, own), is_candidate(posterior, own)
+        said, is_own = says(posterior, own), is_candidate(posterior, own)
+        is_estimate = isinstance(said, LatencyEstimate)
+        time_ns = jnp.where(is_own, said.time_ns if is_estimate else sum(said.values()), jnp.inf)
+        said = said._replace(time_ns=time_ns) if is_estimate else said
+        return _Run(time_ns, jnp.broadcast_to(code, own.shape), said), is_own
 
     rows, is_own = jax.vmap(of_one_variant)(codes, runs.inputs)
-    found, is_possible, begin = [], [], 0
-    for count in counts:
-        each = [jax.tree.map(lambda leaf: leaf[row], rows) for row in range(begin, begin + count)]  # noqa: B023
+    found, is_possible = [], []
+    for end, count in zip(np.cumsum(counts).tolist(), counts, strict=True):
+        each = [jax.tree.map(lambda leaf: leaf[row], rows) for row in range(end - count, end)]  # noqa: B023
         found.append(functools.reduce(_cheaper, each))
-        is_possible.append(jnp.all(jnp.any(is_own[begin : begin + count], 0)))
-        begin += count
+        is_possible.append(jnp.all(jnp.any(is_own[end - count : end], 0)))
     return then(posterior, found), jnp.stack(is_possible)
 
 
-def _times_ns(posterior: LatencyPosterior, runs: Runs) -> tuple[Array, Array]:
-    """Return times in ns, and the places of the variants that take them."""
-    return total_ns(posterior, runs), jnp.broadcast_to(runs.variant, runs.shape)
+def _cheaper(one: _Run, other: _Run) -> _Run:
+    """Return the smaller of two predictions, a time with what belongs to it, of equals the first."""
+    is_first = one.time_ns <= other.time_ns
+
+    def choose(mine: Array, others: Array) -> Array:
+        return jnp.where(is_first[..., None] if mine.ndim > is_first.ndim else is_first, mine, others)
+
+    return jax.tree.map(choose, one, other)
 
 
-def _terms_ns(posterior: LatencyPosterior, runs: Runs) -> tuple[Array, Mapping[str, Array]]:
-    return total_ns(posterior, runs), corrected_terms_ns(posterior, runs)
+# What may follow from the cheapest runs of strategies.
 
 
-def _estimates(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
-    found = estimate(posterior, runs)
-    return found._replace(time_ns=jnp.where(is_candidate(posterior, runs), found.time_ns, jnp.inf))
+def _first_time(_: LatencyPosterior, found: Sequence[_Run]) -> Nanoseconds:
+    return found[0].time_ns
 
 
-class _OwnRun(NamedTuple):
-    """What is known of the run of one variant: its time in ns, of which the estimate says more, and the variant."""
-
-    time_ns: Nanoseconds
-    estimate: LatencyEstimate
-    variant: Int[Array, "*batch"]
+def _first(_: LatencyPosterior, found: Sequence[_Run]) -> Any:
+    return found[0].said
 
 
-def _own_runs(posterior: LatencyPosterior, runs: Runs) -> _OwnRun:
-    found = _estimates(posterior, runs)
-    return _OwnRun(found.time_ns, found, jnp.broadcast_to(runs.variant, runs.shape))
+def _of_each(_: LatencyPosterior, found: Sequence[_Run]) -> list[tuple[Nanoseconds, Int[Array, "*batch"]]]:
+    return [(own.time_ns, own.variant) for own in found]
 
 
-def _all(posterior: LatencyPosterior, found: Sequence[Any]) -> tuple[Any, ...]:
-    del posterior
-    return tuple(found)
+def _place(_: LatencyPosterior, found: Sequence[_Run]) -> Int[Array, "*batch"]:
+    return jnp.argmin(jnp.stack([own.time_ns for own in found], -1), -1)
 
 
-def _place(posterior: LatencyPosterior, found: Sequence[Any]) -> Int[Array, "*batch"]:
-    del posterior
-    return jnp.argmin(jnp.stack([own[0] for own in found], -1), -1)
-
-
-def _compared(posterior: LatencyPosterior, found: Sequence[_OwnRun]) -> Decision:
+def _compared(posterior: LatencyPosterior, found: Sequence[_Run]) -> Decision:
     """Return the decision between two runs that do one piece of work."""
     fused, kept = found
-    alike = own_correlation(posterior, fused.variant, kept.variant)
-    return decision(fused.estimate, kept.estimate, alike)
+    return decision(fused.said, kept.said, own_correlation(posterior, fused.variant, kept.variant))
 
 
-def _decided(posterior: LatencyPosterior, found: Sequence[_OwnRun]) -> Pick:
-    place = _place(posterior, found)
-    fastest = functools.reduce(_cheaper, found)
+def _decided(posterior: LatencyPosterior, found: Sequence[_Run]) -> Pick:
+    place, fastest = _place(posterior, found), functools.reduce(_cheaper, found)
     margin_ns, probability = jnp.full(place.shape, jnp.inf), jnp.ones(place.shape)
     for number, own in enumerate(found):
         is_other = (place != number) & jnp.isfinite(own.time_ns)
@@ -504,18 +514,7 @@ def _decided(posterior: LatencyPosterior, found: Sequence[_OwnRun]) -> Pick:
     return Pick(place, fastest.time_ns, margin_ns, probability)
 
 
-def _cheaper(one: Any, other: Any) -> Any:
-    """Return the smaller of two predictions, a time with what belongs to it, of equals the first."""
-    is_first = one[0] <= other[0]
-
-    def choose(mine: Array, others: Array) -> Array:
-        return jnp.where(is_first[..., None] if mine.ndim > is_first.ndim else is_first, mine, others)
-
-    return jax.tree.map(choose, one, other)
-
-
 @jax.jit
 def _bounds(run: LatencyEstimate, sds: RealLike, pace_log_sd: RealLike) -> tuple[Nanoseconds, Nanoseconds]:
-    """Return the times of a run that lie so many standard deviations of its logarithm below and above."""
     reach = jnp.exp(sds * jnp.hypot(run.log_sd(), pace_log_sd))
     return run.time_ns / reach, run.time_ns * reach

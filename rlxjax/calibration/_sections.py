@@ -9,7 +9,7 @@ import os
 import platform
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from importlib import metadata
 from typing import Annotated, Any, Literal
 
@@ -123,12 +123,7 @@ class FitSummary(Strict):
 
 
 class Uncertainty(Strict):
-    """The correction, and how sure the calibration is; see `LatencyPosterior`.
-
-    By variant: the weights of the correction, the spread, and its correlations with that of each variant, in the
-    model's order; None for independent ones. The factor of the covariance by rows of its lower triangle; None for
-    unknowns that are independent, as those of a population are.
-    """
+    """What `LatencyPosterior` holds beside coefficients, by variant; the factor is the rows of its lower triangle."""
 
     correction: dict[str, list[Finite]]
     spread: dict[str, Positive]
@@ -137,8 +132,7 @@ class Uncertainty(Strict):
 
     @model_validator(mode="after")
     def _of_these_shapes(self) -> "Uncertainty":
-        rows = self.covariance_factor or []
-        if [len(row) for row in rows] != list(range(1, len(rows) + 1)):
+        if any(len(row) != place for place, row in enumerate(self.covariance_factor or [], start=1)):
             raise ValueError("covariance_factor: expected rows of 1, 2, 3, ... numbers")
         return self
 
@@ -175,10 +169,7 @@ class Machine(Strict):
 
 
 class Population(Strict):
-    """The machines that a section is of, where it is of several; of a fleet, the `devices` alone are counted.
-
-    `speed_log_sd` is the standard deviation of the logarithm of how fast a machine is, for all its runs alike.
-    """
+    """The machines that a section is of, of a fleet their number alone, and how much their speeds differ."""
 
     machines: list[Machine] = []
     devices: int = 0
@@ -186,10 +177,7 @@ class Population(Strict):
 
 
 class Section(Sealed):
-    """What each section says of itself: when, by which command, on what and from which samples it was made.
-
-    `cautions`: what a user of its predictions should know.
-    """
+    """What each section says of itself: when, how, on what and of which samples it was made, and what to beware of."""
 
     created: str
     command: str = ""
@@ -219,11 +207,7 @@ class ModelSection(Section):
 
 
 class MachineSection(Section):
-    """What micro-benchmarks say of the machine, whatever the model.
-
-    `canary_ns` are their times, by which a machine that has changed is known; `cautions` are for users of any
-    prediction.
-    """
+    """What micro-benchmarks say of the machine, whatever the model; `canary_ns`, their times, tell how fast it is."""
 
     gate: dict[str, GateCoefficient] | None = None
     canary_ns: dict[str, Positive] = {}
@@ -280,10 +264,8 @@ def fingerprint_of_device(device: str, platform: str = UNKNOWN) -> Fingerprint:
         >>> found.device_kind, found.platform, found.cores
         ('phone-7', 'unknown', 0)
     """
-    texts = dict.fromkeys(("machine", "cpu_model", "jax", "jaxlib", "numpy", "python"), UNKNOWN) | {
-        "platform": platform
-    }
-    return Fingerprint(device_kind=device, device_count=0, cores=0, thread_flags={}, **texts)
+    texts = dict.fromkeys(("machine", "cpu_model", "jax", "jaxlib", "numpy", "python"), UNKNOWN)
+    return Fingerprint(device_kind=device, platform=platform, device_count=0, cores=0, thread_flags={}, **texts)
 
 
 def fingerprint_differences(
@@ -300,31 +282,26 @@ def fingerprint_differences(
     ]
 
 
-def warn_if_elsewhere(made_on: Mapping[str, Fingerprint], path: str | os.PathLike[str]) -> None:
+def warn_if_elsewhere(content: CalibrationFile, path: str | os.PathLike[str]) -> None:
     """Warn where sections were made on another machine, or with other software, saying what differs."""
-    here = current_fingerprint()
+    here, made_on = current_fingerprint(), {name: own.fingerprint for name, own in content.sections().items()}
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, known in made_on.items():
         alike.setdefault(tuple(fingerprint_differences(known, here)), []).append(name)
     for differences, names in alike.items():
-        if not differences:
-            continue
         of, first = "" if len(alike) == 1 else f": {', '.join(names)}", made_on[names[0]]
-        if not first.device_count:
-            warnings.warn(
-                f"{path}{of} was fitted to timings of the device {first.device_kind!r}, of which nothing else is "
-                "known. Its predictions are of that device.",
-                MachineMismatchWarning,
-                stacklevel=3,
-            )
-            continue
         how = "elsewhere" if fingerprint_differences(first, here, MACHINE_FIELDS) else "with other software"
-        warnings.warn(
-            f"{path}{of} was made {how}: {'; '.join(differences)}. Its predictions may not hold here; "
-            "`rlxjax calibrate` makes one that does, `rlxjax validate` says whether these still do.",
-            MachineMismatchWarning,
-            stacklevel=3,
+        said = (
+            f"made {how}: {'; '.join(differences)}. Its predictions may not hold here; "
+            "`rlxjax calibrate` makes one that does, `rlxjax validate` says whether these still do."
         )
+        if not first.device_count:
+            said = (
+                f"fitted to timings of the device {first.device_kind!r}, of which nothing else is known. "
+                "Its predictions are of that device."
+            )
+        if differences:
+            warnings.warn(f"{path}{of} was {said}", MachineMismatchWarning, stacklevel=3)
 
 
 def _cpu_model() -> str:

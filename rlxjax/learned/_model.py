@@ -18,6 +18,8 @@ from rlxjax._values import short_repr
 #: A gate of at least this much is on in hard use.
 GATE_ON = 0.5
 SCHEMA_VERSION = 1
+#: What a file holds of a model: its leaves, and what they say.
+LEAVES, COUNTS = ("twiddles", "gates", "mask"), ("n_fft", "active_gates", "total_gates")
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -92,7 +94,7 @@ class LearnedFft:
             ValueError: shapes of no model, a gate that is NaN or outside [0, 1], or another value that is
                 not finite.
         """
-        arrays = {}
+        arrays: dict[str, np.ndarray] = {}
         for name, leaf in {"twiddles": twiddles, "gates": gates, "mask": mask}.items():
             try:
                 array = np.asarray(leaf)
@@ -101,23 +103,19 @@ class LearnedFft:
             if array.dtype.kind not in "biuf":
                 raise ValueError(f"{name}: expected an array of real numbers, got dtype {array.dtype}")
             arrays[name] = array if array.dtype.kind == "f" else array.astype(np.float64)
-        shape = arrays["gates"].shape
+        whole = cls(**arrays)
+        shape = whole.gates.shape
         if len(shape) != 2 or shape[1] != 2 ** (shape[0] - 1):
             raise ValueError(f"gates: expected shape (log2(n_fft), n_fft/2), say (8, 128), got {shape}")
         for name, expected in (("twiddles", (*shape, 2)), ("mask", (shape[1] + 1,))):
-            if arrays[name].shape != expected:
-                raise ValueError(
-                    f"{name}: expected shape {expected} beside gates of shape {shape}, got {arrays[name].shape}"
-                )
+            if (got := arrays[name].shape) != expected:
+                raise ValueError(f"{name}: expected shape {expected} beside gates of shape {shape}, got {got}")
             if not np.all(np.isfinite(arrays[name])):
                 raise ValueError(f"{name}: expected finite numbers, got NaN or infinity")
-        outside = ~((arrays["gates"] >= 0) & (arrays["gates"] <= 1))
-        if np.any(outside):
-            stage, j = np.argwhere(outside)[0]
-            raise ValueError(
-                f"gates: expected numbers from 0 to 1, got {arrays['gates'][stage, j]} at stage {stage}, butterfly {j}"
-            )
-        return cls(**arrays)
+        for stage, j in np.argwhere(~((whole.gates >= 0) & (whole.gates <= 1))):
+            got = f"{whole.gates[stage, j]} at stage {stage}, butterfly {j}"
+            raise ValueError(f"gates: expected numbers from 0 to 1, got {got}")
+        return whole
 
     @property
     def stages(self) -> int:
@@ -215,12 +213,7 @@ def _scaled(factor: Array | np.ndarray, z: Array) -> Array:
 
 @functools.lru_cache(maxsize=32)  # of 4 bytes a sample
 def bit_reversal(n_fft: int) -> np.ndarray:
-    """Return the sample that enters at each place: the place with its bits reversed, `[n_fft]`.
-
-    Examples:
-        >>> bit_reversal(8).tolist()
-        [0, 4, 2, 6, 1, 5, 3, 7]
-    """
+    """Return the sample that enters at each place: the place with its bits reversed, `[n_fft]`."""
     order = np.zeros(1, np.int32)  # in either precision: JAX remembers NumPy arrays by identity
     while len(order) < n_fft:
         order = np.concatenate([2 * order, 2 * order + 1])
@@ -267,26 +260,26 @@ class LearnedFftFile(Sealed):
     @model_validator(mode="after")
     def _is_a_model(self) -> "LearnedFftFile":
         model = self.model()
-        for name in ("n_fft", "active_gates", "total_gates"):
+        for name in COUNTS:
             if getattr(self, name) != getattr(model, name):
                 raise ValueError(f"{name}: the arrays say {getattr(model, name)}, got {getattr(self, name)}")
         return self
 
     def model(self) -> LearnedFft:
         """Return the model, its leaves float32 on the host."""
-        leaves = {}
-        for name in ("twiddles", "gates", "mask"):
-            try:
-                leaves[name] = _single_precision(getattr(self, name))
-            except ValueError:
-                raise ValueError(f"{name}: expected stages of equal length") from None
-        return LearnedFft.checked(**leaves)
+        return _single_precision(self)
 
 
-def _single_precision(values: Any) -> np.ndarray:
-    """Return numbers in single precision; what lies beyond it is infinite, which no model takes."""
-    with np.errstate(over="ignore"):
-        return np.asarray(values, np.float32)
+def _single_precision(given: "LearnedFft | LearnedFftFile") -> LearnedFft:
+    """Return a model in single precision, checked; what lies beyond it is infinite, which no model takes."""
+    leaves: dict[str, Any] = {}
+    for name in LEAVES:
+        try:
+            with np.errstate(over="ignore"):
+                leaves[name] = np.asarray(getattr(given, name), np.float32)
+        except ValueError:
+            raise ValueError(f"{name}: expected stages of equal length") from None
+    return LearnedFft.checked(**leaves)
 
 
 def save_learned_fft(model: LearnedFft, path: str | os.PathLike[str], note: str = "") -> None:
@@ -312,19 +305,12 @@ def save_learned_fft(model: LearnedFft, path: str | os.PathLike[str], note: str 
         raise ValueError(f"model: expected a LearnedFft, got {type(model).__name__}")
     if not isinstance(note, str):
         raise ValueError(f"note: expected a string, got {note!r}")
-    names = ("twiddles", "gates", "mask")
-    whole = LearnedFft.checked(**{name: _single_precision(getattr(model, name)) for name in names})
-    content = LearnedFftFile(
-        schema_version=SCHEMA_VERSION,
-        kind="learned_fft",
-        n_fft=whole.n_fft,
-        active_gates=whole.active_gates,
-        total_gates=whole.total_gates,
-        note=note,
-        # The shortest decimals that give the same single-precision numbers.
-        **{name: getattr(whole, name).astype(str).astype(float).tolist() for name in names},
-    )
-    write_json_file(content, path, indent=None)
+    whole = _single_precision(model)
+    # The shortest decimals that give the same single-precision numbers.
+    content: dict[str, Any] = {name: getattr(whole, name).astype(str).astype(float).tolist() for name in LEAVES}
+    content |= {name: getattr(whole, name) for name in COUNTS}
+    content = {"schema_version": SCHEMA_VERSION, "kind": "learned_fft", "note": note} | content
+    write_json_file(LearnedFftFile(**content), path, indent=None)
 
 
 def load_learned_fft(path: str | os.PathLike[str], n_fft: int | np.integer | None = None) -> LearnedFft:

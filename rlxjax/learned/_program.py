@@ -72,10 +72,7 @@ class Places(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """The live butterflies of one stage: where `a`, `b` and what passes by are found in the array so far.
-
-    What leaves the stage is the new `a`, the new `b` and what passed by, one after the other.
-    """
+    """Where a stage's live `a`, `b` and what passes by are found in the array so far; it leaves them in this order."""
 
     a: Places
     b: Places
@@ -150,10 +147,9 @@ def learned_program(model: LearnedFft, params: WelchPeakParams, form: str | None
         raise ValueError(f"model: expected n_fft {params.n_fft} as in params, got {model.n_fft}")
     hard = model.hardened()
     on, mask = np.asarray(hard.gates) > 0, np.asarray(hard.mask, np.float64)
-    bins = np.flatnonzero(mask)
+    bins, wanted = np.flatnonzero(mask), wanted_places(on, mask != 0)
     scale = mask[bins] * np.sqrt(one_sided_weights(params)[bins].astype(np.float64))
     cones = _cones(on, bins)
-    wanted = wanted_places(on, mask != 0)
     merged = [(np.unique(np.concatenate([samples for samples, _ in cones])), bins)] if len(bins) else []
     # Of butterflies, what counts is the places that are left, stage by stage.
     places = sum(float(np.sum(wanted[stage])) for stage in np.flatnonzero(on.any(axis=1)))

@@ -99,22 +99,16 @@ class ToneSignals:
 
 
 def peak_loss(model: LearnedFft, segments: Real[Array | np.ndarray, "rows n_fft"], k: int) -> Float[Array, ""]:
-    """Return how far a model's spectra are from the exact transform's peaks; the lower the better.
-
-    A row's target is the exact transform's amplitude within 3 bins of its k strongest bins, 0 elsewhere,
-    scaled to a sum of 1; the loss is the mean cross entropy of the model's amplitude, scaled likewise, and
-    so does not see the scale of either. Gates may be soft or hard; segments have no window.
-    """
+    """Return the mean cross entropy of a model's amplitudes and the exact transform's around its k strongest bins."""
     reference, power = power_of(segments), power_of(segments, model)
     _, bins = jax.lax.top_k(reference, min(k, model.n_bins))
     distance = jnp.abs(bins[..., None] - jnp.arange(model.n_bins, dtype=bins.dtype)[None, None])
-    in_band = jnp.any(distance <= BAND_HALF_WIDTH, axis=1)
-    target = jnp.where(in_band, jnp.sqrt(reference), 0.0)
+    target = jnp.where(jnp.any(distance <= BAND_HALF_WIDTH, axis=1), jnp.sqrt(reference), 0.0)
+    # Both are scaled to a sum of 1, so that the loss does not see the scale of either.
     target = target / jnp.maximum(jnp.sum(target, axis=1, keepdims=True), jnp.finfo(target.dtype).tiny)
     floor = POWER_FLOOR * jax.lax.stop_gradient(jnp.mean(power, axis=1, keepdims=True))
     logits = 0.5 * jnp.log(power + floor + jnp.finfo(power.dtype).tiny)
-    cross_entropy = -jnp.sum(target * jax.nn.log_softmax(logits, axis=1), axis=1)
-    return jnp.mean(cross_entropy)
+    return jnp.mean(-jnp.sum(target * jax.nn.log_softmax(logits, axis=1), axis=1))
 
 
 def peak_recall(model: LearnedFft, segments: Real[Array | np.ndarray, "rows n_fft"], k: int) -> Float[Array, ""]:
@@ -150,15 +144,7 @@ _loss = jax.jit(peak_loss, static_argnames="k")
 
 
 class TrainingRound(NamedTuple):
-    """What one round of steps ended with.
-
-    Attributes:
-        step: steps done, pruning and fine-tuning together; the mask and a cut are one step each.
-        loss: on the rows that choose cuts, or the mean of the round's steps, the gates' term included.
-        gate_weight: weight of the mean gate in that loss; 0 but for growth.
-        active_gates: gates of the hardened model.
-        recall: share of the reference's peaks found on the validation rows; None for mask and cuts.
-    """
+    """What one round of steps ended with; `gate_weight`, that of the mean gate in the loss, is 0 but for growth."""
 
     step: int
     loss: float
@@ -240,8 +226,7 @@ def train_learned_fft(
     model, tuning = _fine_tune(grown, signals, validation, k, fine_tuning_steps, keys[1])
     history = list(cuts)
     for part in (growth, tuning):
-        done = history[-1].step
-        history += [item._replace(step=item.step + done) for item in part]
+        history.extend([item._replace(step=item.step + history[-1].step) for item in part])
     share = model.active_gates / model.total_gates
     message = (
         f"{model.active_gates} of {model.total_gates} gates ({100 * share:.1f} %) are on: {cut.active_gates} that "
@@ -254,6 +239,7 @@ def _cut(exact: LearnedFft, rows: Array, budget: int, k: int) -> tuple[LearnedFf
     """Return the model, masked and cut until its gates are within the budget, and the history."""
     stages = exact.stages
     first_place = np.array([butterfly_places(stage, gates)[0] for stage, gates in enumerate(exact.gates)])
+    history: list[TrainingRound] = []
 
     def after(model: LearnedFft, bit: int, value: int) -> LearnedFft:
         # A stage's butterflies join the two values of its own bit.
@@ -263,21 +249,18 @@ def _cut(exact: LearnedFft, rows: Array, budget: int, k: int) -> tuple[LearnedFf
     _, bins = jax.lax.top_k(power_of(rows), min(k, exact.n_bins))
     often = np.bincount(np.ravel(bins), minlength=exact.n_bins)
     rows = rows[:CUT_ROWS]
-    history = []
 
-    def record(model: LearnedFft) -> None:
-        loss = float(_loss(model, rows, k=k))
-        history.append(TrainingRound(len(history), loss, 0.0, model.active_gates))
+    def recorded(model: LearnedFft) -> LearnedFft:
+        history.append(TrainingRound(len(history), float(_loss(model, rows, k=k)), 0.0, model.active_gates))
+        return model
 
-    record(exact)
-    mask = np.where(often >= LEAST_WANTED * often.max(), exact.mask, 0)
-    model, bits = dataclasses.replace(exact, mask=mask).hardened(), list(range(stages))
-    record(model)
+    mask = np.where(often >= LEAST_WANTED * often.max(), recorded(exact).mask, 0)
+    model, bits = recorded(dataclasses.replace(exact, mask=mask).hardened()), list(range(stages))
     while model.active_gates > budget:
         choices = [(after(model, bit, value), bit) for bit in bits for value in (0, 1)]
         model, bit = max(choices, key=lambda choice: float(_recall(choice[0], rows, k=k)))
         bits.remove(bit)
-        record(model)
+        recorded(model)
     return model, history
 
 

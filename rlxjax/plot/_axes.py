@@ -22,10 +22,8 @@ else:
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7a3cff")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", (0, (6, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1)))
-#: What is no way to do the work: noise, a total, what is undecided.
-NEUTRAL = "#808080"
-#: Of what is drawn behind lines and points.
-PALE = 0.2
+#: The colour of what is no way to do the work: noise, a total, what is undecided; how opaque what lies behind lines is.
+NEUTRAL, PALE = "#808080", 0.2
 #: Values of an input that all get a tick, at most.
 MOST_TICKS = 9
 #: Of a new figure: how high a line is, in sizes of the font, and all else, in inches.
@@ -61,17 +59,15 @@ def ink_of(ax: Axes) -> Any:
     return ax.xaxis.label.get_color()
 
 
-def show_legend(ax: Axes, **options: Any) -> None:
-    """Name what is drawn, on whatever the background is."""
-    ax.legend(**{"frameon": False, "labelcolor": ink_of(ax), "fontsize": "small", **options})
-
-
-def show_legend_above(ax: Axes, handles: Sequence[Any]) -> None:
-    """Name what fills the axis, above it: in one row, or in two of more than three."""
-    columns = len(handles) if len(handles) <= 3 else (len(handles) + 1) // 2
-    # Flush with the right end, so that it reaches over the labels of the other direction where the axis is narrow.
-    where = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "borderaxespad": 0.2}
-    show_legend(ax, handles=handles, ncols=columns, handlelength=1.2, **where)
+def show_legend(ax: Axes, above: Sequence[Any] = ()) -> None:
+    """Name what is drawn, on whatever the background is; what fills the axis above it, more than three in two rows."""
+    where: dict[str, Any] = {}
+    if above:
+        columns = len(above) if len(above) <= 3 else (len(above) + 1) // 2
+        # Flush with the right end, so that it reaches over the labels of the other direction where the axis is narrow.
+        where = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "borderaxespad": 0.2}
+        where |= {"handles": above, "ncols": columns, "handlelength": 1.2}
+    ax.legend(frameon=False, labelcolor=ink_of(ax), fontsize="small", **where)
 
 
 def show(
@@ -93,17 +89,10 @@ def show(
     axis.set_label_text(label + (f"\n{in_words(sizes)}" if sizes else ""))
 
 
-def show_input(
-    ax: Axes,
-    along: Literal["x", "y"],
-    model: LatencyModel,
-    name: str,
-    values: np.ndarray,
-    sizes: Mapping[str, Any] | None = None,
-) -> None:
+def show_input(ax: Axes, along: Literal["x", "y"], label: str, values: np.ndarray, sizes: Any = None) -> None:
     """Make a direction that of an input, logarithmic; few values each get a tick."""
     ax.set(**{f"{along}scale": "log"})
-    show(ax, along, f"{name} ({model.inputs[name].unit})", plain, sizes)
+    show(ax, along, label, plain, sizes)
     if len(values) <= MOST_TICKS:
         axis = getattr(ax, f"{along}axis")
         axis.set_ticks(values, [plain(value) for value in values])
@@ -136,20 +125,16 @@ class Hue(NamedTuple):
 
 
 def hues(model: LatencyModel, names: Sequence[str]) -> dict[str, Hue]:
-    """Return how strategies or variants are drawn, so that one looks the same in every picture of a model.
-
-    A strategy is drawn as the first variant that it may run, unless that is drawn already.
-    """
-    variants = list(model.variants)
-    wanted = {
-        name: variants.index(name if name in variants else strategy_of(model, name).variants[0]) for name in names
-    }
-    own = {name: place for name, place in wanted.items() if name == next(n for n in names if wanted[n] == place)}
+    """Return how strategies or variants are drawn: as the first variant of each, if that is free, in every picture."""
+    variants, own = list(model.variants), {}
+    for name in names:
+        place = variants.index(name if name in variants else strategy_of(model, name).variants[0])
+        if place not in own.values():
+            own[name] = place
     free = (place for place in range(len(variants) + len(names)) if place not in own.values())
     places = {name: own[name] if name in own else next(free) for name in names}
     return {
-        name: Hue(COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)], LINES[place % len(LINES)])
-        for name, place in places.items()
+        name: Hue(*(each[place % len(each)] for each in (COLOURS, MARKERS, LINES))) for name, place in places.items()
     }
 
 

@@ -21,7 +21,7 @@ from ._axes import (
     keep,
     plain,
     show,
-    show_legend_above,
+    show_legend,
 )
 
 #: Of a bar, in rows; space between two strategies, in rows.
@@ -60,16 +60,15 @@ def coefficients(
         >>> [label.get_text() for label in ax.get_yticklabels()][:2]
         ['host_call_ns', 'launch_ns']
     """
-    whole, before = _known(calibrated), None if earlier is None else _known(earlier)
-    names, value, log_sd = _columns(whole)
-    prior = whole.model.prior
-    median, prior_sd = (np.array([float(named(part)[name]) for name in names]) for part in (prior.median, prior.log_sd))
-    if isinstance(whole, LatencyPosterior):
-        settled = is_measured(log_sd, prior_sd)
-    else:
+    (whole, own), before = _known(calibrated), None if earlier is None else _known(earlier)[1]
+    names, prior = list(named(own.coefficients)), own.model.prior
+    columns = (own.coefficients, own.coefficient_log_sd(), prior.median, prior.log_sd)
+    value, log_sd, median, prior_sd = map(_column, columns)
+    settled = is_measured(log_sd, prior_sd)
+    if whole is not None:
         settled = np.array([whole.provenance.get(name) is Provenance.MEASURED for name in names])
-    if before is not None and before.model.name != whole.model.name:
-        raise ValueError(f"earlier: expected that of {whole.model.name}, got that of {before.model.name}")
+    if before is not None and before.model.name != own.model.name:
+        raise ValueError(f"earlier: expected that of {own.model.name}, got that of {before.model.name}")
 
     ax = axis_of(ax, len(names))
     places, reach = np.arange(len(names)), np.exp(COVERED_SDS * prior_sd)
@@ -87,31 +86,32 @@ def coefficients(
         handles.append(ax.errorbar(ratio[kept], rows[kept], xerr=reaches[:, kept], **style))
 
     if before is not None:
-        draw(*_columns(before)[1:], places - 0.2, fmt="s", color=NEUTRAL, markersize=4.0, label="earlier")
-    for own, face, label in ((settled, COLOURS[0], "measured"), (~settled, "none", "not settled")):
-        if own.any():
-            rows = np.where(own, places, np.nan)
-            draw(value, log_sd, rows, fmt="o", color=COLOURS[0], markerfacecolor=face, markersize=5.0, label=label)
+        earlier_sd = before.coefficient_log_sd()
+        style = {"fmt": "s", "color": NEUTRAL, "markersize": 4.0, "label": "earlier"}
+        draw(_column(before.coefficients), _column(earlier_sd), places - 0.2, **style)
+    for shown, face, label in ((settled, COLOURS[0], "measured"), (~settled, "none", "not settled")):
+        if shown.any():
+            style = {"fmt": "o", "color": COLOURS[0], "markerfacecolor": face, "markersize": 5.0, "label": label}
+            draw(value, log_sd, np.where(shown, places, np.nan), **style)
     ax.set_yticks(places, names)
     ax.tick_params(axis="y", length=0.0)
     ax.set(xscale="log", ylim=(len(names) - 0.4, -0.6))
     show(ax, "x", f"coefficient / median of its prior\nwith intervals of {100 * COVERED:g} %", plain)
-    show_legend_above(ax, handles)
+    show_legend(ax, above=handles)
     return ax
 
 
-def _known(given: Any) -> CalibratedModel | LatencyPosterior:
-    """Return the posterior, or the calibrated model around it, of what a picture is given."""
+def _known(given: Any) -> tuple[CalibratedModel | None, LatencyPosterior]:
+    """Return the posterior that a picture is given, and the calibrated model around it, if there is one."""
     whole = given.posterior if isinstance(given, PosteriorFit) else given
-    return whole if isinstance(whole, LatencyPosterior) else calibrated_of(whole, what="a posterior or its fit")
+    if isinstance(whole, LatencyPosterior):
+        return None, whole
+    calibrated = calibrated_of(whole, what="a posterior or its fit")
+    return calibrated, calibrated.posterior
 
 
-def _columns(known: CalibratedModel | LatencyPosterior) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Return the names, values and standard deviations of the logarithms of coefficients, `[n]` each."""
-    posterior = known if isinstance(known, LatencyPosterior) else known.posterior
-    values, log_sds = named(posterior.coefficients), named(posterior.coefficient_log_sd())
-    value, log_sd = (np.array([float(part[name]) for name in values]) for part in (values, log_sds))
-    return list(values), value, log_sd
+def _column(part: Any) -> np.ndarray:
+    return np.array([float(value) for value in named(part).values()])
 
 
 def terms(explanation: Explanation | Sequence[StrategyExplanation], *, ax: Axes | None = None) -> Axes:

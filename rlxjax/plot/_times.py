@@ -26,7 +26,6 @@ from ._axes import (
     show,
     show_input,
     show_legend,
-    show_legend_above,
     values_along,
 )
 
@@ -167,13 +166,13 @@ def time_by(
     named = [whole.name_of(name, **moved) if strategies is None else name for name in names]
     runs = {name: whole.estimate(name, **moved) for name in named}
     found = {name: tuple(map(np.asarray, (run.time_ns, *whole.bounds_ns(run, level)))) for name, run in runs.items()}
-    points = (
-        {} if timings is None else {name: _measured(whole, timings, name, along, numbers, others) for name in named}
-    )
+    points = {} if timings is None else {n: _measured(whole, timings, n, along, numbers, others) for n in named}
     is_timed = np.broadcast_to(np.asarray(whole.in_domain(**moved)), numbers.shape)
 
     ax = axis_of(ax)
-    beyond = _and_neighbours(~is_timed)
+    beyond = ~is_timed  # and its neighbours, so that lines meet
+    beyond[1:] |= ~is_timed[:-1]
+    beyond[:-1] |= ~is_timed[1:]
     for name, hue in hues(whole.model, named).items():
         time_ns, low_ns, high_ns = found[name]
         ax.fill_between(numbers, low_ns, high_ns, color=hue.colour, alpha=PALE, linewidth=0.0)
@@ -192,7 +191,7 @@ def time_by(
     if beyond.any():
         ax.plot([], [], color=ink_of(ax), linestyle=":", label="not timed")
     ax.set(yscale="log")
-    show_input(ax, "x", whole.model, along, numbers, others)
+    show_input(ax, "x", _label(whole, along), numbers, others)
     show(ax, "y", "time", duration)
     show_legend(ax)
     return ax
@@ -213,14 +212,6 @@ def _measured(
     run = {value: whole.variant_of(name, **{**sizes, along: value}) for value in np.unique(at[kept]) if variants[1:]}
     own = [row for row in np.flatnonzero(kept) if whole.model.variants[code[row]] == run.get(at[row], variants[0])]
     return at[own], time_ns[own]
-
-
-def _and_neighbours(marked: np.ndarray) -> np.ndarray:
-    """Return the marked values and those beside them, so that lines meet."""
-    found = marked.copy()
-    found[1:] |= marked[:-1]
-    found[:-1] |= marked[1:]
-    return found
 
 
 def decision_map(
@@ -298,15 +289,19 @@ def decision_map(
     mesh.set_alpha(np.where(is_timed, TIMED, BEYOND).ravel().tolist())
     _draw_borders(ax, x, y, fastest, "solid")
     _draw_borders(ax, x, y, is_timed, "dotted")
-    show_input(ax, "x", whole.model, across, columns, others)
-    show_input(ax, "y", whole.model, up, rows)
+    show_input(ax, "x", _label(whole, across), columns, others)
+    show_input(ax, "y", _label(whole, up), rows)
     ax.set(xlim=x[[0, -1]], ylim=y[[0, -1]])
     labels = dict(enumerate(named)) | ({len(names): "undecided"} if (winner == len(names)).any() else {})
     handles: list[Any] = [Patch(color=colours[place], alpha=TIMED, label=label) for place, label in labels.items()]
     if not is_timed.all():
         handles.append(Line2D([], [], color=ink_of(ax), linestyle=":", label="not timed"))
-    show_legend_above(ax, handles)
+    show_legend(ax, above=handles)
     return ax
+
+
+def _label(whole: CalibratedModel, name: str) -> str:
+    return f"{name} ({whole.model.inputs[name].unit})"
 
 
 def _draw_borders(ax: Axes, x: np.ndarray, y: np.ndarray, cells: np.ndarray, line: str) -> None:
