@@ -232,9 +232,11 @@ def test_every_device_of_a_mesh_counts():
 # --- Rules of one's own --------------------------------------------------------------------------
 
 
-def primitive_of(name):
+def primitive_of(name, runs=None):
     primitive = Primitive(name)
-    primitive.def_abstract_eval(lambda x: x)
+    primitive.def_abstract_eval(lambda x, **_: x)
+    if runs:
+        primitive.def_impl(runs)
     return primitive
 
 
@@ -272,6 +274,22 @@ def test_a_rule_for_what_has_one_and_one_that_gives_no_counts_are_refused():
         rx.jaxpr.register_rule(primitive, lambda inputs, outputs, params, counts=counts: counts)
         with pytest.raises(ValueError, match=f"rule of '{name}'"):
             rx.profile_function(primitive.bind, 1.0)
+
+
+def fails(x):
+    raise RuntimeError("cannot run here")
+
+
+def test_a_librarys_primitive_counts_as_what_it_runs_and_is_uncosted_if_it_does_not_tell():
+    scaled = primitive_of("scaled", lambda x, *, by: jnp.sin(x) * by)
+    profile = rx.profile_function(lambda x: scaled.bind(x, by=2.0), X)
+    written = rx.profile_function(lambda x: jnp.sin(x) * 2.0, X)
+    assert (profile.flops, profile.transcendentals) == (MN, MN)
+    assert (profile.equations, profile.coverage_equations, profile.peak_bytes) == (2, 1.0, written.peak_bytes)
+    of_itself = primitive_of("of_itself")
+    of_itself.def_impl(of_itself.bind)
+    for primitive in (primitive_of("without"), primitive_of("failing", fails), of_itself):
+        assert dict(rx.profile_function(primitive.bind, X).uncosted) == {primitive.name: 1}
 
 
 def test_every_primitive_of_lax_is_counted():

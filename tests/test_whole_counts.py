@@ -20,7 +20,6 @@ from rlxjax.models import FUNCTIONS
 
 D = 7
 X = jax.ShapeDtypeStruct((D,), jnp.float32)
-SQUARE = jax.ShapeDtypeStruct((D, D), jnp.float32)
 LIMIT = 200
 
 
@@ -99,8 +98,6 @@ UNTIL_TEN = {
     "jitted": turned(0, jax.jit(lambda i: i + 1 <= TEN), jax.jit(add)),
     "an array of one element": turned(ONE, lambda i: i[0] < 11, add),
     "a converted bound": turned(0, lambda i: i < jnp.asarray(10.0).astype(jnp.int32), add),
-    "an array that is closed over": turned(0, lambda i: i < TEN, add),
-    "an array of numpy": turned(0, lambda i: i < np.asarray(10), add),
     "billions, a tenth of them": turned(0, lambda i: i < 2**31 - 1, add),
     "halves": turned(1000, lambda i: i > 0, lambda i: i // 2),
     "two bounds": turned(0, lambda i: (i < 10) & (i * 2 < 40), add),
@@ -159,6 +156,8 @@ def test_nothing_sure_is_said_of_what_is_not_counted():
         profile = rx.profile_function(function, X)
         assert profile.uncounted, name
         assert all(reason in str(profile) for reason in profile.uncounted)
+        if name not in ("data", "no rule", "the host", "devices"):  # one of each reason
+            continue
         found = known.predict_function(function, X)
         assert (found.high_ns, found.in_domain, found.uncounted) == (np.inf, False, profile.uncounted), name
         assert 0 < found.low_ns < found.time_ns < np.inf
@@ -179,27 +178,22 @@ def bcoo_dot(shape, contracted, batched=((), ())):
 
 
 NSE = 20
-DATA_AT, INDEX, STARTS = real(NSE), whole(NSE), whole(10)
-AT, BATCH_AT = (DATA_AT, whole(NSE, 2)), (real(3, NSE), whole(3, NSE, 2))
-SHAPE = {"shape": (9, 8)}
+AT, BATCH_AT = (real(NSE), whole(NSE, 2)), (real(3, NSE), whole(3, NSE, 2))
+BY_ROW, BY_PLACE, SHAPE = (real(NSE), whole(NSE), whole(10)), (real(NSE), whole(NSE), whole(NSE)), {"shape": (9, 8)}
 #: Functions, what they take, and how many products of two numbers are summed up.
 SPARSE = [
     (bcoo_dot((9, 8), ((1,), (0,))), (*AT, real(8, 5)), NSE * 5),
     (lambda d, i, y: y @ sparse.BCOO((d, i), **SHAPE).T, (*AT, real(5, 8)), NSE * 5),
-    (bcoo_dot((9, 8), ((1,), (0,))), (*AT, real(8)), NSE),
     (bcoo_dot((3, 9, 8), ((2,), (0,))), (*BATCH_AT, real(8, 5)), 3 * NSE * 5),
     (bcoo_dot((3, 9, 8), ((2,), (2,)), ((0,), (0,))), (*BATCH_AT, real(3, 9, 8)), 3 * NSE * 9),
-    (bcoo_dot((3, 9, 8), ((0,), (0,))), (*BATCH_AT, real(3, 8)), 3 * NSE * 8),
     (bcoo_dot((3, 9, 8), ((1, 2), (0, 1))), (*BATCH_AT, real(9, 8, 2)), 3 * NSE * 2),
     (bcoo_dot((9, 8, 4), ((0,), (0,))), (real(NSE, 4), whole(NSE, 2), real(9, 5)), NSE * 4 * 5),
-    (lambda *m: sparse.BCSR(m[:3], **SHAPE) @ m[3], (DATA_AT, INDEX, STARTS, real(8, 5)), NSE * 5),
-    (lambda *m: sparse.CSR(m[:3], **SHAPE) @ m[3], (DATA_AT, INDEX, STARTS, real(8, 5)), NSE * 5),
-    (lambda *m: sparse.CSR(m[:3], **SHAPE) @ m[3], (DATA_AT, INDEX, STARTS, real(8)), NSE),
-    (lambda *m: sparse.CSR(m, **SHAPE).todense(), (DATA_AT, INDEX, STARTS), None),
+    (lambda *m: sparse.BCSR(m[:3], **SHAPE) @ m[3], (*BY_ROW, real(8, 5)), NSE * 5),
+    (lambda *m: sparse.CSR(m[:3], **SHAPE) @ m[3], (*BY_ROW, real(8, 5)), NSE * 5),
+    (lambda *m: sparse.CSR(m, **SHAPE).todense(), BY_ROW, None),
     (lambda y: sparse.CSR.fromdense(y, nse=NSE).data, (real(9, 8),), None),
-    (lambda *m: sparse.COO(m[:3], **SHAPE).T @ m[3], (DATA_AT, INDEX, INDEX, real(9, 5)), NSE * 5),
-    (lambda *m: sparse.COO(m[:3], **SHAPE) @ m[3], (DATA_AT, INDEX, INDEX, real(8)), NSE),
-    (lambda *m: sparse.COO(m, **SHAPE).todense(), (DATA_AT, INDEX, INDEX), None),
+    (lambda *m: sparse.COO(m[:3], **SHAPE).T @ m[3], (*BY_PLACE, real(9)), NSE),
+    (lambda *m: sparse.COO(m, **SHAPE).todense(), BY_PLACE, None),
     (lambda y: sparse.COO.fromdense(y, nse=NSE).data, (real(9, 8),), None),
 ]
 
