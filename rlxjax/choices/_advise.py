@@ -51,7 +51,7 @@ from ._programs import (
     predicted_programs,
     where_of,
 )
-from ._rank_targets import change_in_words, in_bytes, not_fitting, opposed_ns, stands_on, target_times
+from ._rank_targets import change_in_words, in_bytes, stands_on, target_times
 from ._way import Choice, Way, measure_word
 
 #: The first and the last of some stages that are neighbours.
@@ -350,7 +350,8 @@ class _Question:
             after, before = (
                 sum(one.profile.fused_traffic_bytes for one in self.predictions(times, own)) for own in (form, other)
             )
-            sd_ns = math.hypot(sd_ns, opposed_ns(self.device, margin_ns, before - after))
+            traffic_ns = (before - after) / self.device.bandwidth_bytes_per_ns
+            sd_ns = math.hypot(sd_ns, traffic_ns if traffic_ns * margin_ns < 0 else 0.0)
         margin_ns += self.price * (other.peak_bytes - form.peak_bytes)
         odds = (margin_ns - asked_ns) / temperature_from_sd(sd_ns)
         return margin_ns, 0.5 + 0.5 * math.tanh(0.5 * odds)
@@ -444,7 +445,8 @@ class _Question:
                 reason = f"the stages apart need {in_bytes(apart.peak_bytes)} of {has}, which does not fit; {reason}"
             found = dict(zip([*map("+".join, grouped.groups), *self.names], [*programs, *each], strict=True))
             changed = change_in_words([own.profile for own in each], [own.profile for own in programs])
-            unfit = not_fitting({name: own.profile for name, own in found.items()})
+            targets = {name: own.profile.target for name, own in found.items()}
+            unfit = [f"{name} {own.memory}" for name, own in targets.items() if own and not own.fits]
             reason = "; ".join([reason, f"{changed}, {in_bytes(grouped.peak_bytes)} of {has}", *unfit])
             figures["stands_on"] = f"predicted by {stands_on([*each, *programs])}"
         runs = grouped if verdict == fuses else apart

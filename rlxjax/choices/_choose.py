@@ -127,11 +127,11 @@ def choose(
         if found.by == "measured":  # what the model said beforehand does not outlive a measurement
             for own in [key for key, one in _choices.items() if one.by == "model"]:
                 del _choices[own]
-            kept = _recalled(found, "remembered")
+            kept = _recalled(found)
         if asked is not None and Party.of(work.devices) is ALONE:
             if len(_choices) >= MOST_CHOICES:
                 del _choices[next(iter(_choices))]
-            _choices[asked] = dataclasses.replace(kept, fn=None)  # pyright: ignore[reportArgumentType]
+            _choices[asked] = _bare(kept)
     return found
 
 
@@ -146,15 +146,7 @@ def clear_choices() -> None:
         clear_learned()
 
 
-def _asked(
-    alternatives: Any,
-    args: tuple[Any, ...],
-    word: str,
-    regret: float,
-    limit_ms: float,
-    calibration: Any,
-    check: bool,
-) -> tuple[Any, ...] | None:
+def _asked(alternatives: Any, args: tuple[Any, ...], *options: Any) -> tuple[Any, ...] | None:
     """Return what a choice of this process is looked up by; None where Python code may read what no key says.
 
     Jitted functions, which JAX traces once for arguments and settings, are looked up by themselves, not by `==`.
@@ -164,7 +156,8 @@ def _asked(
         if len(named) < len(alternatives):
             return None
         shapes = tuple([_shape_of(arg) for arg in args])
-        key = *named, shapes, word, regret, limit_ms, handle(calibration), check, *callers_settings()
+        *numbers, calibration, check = options
+        key = *named, shapes, *numbers, handle(calibration), check, *callers_settings()
         hash(key)
     except (AttributeError, TypeError):  # what has no hash or no weak references, or is refused later
         return None
@@ -220,7 +213,7 @@ def decide(
             is faster and nothing is to be measured; processes of one job that ask differently, or one that has ended.
     """
     key, context, machine = _key_of(work, check)
-    memory, party, ways = Memory(), Party.of(work.devices), [*work.ways]
+    memory, party = Memory(), Party.of(work.devices)
     if {*party.gathered(key)} != {key}:
         raise ValueError(
             "alternatives: expected the same question in all processes that hold the arguments, got several; "
@@ -228,62 +221,58 @@ def decide(
         )
     if (found := _remembered(work, memory, key, measure, regret)) is not None:
         return found
-    usable = [place for place, own in enumerate(ways) if not own.failed]
-    ways, sd_ns = _predicted(work, memory, context, party)
-    is_predicted = any(ways[place].predicted_ns is not None for place in usable)
-    order, chances = _by_model(ways, sd_ns, usable if is_predicted else [], regret) if is_predicted else (usable, {})
-    count = len(usable)
-    chances = dict.fromkeys(usable, 0.5) | chances
+    ways, chances = _predicted(work, memory, context, party, regret)
+    best, *others = chances
     # What the model rules out is neither compiled nor timed: surely it is not faster by more than the regret. By an
     # extrapolation nothing is sure.
-    entrants = [
-        place
-        for place in order
-        if place == order[0] or not (chances[place] >= work.sure and ways[order[0]].in_domain and ways[place].in_domain)
-    ]
-    entrants = {"never": order[:1], "undecided": entrants, "always": order}[measure] if count > 1 else order
-    said = {"regret": regret, "key": key, "kind": work.kind, "label": work.label, "context": context}
+    out = [own for own in others if chances[own] >= work.sure and ways[best].in_domain and ways[own].in_domain]
+    entrants = {"never": [best], "undecided": [own for own in chances if own not in out], "always": [*chances]}[measure]
+    is_predicted = ways[best].predicted_ns is not None
+    fields = {"regret": regret, "key": key, "kind": work.kind, "label": work.label, "context": context}
     if len(entrants) < 2:
-        if not is_predicted and count > 1:
+        if others and not is_predicted:
+            names = ", ".join(own.name for own in work.ways if not own.failed)
             raise ValueError(
-                f"measure: nothing predicts which of {', '.join(ways[place].name for place in usable)} is the "
-                "fastest here; measure them, as with measure='undecided', or calibrate with `rlxjax calibrate`"
+                f"measure: nothing predicts which of {names} is the fastest here; measure them, as with "
+                "measure='undecided', or calibrate with `rlxjax calibrate`"
             )
-        sure = min((chances[place] for place in order[1:]), default=1.0) if is_predicted else None
-        return _answer(ways, order[0], by="model", probability=sure, **said)
+        sure = min((chances[own] for own in others), default=1.0) if is_predicted else None
+        return _choice(ways, best, by="model", probability=sure, **fields)
     # Processes that choose together do not wait: one of them could wait for another that waits for all.
     with _timing, memory.timing() if party is ALONE else contextlib.nullcontext():
         # Another thread, or another process, may have timed it meanwhile.
         if (found := _remembered(work, memory, key, measure, regret)) is not None:
             return found
         begun_s = time.perf_counter()
-        timed, ways = _timed(ways, order, entrants, party, regret, limit_ms / 1e3, check)
-        ruled_out = [chances[place] for place in order if place not in entrants]
-        found = _answer(
+        timed, ways = _timed(ways, [*chances], entrants, party, regret, limit_ms / 1e3, check)
+        found = _choice(
             ways,
             timed.best,
             by="measured",
-            probability=float(min([timed.probability, *ruled_out])),
+            probability=float(min([timed.probability, *(chances[own] for own in chances if own not in entrants)])),
             is_tie=bool(timed.is_tie),
             rounds=timed.rounds,
             measuring_s=time.perf_counter() - begun_s,
             calibration=None if work.calibrated is None else digest_of_model(work.calibrated),
             machine=machine,
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            **said,
+            **fields,
         )
-        kept = dataclasses.replace(found, fn=None)  # pyright: ignore[reportArgumentType]
         if party.is_first:
-            memory.keep(kept)
-        learn(kept, memory, is_own=True)
+            memory.keep(_bare(found))
+        learn(_bare(found), memory, is_own=True)
     return found
 
 
-def _answer(ways: list[Way], place: int, **fields: Any) -> Choice:
+def _choice(ways: list[Way], place: int, **fields: Any) -> Choice:
     """Return the choice of one way, which holds no other function."""
-    chosen = ways[place]
     bare = tuple(dataclasses.replace(own, fn=None, call=None, make=None) for own in ways)
-    return Choice(chosen.name, alternatives=bare, fn=chosen.fn, **fields)  # pyright: ignore[reportArgumentType]
+    return Choice(ways[place].name, alternatives=bare, fn=ways[place].fn, **fields)  # pyright: ignore[reportArgumentType]
+
+
+def _bare(choice: Choice) -> Choice:
+    """Return a choice that holds no function."""
+    return dataclasses.replace(choice, fn=None)  # pyright: ignore[reportArgumentType]
 
 
 def _key_of(work: Work, check: bool) -> tuple[str, str, Any]:
@@ -296,9 +285,10 @@ def _key_of(work: Work, check: bool) -> tuple[str, str, Any]:
     return digest(context, work.kind, contents, work.workload, check), context, machine
 
 
-def _recalled(known: Choice, by: str) -> Choice:
-    """Return a choice that was measured earlier."""
+def _recalled(known: Choice) -> Choice:
+    """Return a choice that was measured earlier, or pinned."""
     ways = tuple(dataclasses.replace(own, compile_s=None) for own in known.alternatives)
+    by = "pinned" if known.by == "pinned" else "remembered"
     return dataclasses.replace(known, by=by, alternatives=ways, measuring_s=0.0)
 
 
@@ -315,25 +305,29 @@ def _remembered(work: Work, memory: Memory, key: str, measure: str, regret: floa
     if known is None:
         return None
     learn(known, memory, is_own=False)
-    places = {own.content: place for place, own in reversed([*enumerate(work.ways)]) if not own.failed}
+    running = {own.content: own for own in reversed(work.ways) if not own.failed}
     by_content = {own.content: own for own in known.alternatives}
-    content = known.chosen.content
-    if content not in places or not by_content.keys() >= {own.content for own in work.ways}:
+    chosen = running.get(known.chosen.content)
+    if chosen is None or not by_content.keys() >= {own.content for own in work.ways}:
         return None
-    running = [own for own in by_content.values() if not own.failed]
-    is_whole = len(running) == 1 or all(own.measured_ns is not None for own in running)
+    able = [own for own in by_content.values() if not own.failed]
+    is_whole = len(able) == 1 or all(own.measured_ns is not None for own in able)
     is_fine = known.regret <= regret
     is_enough = {"never": True, "undecided": is_fine, "always": is_fine and is_whole}[measure]
     if known.by != "pinned" and not is_enough:
         return None
-    chosen = work.ways[places[content]]
     ways = tuple(dataclasses.replace(by_content[own.content], name=own.name) for own in work.ways)
-    known = dataclasses.replace(known, name=chosen.name, alternatives=ways, without_pin=None, fn=chosen.fn)  # pyright: ignore
-    return _recalled(known, "pinned" if known.by == "pinned" else "remembered")
+    known = dataclasses.replace(known, name=chosen.name, alternatives=ways, without_pin=None, fn=chosen.fn)
+    return _recalled(known)
 
 
-def _predicted(work: Work, memory: Memory, context: str, party: Party) -> tuple[list[Way], np.ndarray]:
-    """Return what is predicted of the ways, in all processes what the first one says."""
+def _predicted(
+    work: Work, memory: Memory, context: str, party: Party, regret: float
+) -> tuple[list[Way], dict[int, float]]:
+    """Return the ways as predicted, and of those that may run how surely each is not faster by more than the regret.
+
+    The fastest comes first, with which the others are compared; all processes take what the first one says.
+    """
     ways, sd_ns = [*work.ways], np.full((len(work.ways),) * 2, np.inf)
     if work.calibrated is not None:
         ways, sd_ns = work.predict(learned(work.calibrated, memory, context, work.kind))
@@ -341,26 +335,18 @@ def _predicted(work: Work, memory: Memory, context: str, party: Party) -> tuple[
         names = ("predicted_ns", "predicted_interval_ns", "in_domain")
         said = party.gathered([[[getattr(own, name) for name in names] for own in ways], sd_ns.tolist()])[0]
         sd_ns = np.array(said[1])
-        for place, (predicted_ns, interval_ns, in_domain) in enumerate(said[0]):
-            ends = None if interval_ns is None else tuple(interval_ns)
-            ways[place] = dataclasses.replace(
-                ways[place], predicted_ns=predicted_ns, predicted_interval_ns=ends, in_domain=in_domain
-            )
-    return ways, sd_ns
-
-
-def _by_model(
-    ways: list[Way], sd_ns: np.ndarray, usable: list[int], regret: float
-) -> tuple[list[int], dict[int, float]]:
-    """Return ways by predicted cost, and the probability that each is not faster than the first by over the regret."""
+        for place, (time_ns, ends, inside) in enumerate(said[0]):
+            figures = {"predicted_ns": time_ns, "predicted_interval_ns": ends and tuple(ends), "in_domain": inside}
+            ways[place] = dataclasses.replace(ways[place], **figures)
     costs = np.array([math.inf if own.predicted_ns is None else own.predicted_ns + own.extra_ns for own in ways])
-    order = sorted(usable, key=lambda place: costs[place])
-    sd_ns = sd_ns[order[0]]
-    margins_ns = costs - costs[order[0]] / (1.0 + regret)
+    order = sorted((place for place, own in enumerate(ways) if not own.failed), key=lambda place: costs[place])
+    first = order[0]
+    sd_ns = np.where(np.isfinite(costs), sd_ns[first], np.inf)
+    margins_ns = costs - costs[first] / (1.0 + regret) if math.isfinite(costs[first]) else costs
     is_doubtful = (sd_ns > 0.0) & np.isfinite(sd_ns)
     odds = np.divide(margins_ns, temperature_from_sd(sd_ns), out=np.full(len(costs), np.inf), where=is_doubtful)
     chances = np.where(np.isfinite(sd_ns), 0.5 + 0.5 * np.tanh(0.5 * odds), 0.5)
-    return order, {place: float(chances[place]) for place in usable if np.isfinite(costs[place])}
+    return ways, {place: float(chances[place]) for place in order}
 
 
 def _timed(
@@ -376,20 +362,21 @@ def _timed(
         for place in order:
             if place not in entrants and order[0] not in failed:
                 continue
-            begun_s, own = time.perf_counter(), ways[place]
-            result, reason = _outcome(caller, own.make or int, COMPILE_S)
+            begun_s, own, result, reason = time.perf_counter(), ways[place], None, ""
+            run = lambda own=own: jax.block_until_ready(own.call())  # noqa: E731
             # All have compiled before any of them waits for the others' results.
-            if not (reason := party.first_text(reason)):
-                result, reason = _outcome(caller, lambda own=own: jax.block_until_ready(own.call()), longest_s(limit_s))
+            for call, longest in ((own.make or int, COMPILE_S), (run, longest_s(limit_s))):
+                try:
+                    result, reason = (None, reason) if reason else (caller(call, longest), "")
+                except FailedError as error:
+                    reason = str(error)
                 reason = party.first_text(reason)
             if reason:
                 failed[place] = reason
                 continue
             first_s[place] = time.perf_counter() - begun_s
-            if not check:
-                continue
-            if expected is None:
-                expected = own, result
+            if not check or expected is None:
+                expected = (own, result) if check else None
                 continue
             wrong = difference(expected[1], result)
             if party.first_text(wrong):  # all look closer, as one program may run on all of them
@@ -410,18 +397,10 @@ def _timed(
         raise ValueError(f"alternatives: none of them runs: {said}{longer}")
     for place, reason in failed.items():
         ways[place] = dataclasses.replace(ways[place], failed=reason)
-    times = zip(left, *(own.tolist() for own in (found.time_ns, found.low_ns, found.high_ns)), strict=True)
-    for place, time_ns, low_ns, high_ns in times:
+    times = (own.tolist() for own in (found.time_ns, found.low_ns, found.high_ns))
+    for place, time_ns, low_ns, high_ns in zip(left, *times, strict=True):
         if math.isfinite(time_ns):
             seconds = max(first_s[place] - time_ns / 1e9, 0.0)
             measured = {"measured_ns": time_ns, "measured_interval_ns": (low_ns, high_ns), "compile_s": seconds}
             ways[place] = dataclasses.replace(ways[place], **measured)
     return found._replace(best=left[found.best]), ways
-
-
-def _outcome(caller: Caller, call: Callable[[], Any], limit_s: float) -> tuple[Any, str]:
-    """Return what a call gives, and why it gives nothing."""
-    try:
-        return caller(call, limit_s), ""
-    except FailedError as reason:
-        return None, str(reason)

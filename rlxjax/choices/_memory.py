@@ -37,9 +37,11 @@ APPLICATION_ID, SCHEMA_VERSION = 0x726C786A, 1
 WAIT_S, AGAIN_S, SHOWN_KEY = 5.0, 0.2, 8
 #: Seconds that a process waits for another one that times, whose answer it may take, and the lock of who times.
 TIMING_WAIT_S, TIMING_LOCK = 300.0, ".rlxjax.timing.lock"
-_TABLE = (
+_MAKE = (
     "CREATE TABLE decisions (key TEXT PRIMARY KEY, context TEXT NOT NULL, kind TEXT NOT NULL, created TEXT NOT NULL, "
-    "content TEXT NOT NULL, pinned TEXT)"
+    "content TEXT NOT NULL, pinned TEXT)",
+    f"PRAGMA application_id = {APPLICATION_ID}",
+    f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
 #: What is pinned stays.
 _KEEP = (
@@ -47,8 +49,10 @@ _KEEP = (
     "kind = excluded.kind, created = excluded.created, content = excluded.content, "
     "pinned = coalesce(pinned, excluded.pinned)"
 )
-#: What helps where the place is at fault.
+#: What helps where the place is at fault, and how SQLite's names of such errors begin; what helps where it is not.
 _ELSEWHERE = "free some space there, or set RLXJAX_HOME to a folder that can be written"
+_ANEW = "move it to another place, and what it held is measured anew"
+_OF_THE_PLACE = ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_PERM")
 #: The newest choices that a model learns from, and the settings of which one process keeps what it learned.
 MOST_LEARNED, MOST_SETTINGS = 512, 64
 #: Of this process: the databases that it warned of, those that another process held too long, and by database what is
@@ -138,9 +142,9 @@ class Memory:
         Raises:
             ValueError: none does, or several do.
         """
-        with self._reading() as database:
+        with self._opened("read") as database:
             asked = ("SELECT key FROM decisions WHERE substr(key, 1, ?) = ? LIMIT 2", (len(start), start))
-            keys = [] if database is None else [key for (key,) in database.execute(*asked)]
+            keys = [key for (key,) in database.execute(*asked)]
         if start and len(keys) == 1:
             return keys[0]
         got = "the start of several keys; give more of it" if len(keys) > 1 else "a key of nothing that is remembered"
@@ -152,7 +156,7 @@ class Memory:
         Raises:
             ValueError: nothing is remembered of the key, or no alternative that runs has this name.
         """
-        with self._writing() as database:
+        with self._opened("written") as database:
             row = database.execute("SELECT content, pinned FROM decisions WHERE key = ?", (key,)).fetchone()
             if row is None:
                 raise ValueError(f"{key[:80]!r} is a key of nothing that is remembered; see `rlxjax decisions list`")
@@ -172,7 +176,7 @@ class Memory:
         """
         if not self.path.exists():
             return 0
-        with self._writing() as database:
+        with self._opened("written") as database:
             if keys is None:
                 return database.execute("DELETE FROM decisions").rowcount
             return database.executemany("DELETE FROM decisions WHERE key = ?", [(key,) for key in keys]).rowcount
@@ -203,19 +207,23 @@ class Memory:
         found, left_out, here = [], [], current_fingerprint()
         for number, entry in enumerate(raw):
             try:
-                found.append(_sane(entry))
+                one = choice_of_json(json.dumps(entry))
+                if _time(one.created) > datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1):
+                    raise ValueError(f"created: expected a time that has come, got {one.created}")
+                if one.kind in BUILT_IN and (taught := _taught(one)):
+                    _timed_runs(BUILT_IN[one.kind], taught)
+                found.append(one)
             except ValueError as reason:
-                key, why = entry.get("key"), first_refusal(reason) if isinstance(reason, ValidationError) else reason
-                left_out.append(f"{key[:SHOWN_KEY] if isinstance(key, str) else f'entry {number}'}: {why}")
+                key = entry.get("key")
+                left_out.append(f"{key[:SHOWN_KEY] if isinstance(key, str) else f'entry {number}'}: {_said(reason)}")
         own = [one for one in found if one.machine and not fingerprint_differences(one.machine, here, MACHINE_FIELDS)]
         taken = 0
-        if own:
-            with self._writing() as database:
-                for one in own:
-                    asked = ("SELECT created FROM decisions WHERE key = ?", (one.key,))
-                    if not any(_time(one.created) <= _time(created) for (created,) in database.execute(*asked)):
-                        _insert(database, one)
-                        taken += 1
+        with self._opened("written") if own else contextlib.nullcontext() as database:
+            for one in own:
+                asked = ("SELECT created FROM decisions WHERE key = ?", (one.key,))
+                if all(_time(one.created) > _time(created) for (created,) in database.execute(*asked)):  # pyright: ignore
+                    _insert(database, one)
+                    taken += 1
         return Loaded(taken, len(own) - taken, len(found) - len(own), tuple(left_out))
 
     def _leniently(self, ask: Callable[[], A], otherwise: A) -> A:
@@ -236,15 +244,13 @@ class Memory:
         waiting = _UNWRITTEN.setdefault(self.path, [])
         waiting += new
         entries = list(waiting)
-        with self._writing() as database:
+        with self._opened("written") as database:
             for one in entries:
                 _insert(database, one)
         del waiting[: len(entries)]
 
     def _read(self, where: str, *values: str) -> list[Choice]:
-        with self._reading() as database:
-            if database is None:
-                return []
+        with self._opened("read") as database:
             asked = f"SELECT key, content, pinned FROM decisions {where} ORDER BY created DESC, key"
             rows = [*database.execute(asked, values)]
         found = [self._leniently(lambda row=row: self._entry(*row), None) for row in rows]
@@ -255,54 +261,53 @@ class Memory:
             found = choice_of_json(content)
         except ValueError as reason:
             start = ascii(str(key)[:SHOWN_KEY])[1:-1]  # in a damaged file it may be anything
-            why = first_refusal(reason) if isinstance(reason, ValidationError) else reason
-            raise ValueError(
-                f"{self.path}: the entry {start}: {why}; drop it with `rlxjax decisions forget {start}`"
-            ) from None
+            mend = f"drop it with `rlxjax decisions forget {start}`"
+            raise ValueError(f"{self.path}: the entry {start}: {_said(reason)}; {mend}") from None
         name = next((own.name for own in found.alternatives if own.content == pinned and not own.failed), None)
         if pinned is None or name is None:
             return found
         return dataclasses.replace(found, name=name, by="pinned", without_pin=found.name)
 
     @contextlib.contextmanager
-    def _reading(self) -> "Iterator[sqlite3.Connection | None]":
-        """Give the database in one transaction; None where nothing was written so far."""
-        path = self.path
-        with _refused(path, "read"):
-            if not path.exists():
-                yield None
-                return
-            with _connected(path, "rw") as database:  # "ro" could not undo what a killed process left
-                database.execute("BEGIN")
-                yield database if _is_made(path, database) else None
+    def _opened(self, to_be: Literal["read", "written"]) -> "Iterator[sqlite3.Connection]":
+        """Give the database in one transaction, which is written at the end, or not at all.
 
-    @contextlib.contextmanager
-    def _writing(self) -> "Iterator[sqlite3.Connection]":
-        """Give the database in one transaction, made where there was none; it is written at the end, or not at all."""
-        path = self.path
-        with _refused(path, "written"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with _connected(path, "rwc") as database:
-                database.execute("BEGIN IMMEDIATE")
+        It is made where there is none, to read it in memory alone. What SQLite or the system says against it is a
+        sentence with the mend.
+        """
+        import sqlite3  # which few who import this need
+
+        path, is_written = self.path, to_be == "written"
+        try:
+            if is_written:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            # "ro" could not undo what a killed process left
+            address = f"{path.absolute().as_uri()}?mode={'rwc' if is_written else 'rw'}"
+            address = address if is_written or path.exists() else ":memory:"
+            wait_s = AGAIN_S if path in _BUSY else WAIT_S
+            with contextlib.closing(
+                sqlite3.connect(address, uri=True, timeout=wait_s, isolation_level=None)
+            ) as database:
+                database.execute("BEGIN IMMEDIATE" if is_written else "BEGIN")
                 if not _is_made(path, database):
-                    for statement in (
-                        _TABLE,
-                        f"PRAGMA application_id = {APPLICATION_ID}",
-                        f"PRAGMA user_version = {SCHEMA_VERSION}",
-                    ):
+                    for statement in _MAKE:
                         database.execute(statement)
                 yield database
-                database.execute("COMMIT")
+                database.execute("COMMIT" if is_written else "ROLLBACK")
+            _BUSY.discard(path)
+        except OSError as reason:
+            raise ValueError(f"{path}: cannot be {to_be} ({reason.strerror or reason}); {_ELSEWHERE}") from None
+        except sqlite3.Error as reason:
+            code, said = getattr(reason, "sqlite_errorname", ""), " ".join(str(reason).split())
+            if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+                _BUSY.add(path)
+                raise ValueError(f"{path}: another process holds it; try again once that has ended") from None
+            mend = _ELSEWHERE if code.startswith(_OF_THE_PLACE) else _ANEW
+            raise ValueError(f"{path}: cannot be {to_be} ({said}); {mend}") from None
 
 
-def _sane(entry: dict[str, Any]) -> Choice:
-    """Return a choice of an export; refuse one that says what no measurement says."""
-    one = choice_of_json(json.dumps(entry))
-    if _time(one.created) > datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1):
-        raise ValueError(f"created: expected a time that has come, got {one.created}")
-    if one.kind in BUILT_IN and (taught := _taught(one)):
-        _timed_runs(BUILT_IN[one.kind], taught)
-    return one
+def _said(reason: ValueError) -> object:
+    return first_refusal(reason) if isinstance(reason, ValidationError) else reason
 
 
 def _time(created: str) -> datetime.datetime:
@@ -315,49 +320,16 @@ def _insert(database: "sqlite3.Connection", one: Choice) -> None:
     database.execute(_KEEP, (one.key, one.context, one.kind, one.created, json_of_choice(kept), pinned))
 
 
-def _connected(path: FilePath, mode: str) -> "contextlib.closing[sqlite3.Connection]":
-    import sqlite3  # which few who import this need
-
-    address = f"{path.absolute().as_uri()}?mode={mode}"
-    wait_s = AGAIN_S if path in _BUSY else WAIT_S
-    return contextlib.closing(sqlite3.connect(address, uri=True, timeout=wait_s, isolation_level=None))
-
-
 def _is_made(path: FilePath, database: "sqlite3.Connection") -> bool:
     """Return whether a database has its table; refuse one of a newer version, or of somebody else."""
-
-    def one(asked: str) -> Any:
-        return database.execute(asked).fetchone()[0]
-
-    application, version = one("PRAGMA application_id"), one("PRAGMA user_version")
+    asked = ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
+    application, version, tables = (database.execute(one).fetchone()[0] for one in asked)
     if application == APPLICATION_ID and version > SCHEMA_VERSION:
         newest = f"{version} is newer than {SCHEMA_VERSION}, the newest that this rlxjax reads"
         raise ValueError(f"{path}: schema version {newest}; install a newer rlxjax")
-    if application != APPLICATION_ID and (application or version or one("SELECT count(*) FROM sqlite_master")):
+    if application != APPLICATION_ID and (application or version or tables):
         raise ValueError(f"{path}: a database of another program; move it to another place")
     return application == APPLICATION_ID
-
-
-@contextlib.contextmanager
-def _refused(path: FilePath, what: str) -> Iterator[None]:
-    """Turn what SQLite or the system says against a database into a sentence with the mend."""
-    import sqlite3
-
-    try:
-        yield
-        _BUSY.discard(path)
-    except OSError as reason:
-        raise ValueError(f"{path}: cannot be {what} ({reason.strerror or reason}); {_ELSEWHERE}") from None
-    except sqlite3.Error as reason:
-        code = getattr(reason, "sqlite_errorname", "")
-        if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-            _BUSY.add(path)
-            raise ValueError(f"{path}: another process holds it; try again once that has ended") from None
-        mend = _ELSEWHERE
-        if not code.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_PERM")):
-            mend = "move it to another place, and what it held is measured anew"
-        said = " ".join(str(reason).split())
-        raise ValueError(f"{path}: cannot be {what} ({said}); {mend}") from None
 
 
 @atexit.register
@@ -371,51 +343,46 @@ def write_the_rest() -> None:
 # --- What models learn ---------------------------------------------------------------------------
 
 
-class _Setting:
-    """What one model has learned in one setting: the choices that were measured by key, and what it knows by them."""
-
-    def __init__(self, choices: Sequence[Choice]) -> None:
-        self.choices = {one.key: one for one in choices}
-        self.known: tuple[Handle, list[Choice], CalibratedModel] | None = None
-
-
-#: By database, context and kind; what other processes measured is read once.
-_settings: dict[tuple[str, str, str], _Setting] = {}
+#: By database, context and kind: the choices that were measured by key, those of other processes read once, and what
+#: a model knows by them.
+_settings: dict[tuple[str, str, str], dict[str, Choice]] = {}
+_known: dict[tuple[str, str, str], tuple[Handle, list[Choice], CalibratedModel]] = {}
 
 
 def clear_learned() -> None:
     """Forget what models learned; the next question reads the database anew."""
     _settings.clear()
+    _known.clear()
 
 
 def learn(choice: Choice, memory: Memory, *, is_own: bool) -> None:
     """Add a choice to those that a model learns from: one of this process in the place of an earlier one."""
-    setting = _settings.get((str(memory.path), choice.context, choice.kind))
-    if setting is not None and is_own:
-        setting.choices.pop(choice.key, None)
-    if setting is not None:
-        setting.choices.setdefault(choice.key, choice)
+    choices = _settings.get((str(memory.path), choice.context, choice.kind))
+    if choices is not None and is_own:
+        choices.pop(choice.key, None)
+    if choices is not None:
+        choices.setdefault(choice.key, choice)
 
 
 def learned(calibrated: CalibratedModel, memory: Memory, context: str, kind: str) -> CalibratedModel:
     """Return a model that knows what was measured in its setting."""
-    place = str(memory.path), context, kind
+    place, own = (str(memory.path), context, kind), handle(calibrated)
     if place not in _settings:
         for oldest in [*_settings][: max(len(_settings) + 1 - MOST_SETTINGS, 0)]:
             _settings.pop(oldest, None)
-        _settings[place] = _Setting(memory.all(context, kind)[::-1])
-    setting, own = _settings[place], handle(calibrated)
-    choices = [*setting.choices.values()][-MOST_LEARNED:]
-    if setting.known is not None and setting.known[:2] == (own, choices):
-        return setting.known[2]
+            _known.pop(oldest, None)
+        _settings[place] = {one.key: one for one in memory.all(context, kind)[::-1]}
+    choices = [*_settings[place].values()][-MOST_LEARNED:]
+    if place in _known and _known[place][:2] == (own, choices):
+        return _known[place][2]
     try:
         found = _conditioned(calibrated, choices)
     except ValueError:  # a person edited an entry
-        setting.choices = {one.key: one for one in choices if _teaches(calibrated, one)}
-        if len(setting.choices) == len(choices):
+        _settings[place] = {one.key: one for one in choices if _teaches(calibrated, one)}
+        if len(_settings[place]) == len(choices):
             raise
         return learned(calibrated, memory, context, kind)
-    setting.known = own, choices, found
+    _known[place] = own, choices, found
     return found
 
 

@@ -123,41 +123,31 @@ def rank_targets(
     written = profile_function(fn, *args, trip_counts=trip_counts)
     if written.unknown_loops:
         raise ValueError(f"fn: {written.uncounted[0]}")
-    rows, left_out = [], {}
+    rows: list[RankedTarget] = []
+    left_out: dict[str, str] = {}
     for device in devices:
         try:
             check_compiler(device.platform)
             profile = profile_function(fn, *args, level="compiled", target=device, trip_counts=trip_counts)
-            rows.append(_row(device, profile))
+            found = target_times([profile], device).predictions[0]
         except DoesNotFitError as error:
             memory = device.memory_bytes if error.memory_bytes is None else error.memory_bytes
             rows.append(RankedTarget(device.name, None, None, "", None, None, error.needed_bytes, memory, False, ""))
         except ValueError as error:
             left_out[device.name] = str(error)
-    by_time = sorted(rows, key=lambda row: (not row.fits, float("inf") if row.time_ns is None else row.time_ns))
+        else:
+            limit = next(iter(found.terms_ns)).removesuffix("_ns").replace("_", " ")
+            time, work = (found.time_ns, (found.low_ns, found.high_ns), limit), int(profile.io.kernel_launches)
+            memory = profile.fused_traffic_bytes, profile.peak_bytes, device.memory_bytes
+            fits = profile.peak_bytes <= device.memory_bytes
+            rows.append(RankedTarget(device.name, *time, work, *memory, fits, stands_on([found])))
+    by_time = sorted(rows, key=lambda row: (not row.fits, math.inf if row.time_ns is None else row.time_ns))
     return TargetRanking(tuple(by_time), FrozenDict(left_out))
 
 
 def _us(time_ns: float) -> str:
     """Return a time in us with three digits at least."""
     return f"{time_ns / 1e3:,.0f}" if time_ns >= 1e5 else f"{time_ns / 1e3:.3g}"
-
-
-def _row(device: TargetDevice, profile: FunctionProfile) -> RankedTarget:
-    found = target_times([profile], device).predictions[0]
-    limit = next(iter(found.terms_ns)).removesuffix("_ns").replace("_", " ")
-    return RankedTarget(
-        device.name,
-        found.time_ns,
-        (found.low_ns, found.high_ns),
-        limit,
-        int(profile.io.kernel_launches),
-        profile.fused_traffic_bytes,
-        profile.peak_bytes,
-        device.memory_bytes,
-        profile.peak_bytes <= device.memory_bytes,
-        stands_on([found]),
-    )
 
 
 def target_times(profiles: Sequence[FunctionProfile], device: TargetDevice) -> FunctionTimes:
@@ -181,7 +171,14 @@ def target_times(profiles: Sequence[FunctionProfile], device: TargetDevice) -> F
         return found
     untold = [one for one in found.predictions if one.profile.target is None or one.profile.target.cycles is None]
     if untold:
-        found = _by_roofline(found, untold[0].stands_on)
+        # By the data sheet alone: programs of which some have no cycles have that in common.
+        sheet = {"uncounted": (), "stands_on": untold[0].stands_on}
+        times = [(one, one.roofline_ns) for one in found.predictions if one.roofline_ns is not None]  # a TPU's all have
+        by_sheet = tuple(
+            one._replace(time_ns=ns, high_ns=ns * ns / one.low_ns, terms_ns={"device_ns": ns}, **sheet)
+            for one, ns in times
+        )
+        found = found._replace(predictions=by_sheet, terms_ns=np.array([[ns] for _, ns in times]))
     call_ns, device_ns = device.launch_ns, np.array([prediction.time_ns for prediction in found.predictions])
     scores = np.column_stack([device_ns[:, None] * found.scores, np.full(len(profiles), call_ns * GUESSED_LOG_SD)])
     called = (
@@ -197,62 +194,21 @@ def target_times(profiles: Sequence[FunctionProfile], device: TargetDevice) -> F
     return FunctionTimes(tuple(called), scores / (device_ns + call_ns)[:, None], terms_ns, found.spread)
 
 
-def _by_roofline(times: FunctionTimes, stands_on: str) -> FunctionTimes:
-    """Return times of a TPU by its data sheet alone: programs of which some have no cycles have that in common."""
-    found = tuple(
-        one._replace(
-            time_ns=one.roofline_ns,
-            high_ns=one.roofline_ns * one.roofline_ns / one.low_ns,
-            terms_ns={"device_ns": one.roofline_ns},
-            uncounted=(),
-            stands_on=stands_on,
-        )
-        for one in times.predictions
-        if one.roofline_ns is not None  # of a TPU it never is
-    )
-    return times._replace(predictions=found, terms_ns=np.array([[one.time_ns] for one in found]))
-
-
-def opposed_ns(device: TargetDevice, margin_ns: float, saved_bytes: float) -> float:
-    """Return what bytes over bandwidth say against a margin: 0 where they say the same."""
-    traffic_ns = saved_bytes / device.bandwidth_bytes_per_ns
-    return abs(traffic_ns) if traffic_ns * margin_ns < 0 else 0.0
-
-
-@dataclasses.dataclass(frozen=True)
-class _Counts:
-    kernels: int
-    bytes: int
-    cycles: int | None
-
-
-def _counts(programs: Sequence[FunctionProfile]) -> _Counts:
-    cycles = [profile.target.cycles if profile.target else None for profile in programs]
-    return _Counts(
-        sum(int(profile.io.kernel_launches) for profile in programs),
-        sum(profile.fused_traffic_bytes for profile in programs),
-        None if None in cycles else sum(own or 0 for own in cycles),
-    )
-
-
 def change_in_words(apart: Sequence[FunctionProfile], grouped: Sequence[FunctionProfile]) -> str:
     """Return what a grouping changes by the compiler's figures, as "1 kernel for 3, 134 MB less"."""
-    before, after = _counts(apart), _counts(grouped)
-    saved = before.bytes - after.bytes
-    parts = [f"{counted(after.kernels, 'kernel')} for {before.kernels:,}"]
-    parts.append(f"{in_bytes(abs(saved))} {'less' if saved > 0 else 'more'}" if saved else "as many bytes")
-    if before.cycles is not None and after.cycles is not None:
-        parts.append(f"{after.cycles:,} cycles for {before.cycles:,}")
+    sides = (apart, grouped)
+    before, after = (sum(int(own.io.kernel_launches) for own in side) for side in sides)
+    moved, left = (sum(own.fused_traffic_bytes for own in side) for side in sides)
+    cycles = [[own.target.cycles if own.target else None for own in side] for side in sides]
+    change = f"{in_bytes(abs(moved - left))} {'less' if moved > left else 'more'}"
+    parts = [f"{counted(after, 'kernel')} for {before:,}", change if moved != left else "as many bytes"]
+    if None not in (*cycles[0], *cycles[1]):
+        parts.append("{:,} cycles for {:,}".format(*(sum(own or 0 for own in side) for side in cycles[::-1])))
     return ", ".join(parts)
 
 
 def in_bytes(count: float) -> str:
-    """Return bytes as people write them.
-
-    Examples:
-        >>> in_bytes(134217728), in_bytes(8), in_bytes(17179869184)
-        ('134 MB', '8 B', '17.2 GB')
-    """
+    """Return bytes as people write them, as "134 MB", "8 B", "17.2 GB"."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"
@@ -263,8 +219,3 @@ def stands_on(programs: Sequence[FunctionPrediction]) -> str:
     """Return what the predicted times of compiled programs rest on, in a sentence."""
     told = dict.fromkeys(f"{one.stands_on} ({one.profile.target.compiler})" for one in programs if one.profile.target)
     return "; ".join(told)
-
-
-def not_fitting(names: Mapping[str, FunctionProfile]) -> list[str]:
-    """Return a phrase for each program that needs more memory than the device has."""
-    return [f"{name} {own.target.memory}" for name, own in names.items() if own.target and not own.target.fits]
