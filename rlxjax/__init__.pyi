@@ -53,8 +53,6 @@ from .gate import io_cost_ns as io_cost_ns
 from .gate import io_fusion_gate_for_target as io_fusion_gate_for_target
 from .gate import is_fused_viable as is_fused_viable
 from .gate import rank_devices as rank_devices
-from .gate import soft_graph_cost_ns as soft_graph_cost_ns
-from .gate import soft_io_cost_ns as soft_io_cost_ns
 from .graph import Graph as Graph
 from .graph import GraphIoProfile as GraphIoProfile
 from .graph import profile_graph_io as profile_graph_io

@@ -127,8 +127,6 @@ def public_calls() -> dict[str, Call]:
             "cuda", *sizes(turn), **soft
         ),
         "soft_fused_graph_ns": lambda turn: rx.soft_fused_graph_ns("cuda", *sizes(turn), **soft),
-        "soft_graph_cost_ns": lambda turn: rx.soft_graph_cost_ns(graph, row, temperature_ns=1e4 + turn),
-        "soft_io_cost_ns": lambda turn: rx.soft_io_cost_ns(profile(turn), row, **soft),
         "soft_maximum": lambda turn: rx.soft_maximum(number(turn), 1.0 + turn, 0.5),
         "soft_minimum": lambda turn: rx.soft_minimum(number(turn), 1.0 + turn, 0.5),
         "soft_pick_welch_peaks_strategy": lambda turn: rx.soft_pick_welch_peaks_strategy("cuda", *sizes(turn), **soft),
@@ -156,7 +154,6 @@ def public_calls() -> dict[str, Call]:
         "IoFusionGate.fuse_probability": lambda turn: gate.fuse_probability(benefit(turn), **soft),
         "IoFusionGate.score_ns": lambda turn: gate.score_ns(benefit(turn)),
         "IoFusionGate.should_fuse": lambda turn: gate.should_fuse(before, after),
-        "IoFusionGate.soft_score_ns": lambda turn: gate.soft_score_ns(benefit(turn), **soft),
     }
     return calls | welch_calls()
 

@@ -7,16 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _tolerances import (
-    FLOAT32_RTOL,
-    FLOAT64_RTOL,
-)
-from hypothesis import given, settings
+from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL
+from hypothesis import given
 from hypothesis import strategies as st
 
 import rlxjax as rx
 
-INF = float("inf")
+INF, NAN = float("inf"), float("nan")
 FIELDS = tuple(field.name for field in dataclasses.fields(rx.IoFusionGate))
 GATE = rx.IoFusionGate(700.0, 9_000.0, 150.0, 30.0, False, 4e6, 2_500.0)
 PENALISED = dataclasses.replace(GATE, host_thunk_penalty_ns=INF)
@@ -29,8 +26,7 @@ SPEC = {
     "tpu": (3_000, 30_000, 100, 40, 0, 25e6, 10_000),
     "cpu": (50, 0, 50, 50, 1, 0, 0),
 }
-SOFT = ("soft_score_ns", "fuse_probability", "fuse_log_probability")
-TAKE_A_TEMPERATURE = (*SOFT, "fuse_log_odds", "evaluate")
+SOFT = ("score_ns", "fuse_probability", "fuse_log_probability", "fuse_log_odds", "evaluate")
 
 
 def closed_form(gate, benefit, penalty=True):
@@ -53,11 +49,6 @@ def table(n=64, seed=0):
     return gate, rx.FusionBenefit(*small, *large)
 
 
-def rows(tree):
-    n = len(jax.tree.leaves(tree)[0])
-    return [jax.tree.map(lambda leaf, i=i: leaf[i].item(), tree) for i in range(n)]
-
-
 counts = st.integers(0, 2**40)
 signed = st.integers(-(2**40), 2**40)
 profiles = st.builds(rx.GraphIoProfile, *[counts] * 4)
@@ -70,7 +61,6 @@ gates = st.builds(
     st.booleans(),
     *[st.floats(0, 1e8, allow_subnormal=False)] * 2,
 )
-lawful = settings(max_examples=50)
 
 
 def terms_size(gate, benefit):
@@ -81,14 +71,11 @@ def terms_size(gate, benefit):
 # --- The exact subtraction -----------------------------------------------------------------------
 
 
-def test_a_difference_of_one_survives_at_any_size():
+def test_a_difference_of_one_survives_at_any_size_and_numpy_counts_do_not_wrap():
     for size in (2**52, 2**53, 2**63, 2**64 - 2):
         before, after = rx.GraphIoProfile(*[size + 1] * 4), rx.GraphIoProfile(*[size] * 4)
         assert rx.fusion_benefit(before, after) == rx.FusionBenefit(1, 1, 1, 1)
         assert rx.fusion_benefit(after, before) == rx.FusionBenefit(-1, -1, -1, -1)
-
-
-def test_numpy_counts_subtract_without_wrapping():
     u = np.uint64
     for before, after, saved, dtype in (
         (np.array([2**53 + 1, 0]), np.array([2**53, 3]), [1, -3], np.int64),
@@ -105,62 +92,34 @@ def test_numpy_counts_subtract_without_wrapping():
         difference = difference.host_readback_bytes_saved
         assert isinstance(difference, int) if dtype is None else difference.dtype == dtype
         np.testing.assert_array_equal(difference, saved)
-
-
-def test_the_exact_difference_and_not_that_of_floats_is_scored():
     unit = rx.IoFusionGate(1, 1, 1, 1, False, 0, 0)
     before, after = rx.GraphIoProfile(0, 0, 2**63 + 3, 2**52 + 2), rx.GraphIoProfile(0, 0, 2**63, 2**52 + 1)
-    for x64 in (True, False):
+    for x64 in (True, False):  # the exact difference is scored, not that of floats
         with jax.enable_x64(x64):
             assert unit.score_ns(before, after) == 3 + 1
 
 
-# --- The score -----------------------------------------------------------------------------------
+# --- The score and its laws ----------------------------------------------------------------------
 
 
-@lawful
-@given(gates, benefits)
-def test_a_score_is_the_closed_form(gate, benefit):
-    atol = FLOAT64_RTOL * terms_size(gate, benefit)
-    np.testing.assert_allclose(gate.score_ns(benefit), closed_form(gate, benefit), rtol=0, atol=atol)
-    base = closed_form(gate, benefit, penalty=False)
-    np.testing.assert_allclose(benefit.score_ns(gate), base, rtol=0, atol=atol)
-    assert bool(gate.should_fuse(benefit)) == (gate.score_ns(benefit) >= gate.min_gain_ns)
-    assert bool(benefit.should_fuse(gate)) == (benefit.score_ns(gate) >= gate.min_gain_ns)
+@given(gates, benefits, st.sampled_from(list(vars(rx.FusionBenefit()))), st.integers(1, 2**30), st.integers(-8, 8))
+def test_a_score_is_the_closed_form_grows_with_each_saving_and_scales_with_the_unit_of_time(gate, b, name, more, power):
+    atol = FLOAT64_RTOL * terms_size(gate, b)
+    np.testing.assert_allclose(gate.score_ns(b), closed_form(gate, b), rtol=0, atol=atol)
+    np.testing.assert_allclose(b.score_ns(gate), closed_form(gate, b, penalty=False), rtol=0, atol=atol)
+    assert bool(gate.should_fuse(b)) == (gate.score_ns(b) >= gate.min_gain_ns)
+    assert bool(b.should_fuse(gate)) == (b.score_ns(gate) >= gate.min_gain_ns)
+    better = dataclasses.replace(b, **{name: getattr(b, name) + more})
+    slack = FLOAT64_RTOL * terms_size(gate, better)
+    assert gate.score_ns(better) >= gate.score_ns(b) - slack
+    assert better.score_ns(gate) >= b.score_ns(gate) - slack
+    unit, fast = 2.0**power, {name: getattr(gate, name) + 256 for name in ("memory_bw", "host_readback_bw")}
+    gate = dataclasses.replace(gate, unified_memory=0.0, **fast)
+    scaled = {name: value / unit if "bw" in name else value * unit for name, value in vars(gate).items()}
+    np.testing.assert_array_equal(rx.IoFusionGate(**scaled).score_ns(b), gate.score_ns(b) * unit)
+    np.testing.assert_array_equal(rx.IoFusionGate(**scaled).should_fuse(b), gate.should_fuse(b))
 
 
-def test_a_built_in_gate_is_the_row_of_the_specification_by_name_and_by_code():
-    for target, expected in SPEC.items():
-        gate = rx.io_fusion_gate_for_target(target)
-        assert dataclasses.astuple(gate) == expected
-        assert (
-            rx.io_fusion_gate_for_target(target.upper())
-            == rx.io_fusion_gate_for_target(rx.FusionTarget(target))
-            == gate
-        )
-    codes = rx.FusionTarget.codes(np.array([["cpu", "cuda"], ["wgpu", "metal"]]))
-    gate = jax.jit(rx.io_fusion_gate_for_target)(codes)
-    expected = np.array([SPEC["cpu"], SPEC["cuda"], SPEC["wgpu"], SPEC["metal"]]).reshape(2, 2, 7)
-    np.testing.assert_array_equal(np.stack(dataclasses.astuple(gate), -1), expected)
-    for unknown in ("gpu", "", 99, np.array([-1]), np.array([1.0])):
-        with pytest.raises(ValueError, match="target"):
-            rx.io_fusion_gate_for_target(unknown)
-
-
-def test_a_benefit_stands_for_its_two_profiles():
-    before, after = rx.GraphIoProfile(2, 1, 8192, 16384), rx.GraphIoProfile(1, 1, 512, 16384)
-    benefit = rx.fusion_benefit(before, after)
-    assert benefit == rx.FusionBenefit(1, 0, 7680, 0)
-    assert GATE.score_ns(benefit) == GATE.score_ns(before, after) == 700 + 7680 / 30
-    for name in TAKE_A_TEMPERATURE:
-        method = getattr(GATE, name)
-        assert method(benefit, temperature_ns=9.0) == method(before, after, temperature_ns=9.0)
-
-
-# --- Laws ----------------------------------------------------------------------------------------
-
-
-@lawful
 @given(gates, profiles, profiles, profiles)
 def test_the_base_is_antisymmetric_and_additive(gate, a, b, c):
     def base(x, y):
@@ -171,24 +130,34 @@ def test_the_base_is_antisymmetric_and_additive(gate, a, b, c):
     np.testing.assert_allclose(base(a, b) + base(b, c), base(a, c), rtol=0, atol=FLOAT64_RTOL * size)
 
 
-@lawful
-@given(gates, benefits, st.integers(-8, 8))
-def test_a_score_scales_with_the_unit_of_time(gate, benefit, exponent):
-    unit = 2.0**exponent
-    gate = dataclasses.replace(gate, memory_bw=gate.memory_bw + 256, host_readback_bw=gate.host_readback_bw + 256)
-    gate = dataclasses.replace(gate, unified_memory=0.0)
-    scaled = {name: value / unit if "bw" in name else value * unit for name, value in vars(gate).items()}
-    np.testing.assert_array_equal(rx.IoFusionGate(**scaled).score_ns(benefit), gate.score_ns(benefit) * unit)
-    np.testing.assert_array_equal(rx.IoFusionGate(**scaled).should_fuse(benefit), gate.should_fuse(benefit))
+def test_a_built_in_gate_is_the_row_of_the_specification_by_name_and_by_code():
+    for target, expected in SPEC.items():
+        gate = rx.io_fusion_gate_for_target(target)
+        assert dataclasses.astuple(gate) == expected
+        for name in (target.upper(), rx.FusionTarget(target)):
+            assert rx.io_fusion_gate_for_target(name) == gate
+    codes = rx.FusionTarget.codes(np.array([["cpu", "cuda"], ["wgpu", "metal"]]))
+    gate = jax.jit(rx.io_fusion_gate_for_target)(codes)
+    expected = np.array([SPEC["cpu"], SPEC["cuda"], SPEC["wgpu"], SPEC["metal"]]).reshape(2, 2, 7)
+    np.testing.assert_array_equal(np.stack(dataclasses.astuple(gate), -1), expected)
 
 
-@lawful
-@given(gates, benefits, st.sampled_from(list(vars(rx.FusionBenefit()))), st.integers(1, 2**30))
-def test_saving_more_never_scores_less(gate, benefit, name, more):
-    better = dataclasses.replace(benefit, **{name: getattr(benefit, name) + more})
-    slack = FLOAT64_RTOL * terms_size(gate, better)
-    assert gate.score_ns(better) >= gate.score_ns(benefit) - slack
-    assert better.score_ns(gate) >= benefit.score_ns(gate) - slack
+def test_a_benefit_stands_for_its_two_profiles_and_temperatures_beside_a_table_are_a_loop_over_both():
+    before, after = rx.GraphIoProfile(2, 1, 8192, 16384), rx.GraphIoProfile(1, 1, 512, 16384)
+    benefit = rx.fusion_benefit(before, after)
+    assert benefit == rx.FusionBenefit(1, 0, 7680, 0)
+    assert GATE.score_ns(benefit) == GATE.score_ns(before, after) == 700 + 7680 / 30
+    launches, temperatures_ns = np.array([[9.0, 5.0, 1.0]]), np.array([[1e3], [1e6]])
+    for name in SOFT:
+        method = getattr(GATE, name)
+        assert method(benefit, temperature_ns=9.0) == method(before, after, temperature_ns=9.0)
+
+        def last_leaf(launches, temperature_ns, method=method):
+            benefit = rx.FusionBenefit(launches, -1, 2**20, 0)
+            return jax.tree.leaves(method(benefit, temperature_ns=temperature_ns))[-1]
+
+        loop = [[last_leaf(x, t) for x in launches[0].tolist()] for t in temperatures_ns[:, 0].tolist()]
+        np.testing.assert_allclose(last_leaf(launches, temperatures_ns), loop, rtol=FLOAT64_RTOL)
 
 
 # --- Relaxations, transformations, precision -----------------------------------------------------
@@ -197,21 +166,25 @@ def test_saving_more_never_scores_less(gate, benefit, name, more):
 def test_straight_through_is_the_hard_decision_with_the_soft_gradient_in_the_shape_of_the_soft_one():
     launches, temperatures_ns = np.array([[9.0, 5.0, 1.0]]), np.array([[1e3], [1e6]])
 
-    def probability(launches, through):
-        options = {"temperature_ns": temperatures_ns, "straight_through_gradient": through}
-        return GATE.fuse_probability(rx.FusionBenefit(launches), **options)
+    @jax.jit
+    def both(launches):
+        def probability(launches, through):
+            options = {"temperature_ns": temperatures_ns, "straight_through_gradient": through}
+            found = GATE.fuse_probability(rx.FusionBenefit(launches), **options)
+            return jnp.sum(found), found
 
-    np.testing.assert_array_equal(probability(launches, True), [[1.0, 1.0, 0.0]] * 2)
-    of_launches = [jax.grad(lambda x, flag=flag: jnp.sum(probability(x, flag)))(launches) for flag in (True, False)]
-    np.testing.assert_array_equal(*of_launches)
+        return [
+            jax.value_and_grad(lambda x, f=flag: probability(x, f), has_aux=True)(launches) for flag in (True, False)
+        ]
+
+    ((_, hard), by_hard), (_, by_soft) = both(launches)
+    np.testing.assert_array_equal(hard, [[1.0, 1.0, 0.0]] * 2)
+    np.testing.assert_array_equal(by_hard, by_soft)
 
 
 def test_odds_probability_and_log_probability_agree_and_the_log_has_no_underflow():
     benefit = rx.FusionBenefit(1, -3, 0, 0)
-    odds, p, log_p = (
-        getattr(GATE, name)(benefit, temperature_ns=1e6)
-        for name in ("fuse_log_odds", "fuse_probability", "fuse_log_probability")
-    )
+    p, log_p, odds = (getattr(GATE, name)(benefit, temperature_ns=1e6) for name in SOFT[1:4])
     np.testing.assert_allclose(p, 1 / (1 + np.exp(-odds)), rtol=FLOAT64_RTOL)
     np.testing.assert_allclose(log_p, np.log(p), rtol=FLOAT64_RTOL)
     far = GATE.fuse_log_probability(benefit, temperature_ns=1.0)
@@ -219,38 +192,23 @@ def test_odds_probability_and_log_probability_agree_and_the_log_has_no_underflow
 
 
 @pytest.mark.parametrize("x64", [True, False])
-def test_compiled_scores_equal_eager_ones_to_the_last_bit(x64):
+def test_scores_are_eager_compiled_and_of_a_loop_the_same_to_the_last_bit(x64):
     with jax.enable_x64(x64):
-        gate, benefit = table(1000)
+        gate, benefit = table(300)
         benefit = benefit.astype(float)
         for f in (rx.IoFusionGate.score_ns, rx.IoFusionGate.should_fuse):
             np.testing.assert_array_equal(jax.jit(f)(gate, benefit), f(gate, benefit))
         base = rx.FusionBenefit.score_ns
         np.testing.assert_array_equal(jax.jit(base)(benefit, gate), base(benefit, gate))
+        rows = [jax.tree.map(lambda leaf, i=i: leaf[i].item(), (gate, benefit)) for i in range(300)]
+        loop = [own.score_ns(saved) for own, saved in rows]
+        np.testing.assert_array_equal(gate.score_ns(benefit), np.array(loop))
+        np.testing.assert_array_equal(jax.vmap(rx.IoFusionGate.score_ns)(gate, benefit), np.array(loop))
         # Constants let compilers drop what keeps products from being contracted with sums.
-        one = jax.tree.map(lambda leaf: float(leaf[7]), gate)
+        one, _ = rows[7]
         score_ns = one.score_ns(benefit)
         np.testing.assert_array_equal(jax.jit(one.score_ns)(benefit), score_ns)
         np.testing.assert_array_equal(jax.jit(lambda gate: gate.score_ns(benefit))(one), score_ns)
-
-
-def test_vmap_is_a_loop_and_so_is_a_table():
-    gate, benefit = table(1000)
-    loop = [g.score_ns(b) for g, b in zip(rows(gate), rows(benefit), strict=True)]
-    np.testing.assert_array_equal(gate.score_ns(benefit), loop)
-    np.testing.assert_array_equal(jax.vmap(rx.IoFusionGate.score_ns)(gate, benefit), loop)
-
-
-def test_temperatures_beside_a_table_are_a_loop_over_both():
-    launches, temperatures_ns = np.array([[9.0, 5.0, 1.0]]), np.array([[1e3], [1e6]])
-    for name in TAKE_A_TEMPERATURE:
-
-        def last_leaf(launches, temperature_ns, name=name):
-            benefit = rx.FusionBenefit(launches, -1, 2**20, 0)
-            return jax.tree.leaves(getattr(GATE, name)(benefit, temperature_ns=temperature_ns))[-1]
-
-        loop = [[last_leaf(x, t) for x in launches[0].tolist()] for t in temperatures_ns[:, 0].tolist()]
-        np.testing.assert_allclose(last_leaf(launches, temperatures_ns), loop, rtol=FLOAT64_RTOL)
 
 
 # --- Derivatives ---------------------------------------------------------------------------------
@@ -281,52 +239,100 @@ def test_a_gradient_is_the_count_that_a_coefficient_multiplies_at_singular_point
 
 
 def test_an_infinite_penalty_is_absent_without_added_sync_points_and_makes_no_nan():
-    for syncs, name in itertools.product((-2, 0, 2), ("score_ns", *SOFT)):
-        benefit = rx.FusionBenefit(1, syncs, 7680, 0).astype(float)
+    @jax.jit
+    def everything(gate, temperature, benefit):
+        found = {
+            name: jax.value_and_grad(
+                lambda *at, name=name: getattr(at[0], name)(at[2], temperature_ns=at[1]), (0, 1, 2)
+            )
+            for name in SOFT[:3]
+        }
+        found["hard"] = jax.value_and_grad(lambda gate, _, benefit: gate.score_ns(benefit), (0, 1, 2))
+        return {name: f(gate, temperature, benefit) for name, f in found.items()}
 
-        def f(gate, temperature, benefit, name=name):
-            options = {} if name == "score_ns" else {"temperature_ns": temperature}
-            return getattr(gate, name)(benefit, **options)
-
-        gradients = jax.grad(f, (0, 1, 2))(PENALISED, 1e4, benefit)
-        assert not any(np.isnan(leaf) for leaf in jax.tree.leaves((f(PENALISED, 1e4, benefit), gradients)))
+    for syncs in (-2.0, 0.0, 2.0):
+        benefit = rx.FusionBenefit(1.0, syncs, 7680.0, 0.0)
+        found = everything(PENALISED, 1e4, benefit)
+        assert not any(np.isnan(leaf) for leaf in jax.tree.leaves(found))
         if syncs < 0:
             assert PENALISED.score_ns(benefit) == -INF
             assert not PENALISED.should_fuse(benefit)
-        elif name == "score_ns":
+        else:
             assert PENALISED.score_ns(benefit) == GATE.score_ns(benefit) == benefit.score_ns(GATE)
-            assert gradients[0] == jax.grad(f)(GATE, 1e4, benefit)
+            assert found["hard"][1][0] == everything(GATE, 1e4, benefit)["hard"][1][0]
 
 
 def test_a_saturated_decision_has_finite_log_odds_and_gradients():
     gate = dataclasses.replace(GATE, min_gain_ns=0.0)
+
+    def f(t, launches):
+        return [getattr(gate, name)(rx.FusionBenefit(launches), temperature_ns=t) for name in SOFT[1:4]]
+
+    both = jax.jit(lambda t, launches: (f(t, launches), jax.jacobian(f)(t, launches)))
     for launches in (1e300, -1e300, INF, -INF):
-        benefit = rx.FusionBenefit(launches_saved=launches)
-        for name in ("fuse_probability", "fuse_log_probability", "fuse_log_odds"):
-            f = lambda t, name=name, benefit=benefit: getattr(gate, name)(benefit, temperature_ns=t)  # noqa: E731
-            assert all(np.isfinite(jax.value_and_grad(f)(1e-3)))
-        assert np.sign(gate.fuse_log_odds(benefit, temperature_ns=1e-30)) == np.sign(launches)
+        assert np.isfinite(jax.tree.leaves(both(1e-3, launches))).all()
+        assert np.sign(both(1e-30, launches)[0][2]) == np.sign(launches)
 
 
 # --- What is refused -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FIELDS)
-def test_a_price_that_no_machine_has_is_refused_when_a_gate_is_built_and_when_it_is_asked(name):
+def test_a_price_that_no_machine_has_is_refused_when_a_gate_is_built_and_when_it_is_asked():
     benefit = rx.FusionBenefit(3, 0, 4096, 8192)
-    for value in (-1.0, float("nan"), INF, 1e30, np.array([1.0, -1.0])):
+    for name, value in itertools.product(FIELDS, (-1.0, NAN, INF, 1e30, np.array([1.0, -1.0]))):
         gate = rx.IoFusionGate(**{name: value})
         if name == "min_gain_ns" and np.min(value) == -1.0:  # a loss that is taken
             continue
         if name.endswith(("_bw", "_penalty_ns")) and np.ndim(value) == 0 and value > 0:  # free, or forbidden
             assert np.isfinite(gate.score_ns(benefit))
             continue
-        for ask in (
-            lambda value=value: rx.IoFusionGate.checked(**{name: value}),
-            lambda gate=gate: gate.score_ns(benefit),
-        ):
+        for ask in (lambda: rx.IoFusionGate.checked(**{name: value}), lambda: gate.score_ns(benefit)):  # noqa: B023
             with pytest.raises(ValueError, match=f"{name}: expected a number of at (least|most) "):
                 ask()
+
+
+ONE, SAVED = rx.GraphIoProfile(), rx.FusionBenefit()
+MANY = (rx.GraphIoProfile(np.array([9, 5, 1]), 1, 2**30, 2**31), rx.GraphIoProfile(3, np.array([2, 1, 0]), 4, 2**31))
+DISAGREES = r"expected shapes that broadcast together, got .* \(3,\), temperature_ns \(2,\)$"
+HALVES = rx.GraphIoProfile(np.array([-1, 2]), 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        *[(lambda bad=bad: rx.io_fusion_gate_for_target(bad), "target") for bad in ("gpu", "", 99, np.array([1.0]))],
+        (lambda: rx.IoFusionGate.checked(memory_bw="fast"), "memory_bw"),
+        (lambda: rx.IoFusionGate.checked(dispatch_ns=None), "dispatch_ns"),
+        (lambda: rx.GraphIoProfile(1, 0, -100, 41).host_readback_bytes(False), "host_output_bytes"),
+        (lambda: rx.GraphIoProfile(1, 0, 1, 1).host_readback_bytes("yes"), "unified_memory"),
+        *[
+            (
+                lambda pair=pair: rx.fusion_benefit(*pair),
+                f"{which}.kernel_launches: expected a count of at least 0, got",
+            )
+            for pair, which in (((HALVES, ONE), "before"), ((ONE, HALVES), "after"))
+        ],
+        *[
+            (lambda f=f, given=given, options=options: getattr(GATE, f)(*given, **options), words)
+            for f in ("should_fuse", *SOFT)
+            for given, temperature_ns, words in [
+                ((ONE,), 1.0, "after: expected a profile.*got None"),
+                ((SAVED, ONE), 1.0, "after: expected nothing beside a FusionBenefit"),
+                ((rx.FusionBenefit(NAN, 0, 0, 0),), 1.0, "launches_saved: expected numbers, got NaN"),
+                ((rx.FusionBenefit([1, 2], [1, 2, 3], 0, 0),), 1.0, "broadcast"),
+                ((SAVED,), 0.0, "temperature_ns: expected a positive number, got 0"),
+                ((SAVED,), NAN, "temperature_ns: expected a positive number"),
+                (MANY, np.array([1e5, 1e6]), DISAGREES),
+                ((rx.fusion_benefit(*MANY),), [1e5, 1e6], DISAGREES),
+            ]
+            for options in [{} if f == "should_fuse" else {"temperature_ns": temperature_ns}]
+            if options or isinstance(temperature_ns, float) and temperature_ns == 1.0
+        ],
+    ],
+)
+def test_what_cannot_be_scored_is_refused_by_name(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
 
 
 def test_a_traced_integer_that_may_have_been_narrowed_is_refused():
@@ -342,49 +348,6 @@ def test_a_traced_integer_that_may_have_been_narrowed_is_refused():
     np.testing.assert_allclose(floats, expected, rtol=FLOAT32_RTOL)
 
 
-def test_what_cannot_be_scored_is_refused_by_name():
-    one, nan = rx.GraphIoProfile(), float("nan")
-    for call, says in [
-        (lambda: rx.IoFusionGate.checked(memory_bw="fast"), "memory_bw"),
-        (lambda: rx.IoFusionGate.checked(memory_bw=-1.0), "memory_bw"),
-        (lambda: rx.IoFusionGate.checked(dispatch_ns=None), "dispatch_ns"),
-        (lambda: rx.GraphIoProfile(1, 0, -100, 41).host_readback_bytes(False), "host_output_bytes"),
-        (lambda: rx.GraphIoProfile(1, 0, 1, 1).host_readback_bytes("yes"), "unified_memory"),
-    ]:
-        with pytest.raises(ValueError, match=says):
-            call()
-    for arguments, temperature_ns, says in [
-        ((one,), 1.0, "after: expected a profile.*got None"),
-        ((rx.FusionBenefit(), one), 1.0, "after: expected nothing beside a FusionBenefit"),
-        ((rx.FusionBenefit(nan, 0, 0, 0),), 1.0, "launches_saved: expected numbers, got NaN"),
-        ((rx.FusionBenefit([1, 2], [1, 2, 3], 0, 0),), 1.0, "broadcast"),
-        ((rx.FusionBenefit(),), 0.0, "temperature_ns: expected a positive number, got 0"),
-        ((rx.FusionBenefit(),), nan, "temperature_ns: expected a positive number"),
-    ]:
-        for name in TAKE_A_TEMPERATURE if temperature_ns != 1.0 else ("score_ns", "should_fuse", *TAKE_A_TEMPERATURE):
-            options = {"temperature_ns": temperature_ns} if name in TAKE_A_TEMPERATURE else {}
-            with pytest.raises(ValueError, match=says):
-                getattr(GATE, name)(*arguments, **options)
-    for count in (-1, float("nan"), np.array([3, -2])):
-        bad = rx.GraphIoProfile(sync_points=count)
-        for pair, which in (((bad, one), "before"), ((one, bad), "after")):
-            with pytest.raises(ValueError, match=f"{which}.sync_points: expected a count of at least 0, got"):
-                rx.fusion_benefit(*pair)
-
-
-def test_a_temperature_whose_shape_does_not_agree_is_named():
-    pair = (
-        rx.GraphIoProfile(np.array([9, 5, 1]), 1, 2**30, 2**31),
-        rx.GraphIoProfile(3, np.array([2, 1, 0]), 2**20, 2**31),
-    )
-    says = r"expected shapes that broadcast together, got .* \(3,\), temperature_ns \(2,\)$"
-    for name, arguments, as_array in itertools.product(
-        TAKE_A_TEMPERATURE, (pair, (rx.fusion_benefit(*pair),)), (np.array, jnp.array, list)
-    ):
-        with pytest.raises(ValueError, match=says):
-            getattr(GATE, name)(*arguments, temperature_ns=as_array([1e5, 1e6]))
-
-
 # --- Tables --------------------------------------------------------------------------------------
 
 
@@ -398,18 +361,18 @@ def floats(tree):
 
 
 @pytest.mark.parametrize("x64", [True, False])
-@pytest.mark.parametrize("temperature_ns", [1e-3, np.geomspace(1e2, 1e9, 100)])
-def test_an_evaluation_is_what_the_separate_methods_return_under_jit_and_vmap_too(x64, temperature_ns):
+def test_an_evaluation_is_what_the_separate_methods_return_under_jit_and_vmap_too(x64):
     with jax.enable_x64(x64):
-        gate, options = rx.io_fusion_gate_for_target("cuda"), {"temperature_ns": temperature_ns}
+        gate = rx.io_fusion_gate_for_target("cuda")
         for pair in (profile_columns(), [floats(profile) for profile in profile_columns()]):
+            options = {"temperature_ns": np.geomspace(1e-3, 1e9, 100)}
             result = gate.evaluate(*pair, **options)
             assert result.benefit == rx.fusion_benefit(*pair)
             np.testing.assert_array_equal(result.score_ns, gate.score_ns(*pair))
             np.testing.assert_array_equal(result.should_fuse, gate.should_fuse(*pair))
             np.testing.assert_array_equal(result.fuse_probability, gate.fuse_probability(*pair, **options))
             assert gate.evaluate(result.benefit, **options) == result
-        gates, benefit = floats(table(300))
+        gates, benefit = floats(table(100))
         expected = gates.evaluate(benefit, temperature_ns=1e5)
         evaluate = lambda gate, benefit: gate.evaluate(benefit, temperature_ns=1e5)  # noqa: E731
         for found in (jax.jit(evaluate)(gates, benefit), jax.jit(jax.vmap(evaluate))(gates, benefit)):
@@ -423,16 +386,16 @@ def test_an_evaluation_is_what_the_separate_methods_return_under_jit_and_vmap_to
 def test_a_bad_count_is_refused_on_the_host_on_a_device_and_in_a_program(side):
     pair = dict(zip(("before", "after"), map(floats, profile_columns()), strict=True))
     for bad, as_column in itertools.product((-1.0, np.nan, -INF), (np.asarray, jnp.asarray)):
-        counts = as_column(pair[side].host_output_bytes.at[99].set(bad))
+        counts = as_column(np.where(np.arange(100) == 99, bad, pair[side].host_output_bytes))
         bad_pair = {**pair, side: dataclasses.replace(pair[side], host_output_bytes=counts)}
-        for ask in (jax.jit(lambda t, pair=bad_pair: GATE.evaluate(**pair, temperature_ns=t)), None):
-            with pytest.raises(
-                ValueError, match=f"{side}.host_output_bytes: expected a count of at least 0, got {bad}"
-            ):
-                GATE.evaluate(**bad_pair, temperature_ns=1e5) if ask is None else ask(1e5)
+        ask = lambda t, pair=bad_pair: GATE.evaluate(**pair, temperature_ns=t)  # noqa: E731
+        for call in (ask, jax.jit(ask)):
+            words = f"{side}.host_output_bytes: expected a count of at least 0, got {bad}"
+            with pytest.raises(ValueError, match=words):
+                call(1e5)
 
 
-@pytest.mark.parametrize("shapes", [[(7,), ()], [(), (7,)], [(2, 1, 5), (1, 3, 1)], [(0,), (0,)], [(129,), (129,)]])
+@pytest.mark.parametrize("shapes", [[(7,), ()], [(2, 1, 5), (1, 3, 1)], [(0,), (0,)]])
 def test_an_evaluation_broadcasts(shapes):
     before, after = (
         rx.GraphIoProfile(*(np.float64(np.asarray(np.resize(counts, shape))) for counts in vars(side).values()))
@@ -442,7 +405,7 @@ def test_an_evaluation_broadcasts(shapes):
     gate = dataclasses.replace(GATE, min_gain_ns=gains)
     shape = np.broadcast_shapes(*shapes, np.shape(gate.min_gain_ns))
     expected = gate.score_ns(rx.fusion_benefit(before, after))
-    for pair in ((before, after), (floats(before), floats(after)), (before, floats(after))):
+    for pair in ((before, after), (before, floats(after))):
         result = gate.evaluate(*pair, temperature_ns=1e5)
         np.testing.assert_array_equal(result.score_ns, expected)
         assert result.should_fuse.shape == result.fuse_probability.shape == shape

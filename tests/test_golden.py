@@ -143,7 +143,7 @@ def test_every_gate_relaxation_tends_to_the_hard_one():
     probability = gate.fuse_probability(before, after, temperature_ns=margin / 40)
     np.testing.assert_allclose(probability, column(rows, "should_fuse"), rtol=0, atol=SATURATED_ATOL)
     temperature = 1e-9 * np.abs(score)
-    soft = gate.soft_score_ns(before, after, temperature_ns=temperature)
+    soft = gate.score_ns(before, after, temperature_ns=temperature)
     assert (np.abs(soft - score) <= LIMIT_TEMPERATURES * temperature).all()
 
 
@@ -157,7 +157,7 @@ def test_every_gate_has_its_gradients():
         ("fuse_probability", 1),
         ("fuse_log_probability", 1),
         ("fuse_log_odds", 1),
-        ("soft_score_ns", margin),
+        ("score_ns", margin),
     ):
 
         def f(g, soft=soft):

@@ -2,7 +2,7 @@
 
 An `IoFusionGate` prices a `FusionBenefit`: built in by `io_fusion_gate_for_target`. A `BackendCoefficients` row
 prices a whole profile (`io_cost_ns`) or graph (`graph_cost_ns`); `rank_devices` compares devices.
-What begins with `soft_` is the smooth form of the same name.
+With a temperature, a score or cost is the smooth form of itself.
 
 Coefficients of your own derive from `Coefficients`. `NamedCode` gives names integer codes, and `take_row` looks codes
 up in a table that `stack_rows` makes. Formulas over many runs are written with `parts_ns` of a `GraphWork`,
@@ -25,12 +25,12 @@ from ._backends import normalised as normalised
 from ._backends import stack_rows as stack_rows
 from ._backends import take_row as take_row
 from ._backends import without_provenance as without_provenance
-from ._graph_costs import GraphWork as GraphWork
-from ._graph_costs import graph_cost_ns as graph_cost_ns
-from ._graph_costs import io_cost_ns as io_cost_ns
-from ._graph_costs import parts_ns as parts_ns
-from ._graph_costs import soft_graph_cost_ns as soft_graph_cost_ns
-from ._graph_costs import soft_io_cost_ns as soft_io_cost_ns
+from ._costs import DeviceRanking as DeviceRanking
+from ._costs import GraphWork as GraphWork
+from ._costs import graph_cost_ns as graph_cost_ns
+from ._costs import io_cost_ns as io_cost_ns
+from ._costs import parts_ns as parts_ns
+from ._costs import rank_devices as rank_devices
 from ._io_gate import FusionBenefit as FusionBenefit
 from ._io_gate import GateEvaluation as GateEvaluation
 from ._io_gate import IoFusionGate as IoFusionGate
@@ -38,7 +38,5 @@ from ._io_gate import added_syncs as added_syncs
 from ._io_gate import fusion_benefit as fusion_benefit
 from ._io_gate import gate_rates as gate_rates
 from ._io_gate import io_fusion_gate_for_target as io_fusion_gate_for_target
-from ._ranking import DeviceRanking as DeviceRanking
-from ._ranking import rank_devices as rank_devices
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -37,11 +36,6 @@ class NamedCode(enum.StrEnum):
         return list(type(self)).index(self)
 
     @classmethod
-    def what(cls) -> str:
-        """Return what a member is, in messages: the last word of the class's name."""
-        return re.split("(?=[A-Z])", cls.__name__)[-1].lower()
-
-    @classmethod
     def parse(cls: type[_NamedCode], name: object) -> _NamedCode:
         """Return the member of this name, in any case.
 
@@ -52,7 +46,7 @@ class NamedCode(enum.StrEnum):
         for member in cls:
             if normalised(member) == wanted:
                 return member
-        raise ValueError(f"unknown {cls.what()} {name!r}; expected one of {', '.join(cls)}")
+        raise ValueError(f"unknown {_noun(cls)} {name!r}; expected one of {', '.join(cls)}")
 
     @classmethod
     def codes(cls, value: "str | Code | Sequence[str] | Sequence[int]") -> Code:
@@ -63,19 +57,21 @@ class NamedCode(enum.StrEnum):
         """
         if isinstance(value, str):
             return cls.parse(value).code
-        what = cls.what()
-        if isinstance(value, jax.core.Tracer):
-            if not jnp.issubdtype(value.dtype, jnp.integer):
-                raise ValueError(f"{what}: expected integer codes in traced code, got {value.dtype}")
-            return value
-        array = np.asarray(value)
-        if array.dtype.kind in "UO":
+        is_read = not is_traced(value)
+        array: Any = np.asarray(value) if is_read else value
+        if is_read and array.dtype.kind in "UO":
             return np.array([cls.parse(str(name)).code for name in array.flat], np.int32).reshape(array.shape)
-        if array.dtype.kind not in "iu":
-            raise ValueError(f"{what}: expected a name or integer codes, got {array.dtype}")
-        if array.size and not 0 <= array.min() <= array.max() < len(cls):
-            raise ValueError(f"{what}: expected codes from 0 to {len(cls) - 1}, got {array}")
+        if not jnp.issubdtype(array.dtype, jnp.integer):
+            expected = "a name or integer codes" if is_read else "integer codes in traced code"
+            raise ValueError(f"{_noun(cls)}: expected {expected}, got {array.dtype}")
+        if is_read and array.size and not 0 <= array.min() <= array.max() < len(cls):
+            raise ValueError(f"{_noun(cls)}: expected codes from 0 to {len(cls) - 1}, got {array}")
         return array if isinstance(value, Sequence) else value
+
+
+def _noun(codes: type[NamedCode]) -> str:
+    """Return what a member is, in messages: the last word of the class's name."""
+    return re.split("(?=[A-Z])", codes.__name__)[-1].lower()
 
 
 class FusionTarget(NamedCode):
@@ -174,19 +170,6 @@ def _of_device(device: "str | Code", property_of: Callable[[Device], Any]) -> An
     return jnp.asarray([property_of(member) for member in Device])[Device.codes(device)]
 
 
-def _as_leaf(value: Any) -> Any:
-    """Return integers and booleans as floats, so that a whole coefficient set has a gradient."""
-    if isinstance(value, (bool, int)):
-        return float(value)
-    if isinstance(value, (list, tuple)) and not any(isinstance(item, str) for item in value):
-        return np.asarray(value, np.float64)
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biu":
-        return value.astype(np.float64)
-    if isinstance(value, jax.Array) and not jnp.issubdtype(value.dtype, jnp.inexact):
-        return value.astype(jnp.result_type(float)) if not is_traced(value) else value
-    return value
-
-
 #: What ends so may be infinite: a rate at which nothing takes time, and a penalty that forbids.
 _MAY_BE_INFINITE = ("_bw", "_gflops", "_per_ns", "_penalty_ns")
 
@@ -195,8 +178,17 @@ class Coefficients:
     """Base of the coefficient pytrees: frozen dataclasses whose leaves are floats, `[*batch]` each."""
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
-            object.__setattr__(self, field.name, _as_leaf(getattr(self, field.name)))
+        # A whole coefficient set has a gradient: integers and booleans become floats.
+        for name, value in vars(self).items():
+            if isinstance(value, (bool, int)):
+                value = float(value)
+            elif isinstance(value, (list, tuple)) and name != "provenance":
+                value = np.asarray(value, np.float64)
+            elif isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biu":
+                value = value.astype(np.float64)
+            elif isinstance(value, jax.Array) and not is_traced(value) and value.dtype.kind in "biu":
+                value = value.astype(jnp.result_type(float))
+            object.__setattr__(self, name, value)
 
     @classmethod
     def checked(cls: type[_Coefficients], **values: Any) -> _Coefficients:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,10 @@ from rlxjax._values import FrozenDict, by_value
 from rlxjax.graph import GraphIoProfile
 
 from ._backends import Coefficients, FusionTarget, stack_rows, take_row
+
+#: What a gate is asked of: the profile without fusion and that with it, or what the one saves on the other.
+Before: TypeAlias = "GraphIoProfile | FusionBenefit"
+After: TypeAlias = GraphIoProfile | None
 
 
 @by_value
@@ -67,14 +72,13 @@ def fusion_benefit(before: GraphIoProfile, after: GraphIoProfile) -> FusionBenef
         FusionBenefit(launches_saved=1, sync_points_saved=0, host_readback_bytes_saved=7680,
                       device_traffic_bytes_saved=0)
     """
-    counts = []
     check_shapes(**fields_of(before, "before."), **fields_of(after, "after."))
-    for field in dataclasses.fields(GraphIoProfile):
-        first, second = getattr(before, field.name), getattr(after, field.name)
-        check_at_least(first, f"before.{field.name}")
-        check_at_least(second, f"after.{field.name}")
-        counts.append(difference(first, second, field.name))
-    return FusionBenefit(*counts)
+    saved = []
+    for name, count in fields_of(before).items():
+        check_at_least(count, f"before.{name}")
+        check_at_least(getattr(after, name), f"after.{name}")
+        saved.append(difference(count, getattr(after, name), name))
+    return FusionBenefit(*saved)
 
 
 @by_value
@@ -103,12 +107,13 @@ class IoFusionGate(Coefficients):
     host_thunk_penalty_ns: RealLike = 0.0
     min_gain_ns: RealLike = 0.0
 
-    def score_ns(self, before: GraphIoProfile | FusionBenefit, after: GraphIoProfile | None = None) -> Nanoseconds:
+    def score_ns(self, before: Before, after: After = None, *, temperature_ns: RealLike | None = None) -> Nanoseconds:
         """Return the time that a fusion saves in ns, penalty included, `[*batch]`.
 
         Args:
             before: a benefit, or the profile without fusion. Traced code gives a benefit.
             after: the profile with fusion, unless a benefit is given.
+            temperature_ns: relaxes the penalty's threshold and the least bandwidths of 1; hard unless given.
 
         Examples:
             >>> gate = io_fusion_gate_for_target("metal")
@@ -117,29 +122,21 @@ class IoFusionGate(Coefficients):
             >>> print(f"{gate.score_ns(before, after):.4g} ns", gate.should_fuse(before, after))
             3.033e+07 ns True
         """
-        return _score_ns(self, _counts(self, before, after)[1], None)
+        _, counts, temperature_ns = _checked(self, before, after, temperature_ns)
+        return _score_ns(self, counts, temperature_ns)
 
-    def should_fuse(self, before: GraphIoProfile | FusionBenefit, after: GraphIoProfile | None = None) -> Flag:
+    def should_fuse(self, before: Before, after: After = None) -> Flag:
         """Whether the score reaches the minimum gain, `[*batch]`."""
         return self.score_ns(before, after) >= self.min_gain_ns
 
-    def soft_score_ns(
-        self, before: GraphIoProfile | FusionBenefit, after: GraphIoProfile | None = None, *, temperature_ns: RealLike
-    ) -> Nanoseconds:
-        """Return the score with the penalty's threshold and the bandwidth floors relaxed."""
-        temperature_ns = as_temperature(temperature_ns)
-        return _score_ns(self, _counts(self, before, after, temperature_ns)[1], temperature_ns)
-
-    def fuse_log_odds(
-        self, before: GraphIoProfile | FusionBenefit, after: GraphIoProfile | None = None, *, temperature_ns: RealLike
-    ) -> LogOdds:
+    def fuse_log_odds(self, before: Before, after: After = None, *, temperature_ns: RealLike) -> LogOdds:
         """Return `(score - min_gain) / temperature`, what losses use; always finite, `[*batch]`."""
         return self._of_margin(log_odds, before, after, temperature_ns)
 
     def fuse_probability(
         self,
-        before: GraphIoProfile | FusionBenefit,
-        after: GraphIoProfile | None = None,
+        before: Before,
+        after: After = None,
         *,
         temperature_ns: RealLike,
         straight_through_gradient: bool = False,
@@ -162,15 +159,11 @@ class IoFusionGate(Coefficients):
             return soft
         return straight_through(jnp.broadcast_to(self.should_fuse(before, after), soft.shape), soft)
 
-    def fuse_log_probability(
-        self, before: GraphIoProfile | FusionBenefit, after: GraphIoProfile | None = None, *, temperature_ns: RealLike
-    ) -> LogProbability:
+    def fuse_log_probability(self, before: Before, after: After = None, *, temperature_ns: RealLike) -> LogProbability:
         """Return the logarithm of `fuse_probability`, without underflow."""
         return self._of_margin(log_soft_step, before, after, temperature_ns)
 
-    def evaluate(
-        self, before: GraphIoProfile | FusionBenefit, after: GraphIoProfile | None = None, *, temperature_ns: RealLike
-    ) -> "GateEvaluation":
+    def evaluate(self, before: Before, after: After = None, *, temperature_ns: RealLike) -> "GateEvaluation":
         """Return benefit, score, decision and probability of a whole table in one program.
 
         The fields are what `fusion_benefit`, `score_ns`, `should_fuse` and `fuse_probability` return.
@@ -186,14 +179,13 @@ class IoFusionGate(Coefficients):
             >>> table.score_ns.tolist(), table.should_fuse.tolist()
             ([0.0, 500.0, 1000.0], [False, False, True])
         """
-        temperature_ns = as_temperature(temperature_ns)
-        benefit, counts = _counts(self, before, after, temperature_ns)
+        benefit, counts, temperature_ns = _checked(self, before, after, temperature_ns)
         return GateEvaluation(benefit, *_evaluate(self, counts, temperature_ns))
 
-    def _of_margin(self, relaxed: Callable[..., jax.Array], before, after, temperature_ns: RealLike) -> jax.Array:
+    def _of_margin(self, relaxed: Callable[..., Any], before: Before, after: After, temperature_ns: Any) -> Any:
         """Return a relaxation of the amount by which the score exceeds the minimum gain."""
-        temperature_ns = as_temperature(temperature_ns)
-        return _relaxed_margin(relaxed, self, _counts(self, before, after, temperature_ns)[1], temperature_ns)
+        _, counts, temperature_ns = _checked(self, before, after, temperature_ns)
+        return _relaxed_margin(relaxed, self, counts, temperature_ns)
 
 
 @by_value
@@ -288,24 +280,17 @@ def _evaluate(gate: IoFusionGate, benefit: FusionBenefit, temperature_ns: RealLi
     return score_ns, score_ns >= gate.min_gain_ns, soft_step(score_ns - gate.min_gain_ns, temperature_ns)
 
 
-def _counts(
-    gate: IoFusionGate,
-    first: GraphIoProfile | FusionBenefit,
-    after: GraphIoProfile | None,
-    temperature_ns: RealLike = 1.0,
-) -> tuple[FusionBenefit, FusionBenefit]:
-    """Return a benefit, or that of two profiles, exact and in floats, when all values agree."""
-    if isinstance(first, FusionBenefit):
-        if after is not None:
-            raise ValueError("after: expected nothing beside a FusionBenefit, got a profile")
-        benefit = first
-    elif after is None:
+def _checked(gate: IoFusionGate, before: Before, after: After, temperature_ns: Any) -> tuple[Any, Any, Any]:
+    """Return a benefit, or that of two profiles, exact and in floats, and the temperature, when all values agree."""
+    if not isinstance(before, FusionBenefit) and after is None:
         raise ValueError("after: expected a profile (or a FusionBenefit in place of both), got None")
-    else:
-        benefit = fusion_benefit(first, after)
+    if isinstance(before, FusionBenefit) and after is not None:
+        raise ValueError("after: expected nothing beside a FusionBenefit, got a profile")
+    temperature_ns = None if temperature_ns is None else as_temperature(temperature_ns)
+    benefit = before if isinstance(before, FusionBenefit) else fusion_benefit(before, after)
     counts = fields_of(benefit)
     for name, count in counts.items():
         check_not_nan(count, name)
     gate.check("gate.")
-    check_shapes(**counts, **fields_of(gate), temperature_ns=temperature_ns)
-    return benefit, FusionBenefit(**{name: as_float(count, name) for name, count in counts.items()})
+    check_shapes(**counts, **fields_of(gate), **({} if temperature_ns is None else {"temperature_ns": temperature_ns}))
+    return benefit, FusionBenefit(**{name: as_float(count, name) for name, count in counts.items()}), temperature_ns

@@ -1,0 +1,320 @@
+"""The time that a profile, or a graph, takes on a backend, hard or smooth, and which device is cheapest."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlxjax._checks import check_at_least, check_shapes, fields_of
+from rlxjax._counts import as_float, as_temperature
+from rlxjax._numerics import Choices, dot
+from rlxjax._typing import Count, Nanoseconds, Provenance, RealLike
+from rlxjax._values import by_value, whole_ns
+from rlxjax.graph import Graph, GraphIoProfile, profile_graph_io
+from rlxjax.jaxpr import profile_function
+
+from ._backends import BACKEND_ROWS, BackendCoefficients, Device, backend_coefficients, without_provenance
+
+#: Matrix products with fewer multiply-adds run at `small_sgemm_gflops`.
+SMALL_SGEMM = 32_768
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GraphWork:
+    """All that the cost of a graph depends on, besides the row; every field `[*batch]`.
+
+    Attributes:
+        io: the graph's profile.
+        readback_bytes: `io.host_readback_bytes` of discrete memory.
+        output_bytes: 4 bytes for each output element of the plain nodes, views included.
+        costed_nodes: nodes that are neither input, param nor constant.
+        dispatched_nodes: nodes that are neither input nor param.
+        sgemm_flop: of matrix products and attention.
+        small_sgemm_flop: of matrix products with fewer than 32768 multiply-adds.
+    """
+
+    io: GraphIoProfile
+    readback_bytes: Count
+    output_bytes: Count
+    costed_nodes: Count
+    dispatched_nodes: Count
+    sgemm_flop: Count = 0
+    small_sgemm_flop: Count = 0
+
+
+def graph_work(graph: Graph) -> GraphWork:
+    """Count what the cost of a graph depends on; exact, on the host."""
+    profile = profile_graph_io(graph)
+    output_bytes = costed = large_flop = small_flop = 0
+    for node in graph.nodes:
+        if node.op in ("input", "param", "constant"):
+            continue
+        costed += 1
+        if node.op == "matmul":
+            if not node.inputs:
+                raise ValueError(f"node {node.id} (matmul): its cost needs the shape of its first operand")
+            shape = graph.nodes[node.inputs[0]].shape
+            multiply_adds = node.elements * (shape[-1] or 0 if shape else 1)
+            if multiply_adds < SMALL_SGEMM:
+                small_flop += 2 * multiply_adds
+            else:
+                large_flop += 2 * multiply_adds
+        elif node.op == "attention":
+            if len(node.shape) != 4:
+                wanted = "a shape [batch, heads, seq, head_dim]"
+                raise ValueError(f"node {node.id} (attention): its cost needs {wanted}, got {node.shape}")
+            batch, heads, seq, head_dim = (dim or 0 for dim in node.shape)
+            large_flop += 2 * batch * heads * seq**2 * head_dim
+        else:
+            output_bytes += node.elements * 4  # whatever the dtype
+    dispatched = sum(node.op not in ("input", "param") for node in graph.nodes)
+    readback_bytes = profile.host_readback_bytes(unified_memory=False)
+    return GraphWork(profile, readback_bytes, output_bytes, costed, dispatched, large_flop, small_flop)
+
+
+def profile_work(io: GraphIoProfile, sgemm_flop: int = 0) -> GraphWork:
+    """Return the work of a profile, the cost of which is its io cost, and that of some FLOP of matrix products."""
+    return GraphWork(io, io.host_readback_bytes(False), 0, io.kernel_launches, 0, sgemm_flop)
+
+
+def io_cost_ns(
+    profile: GraphIoProfile, row: BackendCoefficients, *, temperature_ns: RealLike | None = None
+) -> Nanoseconds:
+    """Return what a profile's launches, syncs and bytes take on a backend, in ns, `[*batch]`.
+
+    `roundtrip + launches * dispatch + sync_points * roundtrip + traffic / max(memory_bw, 1)
+    + readback / max(readback_bw, 1)`.
+
+    Args:
+        profile: the counts.
+        row: what each costs on the backend.
+        temperature_ns: relaxes the least bandwidths of 1, a positive scalar or `[*batch]`; hard unless given.
+
+    Raises:
+        ValueError: a negative or NaN count, or shapes that do not agree.
+
+    Examples:
+        >>> print(io_cost_ns(GraphIoProfile(3, 0, 128, 6272), BACKEND_ROWS["cpu"]))
+        4165.6
+    """
+    counts = fields_of(profile)
+    for name, count in counts.items():
+        check_at_least(count, name)
+    _check(row, temperature_ns, counts)
+    return _priced(profile_work(profile), row, temperature_ns)
+
+
+def graph_cost_ns(graph: Graph, row: BackendCoefficients, *, temperature_ns: RealLike | None = None) -> Nanoseconds:
+    """Return the cost of a graph with the coefficients of a row, in ns, `[*batch]` of the row.
+
+    `roundtrip + sum(node costs) + traffic / max(memory_bw, 1) + readback / max(readback_bw, 1)
+    + sync_points * roundtrip`.
+
+    Args:
+        graph: the graph.
+        row: what its launches, syncs, bytes and FLOPs cost on the backend.
+        temperature_ns: relaxes the least bandwidths of 1, a positive scalar or `[*batch]`; hard unless given.
+
+    Raises:
+        ValueError: a matmul or attention node of a shape that its FLOPs do not follow from.
+
+    Examples:
+        >>> g = Graph()
+        >>> x = g.input("x", (1000,), "f32")
+        >>> g.set_outputs([g.add("relu", [x])])
+        >>> print(graph_cost_ns(g, BACKEND_ROWS["cpu"]).round(1))
+        3900.0
+        >>> print(graph_cost_ns(g, BACKEND_ROWS["cpu"], temperature_ns=1e-3).round(1))
+        3900.0
+    """
+    _check(row, temperature_ns, {})
+    return _priced(graph_work(graph), row, temperature_ns)
+
+
+def _check(row: BackendCoefficients, temperature_ns: RealLike | None, counts: Mapping[str, Count]) -> None:
+    row.check("row.")
+    soft = {} if temperature_ns is None else {"temperature_ns": as_temperature(temperature_ns)}
+    check_shapes(**counts, **fields_of(row, "row."), **soft)
+
+
+def _priced(work: GraphWork, row: BackendCoefficients, temperature_ns: Any, falls_back: float = 0.0) -> Nanoseconds:
+    temperature_ns = None if temperature_ns is None else as_float(temperature_ns, "temperature_ns")
+    counts = jax.tree_util.tree_map_with_path(
+        lambda path, count: as_float(count, jax.tree_util.keystr(path[-1:]).lstrip(".")), work
+    )
+    return _cost_ns(counts, without_provenance(row), falls_back, temperature_ns)
+
+
+@jax.jit
+def _cost_ns(work: GraphWork, row: BackendCoefficients, falls_back, temperature_ns) -> Nanoseconds:
+    return jnp.add(row.roundtrip_ns, *parts_ns([work], work, row, Choices(temperature_ns), falls_back))
+
+
+def parts_ns(
+    parts: Sequence[GraphWork], whole: GraphWork, row: BackendCoefficients, rules: Choices, falls_back: RealLike = 0.0
+) -> list[Nanoseconds]:
+    """Return what each part of some work takes at a backend's rates, in ns: the first roundtrip is not in it.
+
+    Args:
+        parts: float counts; one that is the Python number 0 has no term.
+        whole: all of the work, on which relaxations of the rates act.
+        row: what each count costs on the backend.
+        rules: hard or relaxed choices.
+        falls_back: 1 where the estimate is that of the discrete fallback.
+    """
+    traffic_bytes = whole.io.device_traffic_bytes + whole.output_bytes
+    per_byte, per_readback_byte = (
+        1.0 / rules.maximum(bandwidth, 1.0, scale=count_bytes + 1.0)
+        for bandwidth, count_bytes in ((row.memory_bw, traffic_bytes), (row.readback_bw, whole.readback_bytes))
+    )
+    rates = [
+        row.dispatch_ns,
+        row.roundtrip_ns,
+        *(1.0 / (jnp.asarray(gflops) + 1.0) for gflops in (row.sgemm_gflops, row.small_sgemm_gflops)),
+        per_byte,
+        per_readback_byte,
+        jnp.where(jnp.asarray(row.unified_memory) >= 0.5, 0.0, per_readback_byte),
+    ]
+    is_fallback = jnp.asarray(falls_back) >= 0.5
+
+    def is_zero(count: Count) -> bool:
+        return isinstance(count, (int, float)) and count == 0
+
+    def either(of_graph: Count, of_fallback: Count = 0) -> Count:
+        return 0 if is_zero(of_graph) and is_zero(of_fallback) else jnp.where(is_fallback, of_fallback, of_graph)
+
+    times_ns = []
+    for work in parts:
+        host_bytes = work.io.host_output_bytes
+        counts = (
+            either(work.costed_nodes, work.io.kernel_launches + work.dispatched_nodes),
+            work.io.sync_points,
+            either(work.sgemm_flop),
+            either(work.small_sgemm_flop),
+            work.io.device_traffic_bytes + either(work.output_bytes),
+            host_bytes,
+            work.readback_bytes - host_bytes,
+        )
+        held = [place for place, count in enumerate(counts) if not is_zero(count)]
+        times_ns.append(dot([counts[place] for place in held], [rates[place] for place in held]))
+    return times_ns
+
+
+@by_value
+@dataclasses.dataclass(frozen=True)
+class DeviceRanking:
+    """The cheapest device, and what the answer rests on; unpacks into device, costs, left_out.
+
+    Attributes:
+        device: the cheapest device; of equal ones the earlier in `Device`.
+        costs: ns of every device ranked, cheapest first.
+        left_out: the devices that were not ranked, each with the reason.
+        provenance: of the coefficients of every device ranked.
+        reason: the answer in a sentence.
+    """
+
+    device: Device
+    costs: Mapping[Device, float]
+    left_out: Mapping[Device, str]
+    provenance: Mapping[Device, Provenance]
+    reason: str
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return the device, the costs and what was left out."""
+        return iter((self.device, self.costs, self.left_out))
+
+
+def rank_devices(
+    work: Graph | GraphIoProfile | Callable[..., Any],
+    devices: Iterable[str] | None = None,
+    *,
+    args: tuple[Any, ...] = (),
+    coefficients: str = "arch",
+    rows: Mapping[str, BackendCoefficients] | None = None,
+) -> DeviceRanking:
+    """Rank devices by what a piece of work takes on each.
+
+    A device whose coefficients are guesses (provenance "uncalibrated") is left out, unless all are; the
+    answer says so.
+
+    Args:
+        work: a graph (`graph_cost_ns`; where the set has no row for the device, `io_cost_ns` and a dispatch for each
+            node that is neither input nor param), a profile (`io_cost_ns`), or a JAX function, of which the profile
+            counts (`profile_function`): its fused launches and bytes, its FLOP at the rate of matrix products, its
+            results read back.
+        devices: the devices to rank; all unless given.
+        args: what the function takes; arrays or `jax.ShapeDtypeStruct`.
+        coefficients: the built-in set, "arch" or "portable".
+        rows: coefficients of your own by device name, which then take the place of the built-in ones; a
+            measured row says so in its `provenance`.
+
+    Returns:
+        The cheapest device, the costs, and those left out with the reason. The smooth form of the choice is
+        `pick_weights` of the costs.
+
+    Raises:
+        ValueError: an unknown device or set, no device, a row of arrays, arguments without a function, or a function
+            that does not trace or whose counts are not whole.
+
+    Examples:
+        >>> g = Graph()
+        >>> x = g.input("x", (1 << 20,), "f32")
+        >>> g.set_outputs([g.add("relu", [x])])
+        >>> device, costs, left_out = rank_devices(g)
+        >>> print(device, list(map(str, costs)))
+        metal ['metal', 'cpu']
+        >>> left_out["cuda"]
+        'its coefficients are uncalibrated'
+        >>> rank_devices(g, devices=["cuda", "tpu"]).reason
+        'cuda at 58,972 ns; every device is uncalibrated: these are guesses'
+    """
+    counted = _work_of(work, args)
+    chosen = tuple(Device) if devices is None else tuple(dict.fromkeys(map(Device.parse, devices)))
+    if not chosen:
+        raise ValueError("devices: expected at least one device, got none")
+    table = {device: backend_coefficients(device, coefficients) for device in chosen}
+    for name, row in (rows or {}).items():
+        if not isinstance(row, BackendCoefficients):
+            raise ValueError(f"rows: expected BackendCoefficients for {name!r}, got {row!r}")
+        if any(np.ndim(leaf) for leaf in jax.tree.leaves(row)):
+            raise ValueError(f"rows: expected one backend for {name!r}, got arrays of several")
+        row.check(f"rows: {name}: ")
+        if (device := Device.parse(name)) in table:
+            table[device] = row
+    provenance = {device: Provenance(row.provenance) for device, row in table.items()}
+    trusted = [device for device in chosen if provenance[device] is not Provenance.UNCALIBRATED]
+    found: dict[Device, float] = {}
+    for device in trusted or chosen:
+        # The row that stands for a device without one of its own has an estimate of its own.
+        falls_back = float(table[device] is BACKEND_ROWS["discrete"])
+        found[device] = float(_priced(counted, table[device], None, falls_back))
+    costs = dict(sorted(found.items(), key=lambda item: item[1]))
+    left_out = {device: "its coefficients are uncalibrated" for device in chosen if device not in costs}
+    best, *others = costs
+    reason = f"{best} at {whole_ns(costs[best])} ns"
+    if not trusted:
+        reason += "; every device is uncalibrated: these are guesses"
+    elif others:
+        reason += f" ({provenance[best]}), before {others[0]} at {whole_ns(costs[others[0]])} ns"
+    if left_out:
+        reason += f"; left out as uncalibrated: {', '.join(left_out)}"
+    return DeviceRanking(best, costs, left_out, {device: provenance[device] for device in costs}, reason)
+
+
+def _work_of(work: Graph | GraphIoProfile | Callable[..., Any], args: tuple[Any, ...]) -> GraphWork:
+    if isinstance(work, (Graph, GraphIoProfile)):
+        if args:
+            raise ValueError(f"args: only a function takes arguments, got {len(args)} with {type(work).__name__}")
+        return graph_work(work) if isinstance(work, Graph) else profile_work(work)
+    if not callable(work):
+        raise ValueError(f"work: expected a Graph, a GraphIoProfile or a function, got {work!r}")
+    profile = profile_function(work, *args)
+    if profile.uncounted:
+        raise ValueError(f"work: {profile.uncounted[0]}; or rank profile_function(...).io, which counts the rest")
+    launches = sum(group.launches for group in profile.kernels)
+    io = dataclasses.replace(profile.io, kernel_launches=launches, device_traffic_bytes=profile.fused_traffic_bytes)
+    return profile_work(io, profile.flops)
