@@ -6,6 +6,7 @@ Simulated timings of runs from the Welch model's grid, 5 % noisy, of machines wh
 of about 2 from its prior's medians.
 """
 
+import functools
 import time
 from collections.abc import Callable
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from benchmarks._common import options, table, write
 from calibrate.suites.welch import WelchSuite
-from rlxjax.fit import Runs, Timings, cell_runs, fit_devices, fit_latency, predicted_ns
+from rlxjax.fit import Runs, Timings, cell_runs, fit_posterior, fit_posteriors, predicted_ns
 from rlxjax.models import WELCH
 
 NOISE_SD = 0.05
@@ -38,14 +39,15 @@ def simulated(devices: int, count: int, seed: int) -> tuple[Timings, np.ndarray]
 
 def measured(fit: Callable, devices: int, count: int, repeats: int) -> dict:
     """Return the times of calls of a fit with other values each, the first of which compiles."""
-    seconds, found, error = [], None, np.nan
+    seconds, found, error = [], [], np.nan
     for turn in range(repeats + 1):
         timings, true_ns = simulated(devices, count, turn)
         one = jax.tree.map(lambda column: column[0], timings) if devices == 1 else timings
         start = time.perf_counter()
-        found = fit(one)
+        fits = fit(one)
         seconds.append(time.perf_counter() - start)
-        coefficients = jax.tree.map(lambda leaf: np.reshape(leaf, (-1, 1)), found.coefficients)
+        found = [own.terms for own in ([fits] if devices == 1 else fits)]
+        coefficients = jax.tree.map(lambda *leaves: np.array(leaves)[:, None], *(own.coefficients for own in found))
         fitted_ns = np.asarray(_true_ns(coefficients, timings.runs, dict(WELCH.facts)))
         error = np.median(np.abs(fitted_ns / true_ns - 1.0))
     return {
@@ -53,9 +55,9 @@ def measured(fit: Callable, devices: int, count: int, repeats: int) -> dict:
         "timings_of_each": count,
         "first_s": seconds[0],
         "again_s": min(seconds[1:]),
-        "median_steps": float(np.median(found.steps)),
-        "most_steps": float(np.max(found.steps)),
-        "at_the_end_share": float(np.mean(np.asarray(found.expected_decrease) < END_PROMISE)),
+        "median_steps": float(np.median([own.steps for own in found])),
+        "most_steps": float(max(own.steps for own in found)),
+        "at_the_end_share": float(np.mean([own.expected_decrease < END_PROMISE for own in found])),
         "median_error": float(error),
     }
 
@@ -67,8 +69,8 @@ def main() -> None:
     given = parser.parse_args()
     jax.config.update("jax_enable_x64", given.x64)
     rows = [
-        measured(fit_latency, 1, given.samples, given.repeats),
-        measured(fit_devices, given.devices, DEVICE_SAMPLES, given.repeats),
+        measured(fit_posterior, 1, given.samples, given.repeats),
+        measured(functools.partial(fit_posteriors, n_starts=1), given.devices, DEVICE_SAMPLES, given.repeats),
     ]
     cells = [[f"{value:.4g}" for value in row.values()] for row in rows]
     print(table([name.replace("_", " ") for name in rows[0]], cells))

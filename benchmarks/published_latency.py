@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from benchmarks._common import ROOT, options, table, write
-from rlxjax.fit import Runs, Timings, fit_devices, named, predicted_ns
+from rlxjax.fit import Runs, Timings, fit_posteriors, named, predicted_ns
 from rlxjax.models import FFT
 
 PUBLISHED = ROOT / "tests" / "golden" / "published_fft_latency.csv"
@@ -43,10 +43,11 @@ def leave_one_out(path: str, timings: Timings) -> dict[str, Any]:
     count = len(timings.time_ns)
     weights = np.append(1.0 - np.eye(count), np.ones((1, count)), 0)
     each = jax.tree.map(lambda column: np.broadcast_to(column, weights.shape), timings)
-    fits = fit_devices(each, FFT.prior, weights, min_timings=1)
+    fits = [fit.terms for fit in fit_posteriors(each, FFT.prior, weights, n_starts=1, min_timings=1)]
+    coefficients = jax.tree.map(lambda *leaves: np.array(leaves), *(fit.coefficients for fit in fits))
     sizes = timings.runs.inputs["batch"], timings.runs.inputs["n_fft"]
     runs = Runs.checked(FFT, "fft", **dict(zip(("batch", "n_fft"), (size[None] for size in sizes), strict=True)))
-    said_ns = predicted_ns(jax.tree.map(lambda leaf: leaf[:, None], fits.coefficients), runs, {})
+    said_ns = predicted_ns(jax.tree.map(lambda leaf: leaf[:, None], coefficients), runs, {})
     said_ns = np.broadcast_to(said_ns, weights.shape)
     errors, of_fit = (np.abs(said / timings.time_ns - 1.0) for said in (np.diagonal(said_ns), said_ns[-1]))
     return {
@@ -57,8 +58,8 @@ def leave_one_out(path: str, timings: Timings) -> dict[str, Any]:
         "worst_error": float(np.max(errors)),
         "outliers": int(np.sum(errors > OUTLIER_ERROR)),
         "median_error_of_the_fit": float(np.median(of_fit)),
-        "converged": bool(np.all(fits.converged)),
-        "coefficients": {name: float(value[-1]) for name, value in named(fits.coefficients).items()},
+        "converged": all(fit.converged for fit in fits),
+        "coefficients": {name: float(value[-1]) for name, value in named(coefficients).items()},
         "left_out_ns": np.diagonal(said_ns).tolist(),
     }
 

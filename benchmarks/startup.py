@@ -72,9 +72,10 @@ def calls() -> dict[str, Callable[[int], Any]]:
         "evaluate_welch_peaks": lambda turn: rx.welch.evaluate_welch_peaks("cuda", *sizes(turn), temperature_ns=1e4),
         "pick_welch_peaks_strategy": lambda turn: rx.pick_welch_peaks_strategy("cuda", *sizes(turn)),
         "rank_devices": lambda turn: rx.rank_devices(profile(turn)),
-        "fit_latency": lambda turn: rx.fit.fit_latency(timings(turn)),
         "fit_posterior": lambda turn: rx.fit_posterior(timings(turn)),
-        "fit_devices": lambda turn: rx.fit.fit_devices(rx.fit.stack_timings([timings(turn), timings(turn, 3.0)])[0]),
+        "fit_posteriors": lambda turn: rx.fit.fit_posteriors(
+            rx.fit.stack_timings([timings(turn), timings(turn, 3.0)])[0]
+        ),
         "next_measurements": lambda turn: rx.fit.next_measurements(candidates(turn), 2),
         "Calibration.predict_ns": lambda turn: calibration.predict_ns("fused", *sizes(turn)),
         "welch_peaks fused": lambda turn: peaks(turn, "fused"),

@@ -101,8 +101,7 @@ def public_calls() -> dict[str, Call]:
         "evaluate_welch_peaks": lambda turn: rx.welch.evaluate_welch_peaks("cuda", *sizes(turn), **soft),
         "execute_kernel": lambda turn: rx.fusion.execute_kernel(plan.kernels[0], kernel_inputs(turn)),
         "execute_plan": lambda turn: rx.execute_plan(plan, kernel_inputs(turn)),
-        "fit_devices": lambda turn: rx.fit.fit_devices(rx.fit.stack_timings(two_devices(turn))[0]),
-        "fit_latency": lambda turn: rx.fit.fit_latency(timings(turn)),
+        "fit_posteriors": lambda turn: rx.fit.fit_posteriors(rx.fit.stack_timings(two_devices(turn))[0]),
         "fit_posterior": lambda turn: rx.fit_posterior(timings(turn)),
         "fused_graph_ns": lambda turn: rx.fused_graph_ns("cuda", *sizes(turn)),
         "fusion_benefit": benefit,
@@ -119,7 +118,7 @@ def public_calls() -> dict[str, Call]:
         "plan_fusion": lambda turn: rx.plan_fusion(graph, coefficients=("cuda", "metal")[turn]),
         "plan_stages": lambda turn: rx.fusion.plan_stages(stages(turn))[0].time_ns,
         "pooled_prior": lambda turn: rx.fit.pooled_prior(
-            [rx.fit.fit_latency(own) for own in two_devices(turn)], FFT.prior
+            [rx.fit_posterior(own).terms for own in two_devices(turn)], FFT.prior
         ),
         "prior_posterior": lambda turn: rx.fit.prior_posterior(FFT, spread=0.05 + turn / 100),
         "rank_devices": lambda turn: rx.rank_devices(profile(turn)),

@@ -15,7 +15,7 @@ from _welch_reference import noise
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import rlxjax as rx
-from rlxjax.fit import Timings, fit_latency
+from rlxjax.fit import Timings, fit_posterior
 from rlxjax.tables._rows import Compiled, gate_rows, model_rows
 
 PARAMS = rx.WelchPeakParams.fast(n_fft=64, k=5)
@@ -199,9 +199,9 @@ def test_fits_run_on_the_first_cpu_whatever_the_default_device_is():
 
     n, first = np.tile([10.0, 100.0, 1000.0], 4), jax.devices("cpu")[0]
     timings = Timings.checked(Placed(), time_ns=1e3 + 2.0 * n, variant="plain", n=n)
-    expected = fit_latency(Timings.checked(LineModel(), time_ns=1e3 + 2.0 * n, variant="plain", n=n))
+    expected = fit_posterior(Timings.checked(LineModel(), time_ns=1e3 + 2.0 * n, variant="plain", n=n)).terms
     with jax.default_device(jax.devices()[3]):
-        found = fit_latency(jax.tree.map(jnp.asarray, timings))
+        found = fit_posterior(jax.tree.map(jnp.asarray, timings)).terms
         assert jnp.zeros(()).devices() == {jax.devices()[3]}
     assert places == {first}
     assert dict(found.coefficients) == dict(expected.coefficients)

@@ -586,8 +586,8 @@ REFUSED = [
         (call, r"broadcast together, got .*temperature_ns \(2,\)")
         for call in (
             lambda: rx.soft_fused_graph_ns("cuda", [1, 2, 3], 256, 16, **PAIR),
-            lambda: rx.soft_io_cost_ns(THREE, ROWS["cpu"], **PAIR),
-            lambda: rx.soft_graph_cost_ns(GRAPHS[2], rx.backend_coefficients([0, 1, 2]), **PAIR),
+            lambda: rx.io_cost_ns(THREE, ROWS["cpu"], **PAIR),
+            lambda: rx.graph_cost_ns(GRAPHS[2], rx.backend_coefficients([0, 1, 2]), **PAIR),
         )
     ),
 ]

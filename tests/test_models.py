@@ -10,7 +10,7 @@ import pytest
 from _built_in_models import FACTS, MODELS, PADDED, SIZES, machine, runs_of, times
 from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, assert_gradient_is_the_finite_difference
 
-from rlxjax.fit import Runs, Timings, coefficient_names, fit_latency, named, predicted_ns, unit_of
+from rlxjax.fit import Runs, Timings, coefficient_names, fit_posterior, named, predicted_ns, unit_of
 from rlxjax.models import BUILT_IN, FFT, GPU_KERNELS, WELCH, FftLatencyCoefficients
 
 each_model = pytest.mark.parametrize("model", MODELS, ids=list(BUILT_IN))
@@ -134,7 +134,7 @@ def test_a_fit_of_the_fft_model_recovers_a_machine():
     batch, n_fft = np.array([32, 2048] * 5), np.repeat([64, 256, 512, 1024, 4096], 2)
     true, sizes = machine(FFT, 5), {"batch": batch, "n_fft": n_fft}
     time_ns = times(true, Runs.checked(FFT, "fft", **sizes), {})
-    result = fit_latency(Timings.checked(FFT, variant="fft", time_ns=time_ns, **sizes))
+    result = fit_posterior(Timings.checked(FFT, variant="fft", time_ns=time_ns, **sizes)).terms
     assert result.converged
     assert isinstance(result.coefficients, FftLatencyCoefficients)
     one = Runs.checked(FFT, "fft", batch=512, n_fft=512)

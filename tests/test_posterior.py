@@ -19,7 +19,6 @@ from rlxjax.fit import (
     corrected_terms_ns,
     decision,
     estimate,
-    fit_latency,
     fit_posterior,
     named,
     prior_posterior,
@@ -145,12 +144,9 @@ def test_the_correction_learns_what_the_terms_lack_and_is_small_where_they_suffi
 
 def test_the_spread_is_what_the_timings_have_and_never_less_than_a_floor():
     for sd in (0.0, 0.04, 0.12):
-        timings = timings_of(LINE_TRUTH, runs_of(LINE), sd)
-        found = fit_posterior(timings)
+        found = fit_posterior(timings_of(LINE_TRUTH, runs_of(LINE), sd))
         assert np.all((found.posterior.spread > 0.5 * sd) & (found.posterior.spread >= LEAST_SPREAD))
         assert np.all(found.posterior.spread < max(2.5 * sd, 2 * LEAST_SPREAD))
-    # The terms are what the fit of latencies alone finds.
-    np.testing.assert_equal(found.terms._asdict(), fit_latency(timings)._asdict())
 
 
 def test_the_covariance_of_all_unknowns_is_that_of_linear_regression_at_the_end():

@@ -15,9 +15,8 @@ from rlxjax.fit import (
     all_inputs,
     alternatives_of,
     coefficient_names,
-    fit_devices,
-    fit_latency,
     fit_posterior,
+    fit_posteriors,
     named,
     stack_timings,
     strategy_of,
@@ -171,43 +170,70 @@ def test_timings_that_cannot_be_are_refused_by_column_and_place():
     refused(Timings.checked, FFT, said="n_fft: expected an even number, got 65", **odd)
 
 
-@pytest.mark.parametrize("fit", [fit_latency, fit_posterior])
-def test_timings_that_make_no_fit_are_refused(fit):
-    ten = Timings.checked(LINE, **columns())
-    few = jax.tree.map(lambda column: column[: MIN_TIMINGS - 1], ten)
-    refused(fit, few, said=f"timings: expected at least {MIN_TIMINGS} that count, got {MIN_TIMINGS - 1}")
-    counts = np.arange(10) < 3
-    refused(fit, ten, weights=counts, said=f"at least {MIN_TIMINGS} that count, got 3")
-    same = Timings.checked(LINE, **columns(n=[64.0] * 10))
-    refused(fit, same, said="timings: expected several workloads, got one: vary n")
-    refused(fit, ten, weights=np.ones(9), said="weights: expected shape (10,), got (9,)")
-    for bad in (-1.0, np.nan, np.inf):
-        refused(fit, ten, weights=np.r_[np.ones(9), bad], said="weights: expected finite numbers of at least 0")
-    for bad in (0.0, -1.0, np.nan, np.inf):
-        spoilt = dataclasses.replace(ten, time_ns=np.where(np.arange(10) == 5, bad, ten.time_ns))
-        refused(fit, spoilt, said=f"time_ns[5]: expected a positive finite number, got {bad}")
-        for part in ("median", "log_sd"):
-            prior = LINE.prior._replace(**{part: {**getattr(LINE.prior, part), "block_ns": bad}})
-            refused(fit, ten, prior, said=f"prior.{part}.block_ns: expected positive finite numbers, got {bad}")
+TEN = Timings.checked(LINE, **columns())
+ONE = timings_of(LINE_TRUTH, runs_of(LINE, 2.0 ** np.arange(6)))
+THREE, WEIGHTS = stack_timings([ONE] * 3)
 
 
-def test_devices_that_cannot_be_fitted_are_refused_by_number():
-    one = timings_of(LINE_TRUTH, runs_of(LINE, 2.0 ** np.arange(6)))
-    three, weights = stack_timings([one] * 3)
-    refused(fit_devices, one, said="timings: expected columns [devices, n], got time_ns of shape (12,)")
-    none = jax.tree.map(lambda column: column[:0], three)
-    refused(fit_devices, none, said="timings: expected columns [devices, n], got time_ns of shape (0, 12)")
-    hidden = weights * [[1], [0], [1]]
-    refused(fit_devices, three, weights=hidden, said="at least 8 that count, got 0 for device 1")
-    refused(fit_devices, three, weights=weights[0], said="weights: expected shape (3, 12), got (12,)")
-    spoilt = dataclasses.replace(three, time_ns=np.where(np.arange(36).reshape(3, 12) == 15, -1.0, three.time_ns))
-    refused(fit_devices, spoilt, said="time_ns[1, 3]: expected a positive finite number, got -1.0")
-    narrow = dataclasses.replace(three.runs, inputs={"n": one.runs.inputs["n"]})
-    refused(fit_devices, dataclasses.replace(three, runs=narrow), said="n: expected shape (3, 12), as time_ns has")
-    n, variant = np.array(three.runs.inputs["n"]), np.array(three.runs.variant)
-    n[2], variant[2] = 64.0, 0
-    same = dataclasses.replace(three.runs, inputs={"n": n}, variant=variant)
-    refused(fit_devices, dataclasses.replace(three, runs=same), said="several workloads, got one for device 2: vary n")
+def changed(timings, **of_runs):
+    """Return timings with columns of their runs replaced, all inputs at once."""
+    return dataclasses.replace(timings, runs=dataclasses.replace(timings.runs, **of_runs))
+
+
+def spoilt(timings, place, bad):
+    flat = np.where(np.arange(timings.time_ns.size) == place, bad, np.ravel(timings.time_ns))
+    return dataclasses.replace(timings, time_ns=flat.reshape(timings.time_ns.shape))
+
+
+def one_work_of(timings, device):
+    n, variant = np.array(timings.runs.inputs["n"]), np.array(timings.runs.variant)
+    n[device], variant[device] = 64.0, 0
+    return changed(timings, inputs={"n": n}, variant=variant)
+
+
+FEW, NO_DEVICES = (jax.tree.map(lambda column: column[:n], of) for of, n in ((TEN, MIN_TIMINGS - 1), (THREE, 0)))
+COUNT, SEVERAL = (
+    f"timings: expected at least {MIN_TIMINGS} that count, got",
+    "timings: expected several workloads, got one",
+)
+
+
+@pytest.mark.parametrize(
+    ("fit", "timings", "options", "said"),
+    [
+        (fit_posterior, FEW, {}, f"{COUNT} {MIN_TIMINGS - 1}"),
+        (fit_posterior, TEN, {"weights": np.arange(10) < 3}, f"{COUNT} 3"),
+        (fit_posterior, Timings.checked(LINE, **columns(n=[64.0] * 10)), {}, f"{SEVERAL}: vary n"),
+        (fit_posterior, TEN, {"weights": np.ones(9)}, "weights: expected shape (10,), got (9,)"),
+        *(
+            (fit_posterior, TEN, {"weights": np.r_[np.ones(9), bad]}, "weights: expected finite numbers of at least 0")
+            for bad in (-1.0, np.nan, np.inf)
+        ),
+        *(
+            (fit_posterior, spoilt(TEN, 5, bad), {}, f"time_ns[5]: expected a positive finite number, got {bad}")
+            for bad in (0.0, -1.0, np.nan, np.inf)
+        ),
+        *(
+            (
+                fit_posterior,
+                TEN,
+                {"prior": LINE.prior._replace(**{part: {**getattr(LINE.prior, part), "block_ns": bad}})},
+                f"prior.{part}.block_ns: expected positive finite numbers, got {bad}",
+            )
+            for part in ("median", "log_sd")
+            for bad in (0.0, np.nan, np.inf)
+        ),
+        (fit_posteriors, ONE, {}, "timings: expected columns [devices, n], got time_ns of shape (12,)"),
+        (fit_posteriors, NO_DEVICES, {}, "timings: expected columns [devices, n], got time_ns of shape (0, 12)"),
+        (fit_posteriors, THREE, {"weights": WEIGHTS * [[1], [0], [1]]}, f"{COUNT} 0 for device 1"),
+        (fit_posteriors, THREE, {"weights": WEIGHTS[0]}, "weights: expected shape (3, 12), got (12,)"),
+        (fit_posteriors, spoilt(THREE, 15, -1.0), {}, "time_ns[1, 3]: expected a positive finite number, got -1.0"),
+        (fit_posteriors, changed(THREE, inputs=ONE.runs.inputs), {}, "n: expected shape (3, 12), as time_ns has"),
+        (fit_posteriors, one_work_of(THREE, 2), {}, f"{SEVERAL} for device 2: vary n"),
+    ],
+)
+def test_timings_that_make_no_fit_are_refused(fit, timings, options, said):
+    refused(fit, timings, said=said, **options)
 
 
 def test_stacked_timings_are_filled_up_with_weight_zero():

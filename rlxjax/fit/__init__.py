@@ -1,21 +1,21 @@
 """Timings in, coefficients and how sure they are out: fits, posteriors, design and decisions of any latency model.
 
-A `LatencyModel` says what runs take as a sum of terms. `Timings` are measured runs of it: `fit_latency` finds the
-coefficients (a `FitResult`), `fit_posterior` also how sure they are (a `PosteriorFit`), `next_measurements` what to
-time next; `condition` makes further times part of what is known. `estimate` predicts runs, and `decision` compares two.
+A `LatencyModel` says what runs take as a sum of terms. `Timings` are measured runs of it: `fit_posterior` finds the
+coefficients and how sure they are (a `PosteriorFit`), `next_measurements` what to time next; `condition` makes further
+times part of what is known. `estimate` predicts runs, and `decision` compares two.
 """
 
+from ._conditioning import COVERED as COVERED
+from ._conditioning import COVERED_SDS as COVERED_SDS
 from ._conditioning import condition as condition
 from ._conditioning import learned_spread as learned_spread
-from ._design import Design as Design
-from ._design import next_measurements as next_measurements
 from ._fit import STARTS as STARTS
 from ._fit import FitResult as FitResult
-from ._fit import fit_devices as fit_devices
-from ._fit import fit_latency as fit_latency
+from ._fit import PosteriorFit as PosteriorFit
+from ._fit import fit_posterior as fit_posterior
+from ._fit import fit_posteriors as fit_posteriors
 from ._fit import is_measured as is_measured
 from ._fit import pooled_prior as pooled_prior
-from ._fit import transferred_prior as transferred_prior
 from ._latency_model import Facts as Facts
 from ._latency_model import Input as Input
 from ._latency_model import LatencyModel as LatencyModel
@@ -43,14 +43,12 @@ from ._posterior import own_correlation as own_correlation
 from ._posterior import predicted_ns as predicted_ns
 from ._posterior import prior_posterior as prior_posterior
 from ._posterior import total_ns as total_ns
-from ._posterior_fit import COVERED as COVERED
-from ._posterior_fit import COVERED_SDS as COVERED_SDS
-from ._posterior_fit import PosteriorFit as PosteriorFit
-from ._posterior_fit import fit_posterior as fit_posterior
-from ._posterior_fit import fit_posteriors as fit_posteriors
+from ._posterior import transferred_prior as transferred_prior
 from ._suite import Cell as Cell
+from ._suite import Design as Design
 from ._suite import Suite as Suite
 from ._suite import cell_runs as cell_runs
+from ._suite import next_measurements as next_measurements
 from ._timings import MIN_TIMINGS as MIN_TIMINGS
 from ._timings import UNITS_NS as UNITS_NS
 from ._timings import Table as Table

@@ -1,4 +1,4 @@
-"""Measured times condition a posterior, with no new fit: its unknowns in one step, and the spread of what is own.
+"""Measured times condition a posterior, in one step with no new fit; and the spread of what is a run's own.
 
 A measured time, of one run or of several one after the other, is that of the prediction times `exp` of
 
@@ -20,16 +20,22 @@ from rlxjax._counts import Columns
 from rlxjax._typing import RealLike
 
 from ._latency_model import Runs
-from ._minimise import HUBER_DELTA, on_cpu
-from ._posterior import LatencyPosterior, estimate
+from ._minimise import HUBER_DELTA, RELATIVE_SD, on_cpu
+from ._posterior import CORRECTION_SD, LatencyPosterior, estimate
 from ._timings import Timings, filled_up
 
-#: Probes that the prior counts as, and rounds of expectation and maximisation.
-BELIEVED, MOST_EM_ROUNDS = 4.0, 100
-#: Differences of a probe count as no further off than so many standard deviations each.
-MOST_SDS = 3.0
-#: Rounds in which the influence of outliers settles, to this much.
-MOST_ROUNDS, SETTLED = 10, 1e-3
+#: Rounds in which the influence of outliers settles, the spread and the variances that depend on it, and those of
+#: expectation and maximisation; the share to which each settles.
+HUBER_ROUNDS, SPREAD_ROUNDS, EM_ROUNDS, SETTLED = 10, 8, 100, 1e-3
+#: No error is taken for smaller than this, relative: what a run is known to at best.
+LEAST_SPREAD = 0.01
+#: The median of the absolute values of a normal variable, and the standard deviations at which errors are clipped.
+MEDIAN_SDS, MOST_SDS = 0.6745, 3.0
+#: Works without a common part that are added to those that were timed. Correlations of works are expected within
+#: about `1 / sqrt(4)`, of which `n` works leave the share `n / (n + 4)`; and probes that a prior counts as.
+PSEUDO_WORKS = BELIEVED = 4.0
+#: Share of errors that the spread is chosen to cover, and a normal variable's bound for it.
+COVERED, COVERED_SDS = 0.9, 1.6449
 
 
 def condition(
@@ -112,38 +118,33 @@ def _step(
     variance: Float[np.ndarray, "m"],
     probe: Int[np.ndarray, "m"],
 ) -> tuple[Float[np.ndarray, "unknowns"], Float[np.ndarray, "unknowns unknowns"]]:
-    """Return the mean `z` of unknowns that are independent, of variance 1, beforehand, and `M` of their precision.
-
-    The precision `M.T @ M`, with `M` lower triangular, is at least 1 along every direction, so that nothing is near
-    singular, however little the times say.
-    """
+    """Return the mean `z` of unknowns that are independent, of variance 1, beforehand, and `M` of their precision."""
     from scipy.linalg import cho_solve  # loaded when first used
+
+    count = int(probe.max()) + 1
+
+    def without_scale(values):
+        """Return values less the mean of their probe: what a flat prior of a probe's scale leaves of them."""
+        share = counted / _sums(counted, probe, count)[probe]  # exactly 1 of one alone
+        return values - _sums(share[:, None] * values, probe, count)[probe]
 
     sd, influence = np.sqrt(variance), np.ones_like(variance)
     move, lower = np.zeros(scores.shape[1]), np.eye(scores.shape[1])
-    for _ in range(MOST_ROUNDS):
+    for _ in range(HUBER_ROUNDS):
         counted = influence / variance
-        centred, wanted = (_without_scale(values, counted, probe) for values in (scores, log_ratio[:, None]))
+        centred, wanted = without_scale(scores), without_scale(log_ratio[:, None])
         weighted = centred * counted[:, None]
+        # At least 1 along every direction, so that nothing is near singular, however little the times say.
         precision = weighted.T @ centred + np.eye(scores.shape[1])
-        # Of the unknowns in reverse, so that the factor read in reverse is `M.T`.
+        # Of the unknowns in reverse, so that the factor read in reverse is `M.T`, and `M` lower triangular.
         lower = np.linalg.cholesky(precision[::-1, ::-1])
         move = cho_solve((lower, True), (weighted.T @ wanted[:, 0])[::-1])[::-1]
-        left = _without_scale((log_ratio - scores @ move)[:, None], counted, probe)[:, 0]
+        left = without_scale((log_ratio - scores @ move)[:, None])[:, 0]
         last, knee = influence, HUBER_DELTA * sd
         influence = knee / np.maximum(np.abs(left), knee)
         if np.max(np.abs(influence - last)) <= SETTLED:
             break
     return move, lower.T[::-1, ::-1]
-
-
-def _without_scale(
-    values: Float[np.ndarray, "m columns"], counted: Float[np.ndarray, "m"], probe: Int[np.ndarray, "m"]
-) -> Float[np.ndarray, "m columns"]:
-    """Return values less the mean of their probe: what a flat prior of a probe's scale leaves of them."""
-    count = int(probe.max()) + 1
-    share = counted / _sums(counted, probe, count)[probe]  # exactly 1 of one alone
-    return values - _sums(share[:, None] * values, probe, count)[probe]
 
 
 def _sums(values: np.ndarray, group: Int[np.ndarray, "n"], count: int) -> np.ndarray:
@@ -175,6 +176,13 @@ def _checked(
     posterior: LatencyPosterior, runs: Runs, time_ns: object, measurement: object, probe: object
 ) -> tuple[Float[np.ndarray, "m"], Int[np.ndarray, "r"], Int[np.ndarray, "m"]]:
     """Return the times, the time of each run and the probe of each time, both counted from 0."""
+
+    def whole(name, value, shape):
+        found = np.asarray(value)
+        if found.shape != shape or (found.dtype.kind not in "iu" and found.size):
+            raise ValueError(f"{name}: expected whole numbers of shape {shape}, got {found.dtype} of {found.shape}")
+        return found.astype(int)
+
     own, given = ((model.name, model.version) for model in (posterior.model, runs.model))
     if own != given:
         raise ValueError(f"runs: expected those of {own[0]!r} {own[1]}, got those of {given[0]!r} {given[1]}")
@@ -186,18 +194,85 @@ def _checked(
         raise ValueError(f"time_ns[{bad[0]}]: expected a positive finite number, got {times[bad[0]]}")
     if measurement is None and times.shape != shape:
         raise ValueError(f"time_ns: expected shape {shape}, one time a run, got {times.shape}; see `measurement`")
-    of_time = np.arange(len(times)) if measurement is None else _whole("measurement", measurement, shape)
+    of_time = np.arange(len(times)) if measurement is None else whole("measurement", measurement, shape)
     if np.unique(of_time).tolist() != list(range(len(times))):
         raise ValueError(f"measurement: expected the places of {len(times)} times, from 0, each of a run at least")
-    of_probe = np.zeros(len(times), int) if probe is None else _whole("probe", probe, times.shape)
+    of_probe = np.zeros(len(times), int) if probe is None else whole("probe", probe, times.shape)
     return times, of_time, np.unique(of_probe, return_inverse=True)[1]
 
 
-def _whole(name: str, value: object, shape: tuple[int, ...]) -> Int[np.ndarray, "n"]:
-    found = np.asarray(value)
-    if found.shape != shape or (found.dtype.kind not in "iu" and found.size):
-        raise ValueError(f"{name}: expected whole numbers of shape {shape}, got {found.dtype} of {found.shape}")
-    return found.astype(int)
+def spread_and_errors(
+    features: np.ndarray, left: np.ndarray, influence: np.ndarray, groups: tuple[np.ndarray, ...]
+) -> tuple[float, np.ndarray]:
+    """Return the spread with which intervals cover, and the errors where each value of a group is left out."""
+    from scipy.special import stdtrit  # loaded when first used
+
+    def products(rows):
+        return features[rows].T @ (features[rows] * influence[rows][:, None])
+
+    def ridge_covariance(squares, noise_sd):
+        """Return the covariance of the correction's weights after timings of this noise, `[*folds, f, f]`."""
+        return np.linalg.inv(squares / noise_sd**2 + np.eye(squares.shape[-1]) / CORRECTION_SD**2)
+
+    outs, weighted = np.array([values == value for values in groups for value in np.unique(values)]), influence * left
+    fold, row = np.nonzero(outs)
+    squares = products(slice(None))
+    without = squares - np.stack([products(out) for out in outs])
+    moments = features.T @ weighted - np.stack([features[out].T @ weighted[out] for out in outs])
+
+    covariance = ridge_covariance(squares, RELATIVE_SD)
+    weights = covariance @ (features.T @ weighted) / RELATIVE_SD**2
+    freedom = np.sum(covariance * squares) / RELATIVE_SD**2
+    rest = np.abs(left - features @ weights) * np.sqrt(len(left) / max(len(left) - freedom, 1.0))
+    least = max(LEAST_SPREAD, float(np.quantile(rest, COVERED)) / COVERED_SDS)
+    found = np.einsum("kij,kj->ki", ridge_covariance(without, RELATIVE_SD), moments) / RELATIVE_SD**2
+    errors = left[row] - np.sum(features[row] * found[fold], -1)
+    needed_squares, spread = (errors / COVERED_SDS) ** 2, RELATIVE_SD
+    for _ in range(SPREAD_ROUNDS):
+        projected = (features @ ridge_covariance(without, spread))[fold, row]
+        needed = np.sqrt(np.maximum(needed_squares - np.sum(projected * features[row], -1), 0.0))
+        last, spread = spread, max(least, float(np.quantile(needed, COVERED)))
+        if abs(spread - last) <= SETTLED * spread:
+            break
+    # Errors of one value go together: widened as Student's distribution of as many values is beside the normal one.
+    widened = stdtrit(max(len(outs) - 1, 1), (1.0 + COVERED) / 2.0) / COVERED_SDS
+    return spread * float(widened), errors
+
+
+def alike_of(errors: Float[np.ndarray, "n"], runs: Runs, n_variants: int) -> Float[np.ndarray, "variants variants"]:
+    """Return the correlation of the errors of the variants that do one piece of work: runs of equal inputs."""
+    # With `z` the errors of a variant in units of their median absolute value, as of a normal variable, clipped to
+    # `-3 .. 3`, and the sums over the works that both variants were timed at, it is
+    #     sum(z_i z_j) / (sqrt(sum(z_i**2) sum(z_j**2)) + 4),
+    # so that outliers count little, and few works too. The noise of timings, which is independent, is part of the
+    # errors: the correlation is rather too small, and a decision rather less sure than it could be.
+    if n_variants == 1:
+        return np.ones((1, 1))
+    variant = np.asarray(runs.variant)
+    inputs = np.stack([np.broadcast_to(column, variant.shape) for column in runs.inputs.values()], -1)
+    work = np.unique(inputs, axis=0, return_inverse=True)[1].reshape(-1)
+    shape = (int(work.max(initial=-1)) + 1, n_variants)
+    counts, sums, scaled = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+    np.add.at(counts, (work, variant), 1.0)
+    np.add.at(sums, (work, variant), errors)
+    timed, mean = counts > 0, sums / np.maximum(counts, 1.0)
+    for code in np.flatnonzero(timed.any(0)):
+        own = mean[timed[:, code], code]
+        scale = max(float(np.median(np.abs(own))) / MEDIAN_SDS, LEAST_SPREAD)
+        scaled[timed[:, code], code] = np.clip(own / scale, -MOST_SDS, MOST_SDS)
+    squares = np.sqrt((scaled**2).T @ timed.astype(float))
+    found = scaled.T @ scaled / (squares * squares.T + PSEUDO_WORKS)
+    np.fill_diagonal(found, 1.0)
+    # Negative eigenvalues are taken as none, and the diagonal is scaled back to 1.
+    values, vectors = np.linalg.eigh(found)
+    valid = (vectors * np.maximum(values, 0.0)) @ vectors.T
+    return _correlation((valid + valid.T) / 2.0, np.sqrt(np.diag(valid)))
+
+
+def _correlation(covariance: np.ndarray, sds: np.ndarray) -> np.ndarray:
+    found = np.clip(covariance / np.outer(sds, sds), -1.0, 1.0)
+    np.fill_diagonal(found, 1.0)
+    return found
 
 
 def learned_spread(
@@ -242,17 +317,23 @@ def learned_spread(
     covariance, probes = spread[:, None] * alike * spread, []
     for number in np.unique(probe):
         mine = np.flatnonzero(probe == number)
-        to_first = np.hstack([-np.ones((len(mine) - 1, 1)), np.eye(len(mine) - 1)])
-        of_scores = to_first @ scores[mine]
-        shown = to_first @ np.eye(len(spread))[variant[mine]]
-        probes.append((shown, to_first @ log_ratio[mine], of_scores @ of_scores.T))
-    probes = [own for own in probes if len(own[1])]
+        if len(mine) > 1:
+            to_first = np.hstack([-np.ones((len(mine) - 1, 1)), np.eye(len(mine) - 1)])
+            of_scores = to_first @ scores[mine]
+            shown = to_first @ np.eye(len(spread))[variant[mine]]
+            probes.append((shown, to_first @ log_ratio[mine], of_scores @ of_scores.T))
     if not probes:
         return posterior
-    squares, most = [_square(covariance, *own) for own in probes], [MOST_SDS**2 * len(own[1]) for own in probes]
+
+    def square(shown, seen, unknown):
+        """Return the squared distance of a probe's differences from none, in units of their covariance."""
+        return float(seen @ np.linalg.solve(shown @ covariance @ shown.T + unknown, seen))
+
+    squares, most = [square(*own) for own in probes], [MOST_SDS**2 * len(own[1]) for own in probes]
     covariance = before = covariance * (BELIEVED + sum(map(min, squares, most))) / (BELIEVED + sum(most) / MOST_SDS**2)
-    limits = [min(1.0, MOST_SDS * np.sqrt(len(own[1]) / max(_square(before, *own), 1e-12))) for own in probes]
-    for _ in range(MOST_EM_ROUNDS):
+    # Differences of a probe count as no further off than so many standard deviations each.
+    limits = [min(1.0, MOST_SDS * np.sqrt(len(own[1]) / max(square(*own), 1e-12))) for own in probes]
+    for _ in range(EM_ROUNDS):
         total = BELIEVED * before
         for limit, (shown, seen, unknown) in zip(limits, probes, strict=True):
             gain = np.linalg.solve(shown @ covariance @ shown.T + unknown, shown @ covariance).T
@@ -262,11 +343,4 @@ def learned_spread(
         if np.max(np.abs(covariance - last)) <= SETTLED * np.max(last):
             break
     spread = np.sqrt(np.diag(covariance))
-    alike = np.clip(covariance / np.outer(spread, spread), -1.0, 1.0)
-    np.fill_diagonal(alike, 1.0)
-    return dataclasses.replace(posterior, spread=spread, alike=alike)
-
-
-def _square(covariance: np.ndarray, shown: np.ndarray, seen: np.ndarray, unknown: np.ndarray) -> float:
-    """Return the squared distance of a probe's differences from none, in units of their covariance."""
-    return float(seen @ np.linalg.solve(shown @ covariance @ shown.T + unknown, seen))
+    return dataclasses.replace(posterior, spread=spread, alike=_correlation(covariance, spread))

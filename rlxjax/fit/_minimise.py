@@ -35,10 +35,9 @@ from ._timings import Timings
 RELATIVE_SD, HUBER_DELTA = 0.05, 2.0
 #: Steps of a round, and rounds.
 ROUND_STEPS, MAX_ROUNDS = 20, 30
-#: A fit ends once a further step promises to lower the objective by no more, in nats.
-LEAST_PROMISE = 1e-5
-#: It ends, too, where a round lowers the objective by no more than this share of it: then all is rounding.
-LEAST_GAIN_SHARE = 1e-7
+#: A fit ends once a further step promises to lower the objective by no more, in nats, or where a round lowers it by no
+#: more than this share of it: then all is rounding.
+LEAST_PROMISE, LEAST_GAIN_SHARE = 1e-5, 1e-7
 #: Fits of one program; of fewer, a processor's share, or the next power of two.
 CHUNK_FITS = 8
 
@@ -69,34 +68,32 @@ class Minimum(NamedTuple):
 def minimise(
     timings: Timings,
     weights: Float[np.ndarray, "fits n"],
-    priors: LatencyPrior,
+    prior: LatencyPrior,
     facts: Facts,
     z: Float[np.ndarray, "fits u"],
-    features: Float[np.ndarray, "fits n features"],
+    features: Float[np.ndarray, "fits n features"] | None = None,
 ) -> Minimum:
-    """Return the minima of `sum(w * huber(log(predicted / measured) / 0.05)) + sum(z**2) / 2`, from `z`.
-
-    The unknowns are `z = log(coefficients / median) / log_sd`, then `weights / CORRECTION_SD` of the correction, which
-    depends on features; without any, the terms are fitted alone. Every column and leaf is `[fits, ...]`.
-
-    References:
-        J. Nocedal, S. Wright, Numerical Optimization, 2nd edition, 2006, 3.5 and 7.2.
-    """
-    log_sds = np.stack(jax.tree.leaves(priors.log_sd), -1)
-    sds = np.concatenate([log_sds, np.full((len(z), z.shape[-1] - log_sds.shape[-1]), CORRECTION_SD)], -1)
+    """Return the minima of `sum(w * huber(log(predicted / measured) / 0.05)) + sum(z**2) / 2`, from `z`."""
+    # The unknowns are `z = log(coefficients / median) / log_sd`, then `weights / CORRECTION_SD` of the correction,
+    # which depends on features; without any, the terms are fitted alone. J. Nocedal, S. Wright, Numerical
+    # Optimization, 2nd edition, 2006, 3.5 and 7.2.
+    fits, log_sds = len(z), np.array(jax.tree.leaves(prior.log_sd), np.float64)
+    sds = np.concatenate([log_sds, np.full(z.shape[-1] - len(log_sds), CORRECTION_SD)])
+    features = np.zeros((*weights.shape, 0)) if features is None else features
+    priors = jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(leaf, np.float64), fits), prior)
     columns = (timings, weights, priors, features)
     # The size of a chunk stays as fits end, so that the program is compiled once.
-    share = -(-len(z) // worker_count())
+    share = -(-fits // worker_count())
     chunk = min(CHUNK_FITS, 1 << (share - 1).bit_length())
-    none = np.zeros(len(z))
+    none = np.zeros(fits)
     begin = (z, none.astype(int), np.zeros((*z.shape, z.shape[1])), none, np.zeros_like(z))
     found = _in_chunks(functools.partial(_round, most_steps=0, facts=facts), chunk, (*begin, *columns))
-    left, roots = np.arange(len(z)), _whitening(found.squares, sds)
+    left, roots = np.arange(fits), _whitening(found.squares, sds)
     for _ in range(MAX_ROUNDS):
         mine, own = jax.tree.map(operator.itemgetter(left), (columns, found))
         begin = (own.z, own.steps, roots, own.loss, own.gradient)
         ends = _in_chunks(functools.partial(_round, most_steps=ROUND_STEPS, facts=facts), chunk, (*begin, *mine))
-        roots = _whitening(ends.squares, sds[left])
+        roots = _whitening(ends.squares, sds)
         promise = np.sum(np.einsum("fij,fi->fj", roots, ends.gradient) ** 2, -1) / 2
         ends = ends._replace(expected_decrease=np.where(np.isfinite(ends.loss), promise, np.inf))
         goes_on = (promise > LEAST_PROMISE) & (own.loss - ends.loss > LEAST_GAIN_SHARE * np.abs(ends.loss))
@@ -108,13 +105,11 @@ def minimise(
     return found
 
 
-def _whitening(
-    squares: Float[np.ndarray, "fits u u"], sds: Float[np.ndarray, "fits u"]
-) -> Float[np.ndarray, "fits u u"]:
+def _whitening(squares: Float[np.ndarray, "fits u u"], sds: Float[np.ndarray, "u"]) -> Float[np.ndarray, "fits u u"]:
     """Return `R` with `R @ R.T` the inverse of the posterior's curvature, in units of the prior's deviations."""
-    own = squares * sds[:, :, None] * sds[:, None, :]
+    own = squares * sds[:, None] * sds
     finite = np.where(np.isfinite(own).all((-2, -1), keepdims=True), own, 0.0)
-    lower = np.linalg.cholesky(np.eye(sds.shape[-1]) + finite)
+    lower = np.linalg.cholesky(np.eye(len(sds)) + finite)
     return np.swapaxes(np.linalg.inv(lower), -2, -1)
 
 

@@ -7,7 +7,7 @@ variant has its own weights, each with the prior `N(0, CORRECTION_SD**2)`.
 import dataclasses
 import functools
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +27,9 @@ CORRECTION_SD = 0.05
 TERM = "correction_ns"
 #: A decision is one way or the other from this probability on, and undecided below.
 SURE = 0.9
+#: What one machine says of another: a standard deviation of the logarithm of coefficients, and the share of
+#: the correction that is expected there too; `benchmarks/population_prior.py` judges both.
+TRANSFERRED_LOG_SD, TRANSFERRED_SHARE = 1.0, 0.7
 #: The spread of the runs of every variant before any was timed.
 PRIOR_SPREAD = 0.05
 
@@ -184,6 +187,51 @@ def prior_posterior(
     sds = [*map(float, jax.tree.leaves(prior.log_sd)), *[float(correction_sd)] * known.size]
     spreads = np.full(len(model.variants), float(spread))
     return LatencyPosterior(model, facts, prior.median, known, np.diag(sds), spreads)
+
+
+def transferred_prior(*posteriors: LatencyPosterior) -> LatencyPrior[Any]:
+    """Return what the calibrations of some machines say of another, or of one on another day.
+
+    With `m_d` the logarithm of a coefficient on machine d of D,
+
+        median = exp(sum(m_d) / D),   log_sd**2 = (sum((m_d - sum(m_d) / D)**2) + 1) / D
+
+    which is the likeliest mean, and a variance that one machine alone leaves at 1; no larger than the model's own
+    prior has it. What the terms miss belongs to the programs as well as to the machine, so that most of the correction
+    is expected there too: of one machine's 0.7, of several ones' mean more.
+
+    Args:
+        *posteriors: of the other machines, of one model and one version of it.
+
+    Raises:
+        ValueError: no posterior, or posteriors of different models.
+
+    References:
+        A. Gelman et al., Bayesian Data Analysis, 3rd edition, 2013, chapter 5.
+
+    Examples:
+        >>> from rlxjax.fit import prior_posterior
+        >>> from rlxjax.models import FFT
+        >>> prior = transferred_prior(prior_posterior(FFT))
+        >>> round(prior.median.call_ns), prior.log_sd.call_ns
+        (60000, 1.0)
+    """
+    if len({(one.model.name, one.model.version) for one in posteriors}) != 1:
+        raise ValueError("posteriors: expected one at least, all of one model")
+    known, count = posteriors[0].model.prior, len(posteriors)
+    logs = np.log([vector(one.coefficients) for one in posteriors])
+    squares = np.sum((logs - logs.mean(0)) ** 2, 0) + TRANSFERRED_LOG_SD**2
+    log_sd = np.minimum(np.sqrt(squares / count), np.asarray(vector(known.log_sd)))
+    structure = jax.tree.structure(known.median)
+    medians = structure.unflatten(np.exp(logs.mean(0)).tolist())
+    return LatencyPrior(medians, structure.unflatten(log_sd.tolist()), mean_correction(posteriors))
+
+
+def mean_correction(posteriors: Sequence[LatencyPosterior]) -> np.ndarray:
+    """Return the part of the mean correction of some machines that is expected of another."""
+    count = len(posteriors)
+    share = count / (count + 1.0 / TRANSFERRED_SHARE - 1.0)
+    return share * np.mean([np.asarray(one.weights) for one in posteriors], 0)
 
 
 def total_ns(posterior: LatencyPosterior, runs: Runs) -> Nanoseconds:

@@ -1,6 +1,7 @@
 """Measured runs: columns that a fit takes, from files, data frames and records, checked where they enter."""
 
 import dataclasses
+import operator
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,10 +19,8 @@ from ._latency_model import LatencyModel, Runs, check_timed_size, variant_codes
 UNITS_NS = {"_ns": 1.0, "_us": 1e3, "_ms": 1e6, "_s": 1e9}
 #: Names of columns that a message shows at most.
 SHOWN_NAMES = 12
-#: Timings that a fit needs unless its caller says that its prior needs fewer.
-MIN_TIMINGS = 8
-#: Fits are compiled for so many timings at least.
-LEAST_FILLED = 128
+#: Timings that a fit needs unless its caller says that its prior needs fewer, and that its program is compiled for.
+MIN_TIMINGS, LEAST_FILLED = 8, 128
 
 
 @by_value
@@ -61,7 +60,7 @@ class Timings:
             raise ValueError(f"{model.name}: expected the inputs {', '.join(model.inputs)}; got {unknown[0]!r}")
         variant = np.broadcast_to(variant, np.shape(time_ns)) if np.ndim(variant) == 0 else variant
         columns = {"variant": variant, "time_ns": time_ns, **inputs}
-        return cls(*runs_and_times(model, table_of_frame(columns, "timings"), "variant", "time_ns"))
+        return cls(*runs_and_times(model, _table_of_frame(columns, "timings"), "variant", "time_ns"))
 
     @classmethod
     def of(
@@ -103,7 +102,7 @@ class Timings:
             >>> Timings.of(FFT, path).time_ns.tolist()
             [100000.0, 200000.0]
         """
-        return cls(*runs_and_times(model, table_of(source), variant, time_ns))
+        return cls(*runs_and_times(model, _table_of(source), variant, time_ns))
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write a Parquet file of one row a timing: the variant's name, the inputs by name, `time_ns`.
@@ -164,45 +163,29 @@ def stack_timings(timings: Sequence[Timings]) -> tuple[Timings, Float[np.ndarray
         >>> both.time_ns.shape, weights.tolist()
         ((2, 2), [[1.0, 1.0], [1.0, 0.0]])
     """
-    counts = [len(own.time_ns) for own in timings]
-    if not counts:
+    counts = np.array([len(own.time_ns) for own in timings])
+    if not len(counts):
         raise ValueError("timings: expected those of at least one device, got none")
-    if 0 in counts:
-        raise ValueError(f"timings: device {counts.index(0)} has none")
-    most = max(counts)
-    filled = [_longer(own, most) for own in timings]
-    weights = np.array([np.arange(most) < count for count in counts], np.float64)
-    return jax.tree.map(lambda *columns: np.stack(columns), *filled), weights
+    if not counts.all():
+        raise ValueError(f"timings: device {np.argmin(counts)} has none")
+    rows, last = np.arange(counts.max()), counts[:, None] - 1
+    filled = [
+        jax.tree.map(operator.itemgetter(own), one) for own, one in zip(np.minimum(rows, last), timings, strict=True)
+    ]
+    return jax.tree.map(lambda *columns: np.stack(columns), *filled), (rows <= last).astype(float)
 
 
 def filled_up(
     timings: Timings, weights: Float[np.ndarray, "*devices n"]
 ) -> tuple[Timings, Float[np.ndarray, "*devices m"]]:
-    """Return timings and their weights filled up with copies of one that counts, of weight 0.
-
-    To one of four sizes an octave, so that other numbers of timings seldom compile a fit anew.
-    """
+    """Return timings and their weights, filled up with copies of the first that counts, also in place of the others."""
+    # To one of four sizes an octave, so that other numbers of timings seldom compile a fit anew.
     n = weights.shape[-1]
     step = 1 << max(0, (n - 1).bit_length() - 3)
     most = max(LEAST_FILLED, -(-n // step) * step)
     filled = np.pad(weights, [(0, 0)] * (weights.ndim - 1) + [(0, most - n)])
-    return with_counted_rows(_longer(timings, most), filled), filled
-
-
-def _longer(timings: Timings, n: int) -> Timings:
-    """Return timings filled up to so many with copies of the last entry."""
-
-    def longer(column):
-        return np.pad(column, [(0, 0)] * (np.ndim(column) - 1) + [(0, n - np.shape(column)[-1])], "edge")
-
-    return jax.tree.map(longer, timings)
-
-
-def with_counted_rows(timings: Timings, weights: Float[np.ndarray, "*devices n"]) -> Timings:
-    """Return timings with the first one that counts in place of those of weight 0, which may be anything."""
-    counted = weights > 0
-    rows = np.where(counted, np.arange(counted.shape[-1]), np.argmax(counted, -1)[..., None])
-    return jax.tree.map(lambda column: np.take_along_axis(np.asarray(column), rows, -1), timings)
+    rows = np.where(filled > 0, np.arange(most), np.argmax(filled > 0, -1)[..., None])
+    return jax.tree.map(lambda column: np.take_along_axis(np.asarray(column), rows, -1), timings), filled
 
 
 def check_enough(timings: Timings, weights: np.ndarray, min_timings: int) -> None:
@@ -223,28 +206,19 @@ def check_enough(timings: Timings, weights: np.ndarray, min_timings: int) -> Non
         if np.shape(column) != shape:
             raise ValueError(f"{name}: expected shape {shape}, as time_ns has, got {np.shape(column)}")
     counted, times_ns = weights > 0, np.asarray(timings.time_ns)
-    bad = np.argwhere(counted & ~(np.isfinite(times_ns) & (times_ns > 0))).tolist()
-    if bad:
-        place, got = ", ".join(map(str, bad[0])), times_ns[tuple(bad[0])]
-        raise ValueError(f"time_ns[{place}]: expected a positive finite number, got {got}")
-    count = counted.sum(-1)
-    if np.any(count < min_timings):
-        found, where = _first(count, count < min_timings)
-        raise ValueError(f"timings: expected at least {min_timings} that count, got {found}{where}")
-    # A workload is another one than the first if any of its sizes is.
-    first = np.argmax(counted, -1)[..., None]
-    columns = [np.asarray(column) for column in sizes.values()]
-    differs = np.any([column != np.take_along_axis(column, first, -1) for column in columns], 0)
-    is_one = ~np.any(differs & counted, -1)
-    if min_timings > 1 and np.any(is_one):
-        _, where = _first(count, is_one)
-        raise ValueError(f"timings: expected several workloads, got one{where}: vary {' and '.join(list(sizes)[1:3])}")
-
-
-def _first(count: np.ndarray | np.integer, wrong: np.ndarray | np.bool_) -> tuple[int, str]:
-    """Return the count of the first device that is wrong, and which one that is."""
-    index = int(np.argmax(wrong))
-    return int(np.ravel(count)[index]), f" for device {index}" if np.ndim(count) else ""
+    for place in np.argwhere(counted & ~(np.isfinite(times_ns) & (times_ns > 0))).tolist():
+        got = times_ns[tuple(place)]
+        raise ValueError(f"time_ns[{', '.join(map(str, place))}]: expected a positive finite number, got {got}")
+    columns = [np.atleast_2d(column) for column in sizes.values()]
+    for device, rows in enumerate(np.atleast_2d(counted)):
+        where = f" for device {device}" if len(shape) > 1 else ""
+        if (count := int(rows.sum())) < min_timings:
+            raise ValueError(f"timings: expected at least {min_timings} that count, got {count}{where}")
+        # A workload is another one than the first if any of its sizes is.
+        works = [column[device][rows] for column in columns]
+        if min_timings > 1 and not any(np.any(work != work[:1]) for work in works):
+            vary = " and ".join(list(sizes)[1:3])
+            raise ValueError(f"timings: expected several workloads, got one{where}: vary {vary}")
 
 
 class Table(NamedTuple):
@@ -256,15 +230,17 @@ class Table(NamedTuple):
     place: Callable[[int], str]
 
 
-def table_of(source: Any) -> Table:
+def _table_of(source: Any) -> Table:
     """Return the columns of a file, of whatever has columns by name, or of mappings."""
-    from rlxjax._files import read_parquet_file  # loaded when first used
+    from rlxjax._files import read_csv_file, read_parquet_file  # loaded when first used
 
     if isinstance(source, (str, os.PathLike)):
-        is_parquet = os.fspath(source).lower().endswith((".parquet", ".pq"))
-        return table_of_frame(read_parquet_file(source), os.fspath(source)) if is_parquet else _table_of_csv(source)
+        name = os.fspath(source)
+        if name.lower().endswith((".parquet", ".pq")):
+            return _table_of_frame(read_parquet_file(source), name)
+        return _table_of_lines(read_csv_file(source), name)
     if isinstance(source, Mapping) or _names_of(source) is not None or not isinstance(source, Iterable):
-        return table_of_frame(source)
+        return _table_of_frame(source)
     rows = list(source)
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
@@ -273,7 +249,7 @@ def table_of(source: Any) -> Table:
     return Table(names, lambda name: [row.get(name) for row in rows], "records", lambda row: f"records, record {row}")
 
 
-def table_of_frame(frame: Any, source: str = "frame") -> Table:
+def _table_of_frame(frame: Any, source: str = "frame") -> Table:
     """Return the columns of whatever has some by name: pandas, polars, pyarrow, NumPy's records, a dictionary."""
     names = list(frame) if isinstance(frame, Mapping) else _names_of(frame)
     if names is None:
@@ -295,11 +271,8 @@ def _names_of(frame: Any) -> Any:
     return getattr(frame, "column_names", getattr(frame, "columns", dtype_names))
 
 
-def _table_of_csv(path: str | os.PathLike[str]) -> Table:
-    """Return the columns of a CSV file with a header, cells as texts; blank lines are skipped."""
-    from rlxjax._files import read_csv_file  # loaded when first used
-
-    source, lines = os.fspath(path), read_csv_file(path)
+def _table_of_lines(lines: list[tuple[int, list[str]]], source: str) -> Table:
+    """Return the columns of a CSV file with a header, cells as texts."""
     if not lines:
         raise ValueError(f"{source}: expected a header and a line for each timing, got an empty file")
     (_, names), *rows = lines
@@ -316,29 +289,46 @@ def runs_and_times(model: LatencyModel, table: Table, variant: str, time_ns: str
     """Return the runs of a table's rows and their times in ns, `[n]`, every cell checked."""
     if isinstance(model, type) or not hasattr(model, "variants"):
         raise ValueError(f"model: expected a LatencyModel, an instance of its class, got {_kind(model)}")
+
+    def lacks(name: str, what: str) -> NoReturn:
+        shown = [str(other) for other in table.names[:SHOWN_NAMES]] + ["..."] * (len(table.names) > SHOWN_NAMES)
+        raise ValueError(f"{table.source}: expected a column {name!r}{what}, got {', '.join(shown) or 'none'}")
+
+    def at(row: int, check: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what a check returns; what it refuses is said with the place of the row."""
+        try:
+            return check(*arguments)
+        except ValueError as reason:
+            raise ValueError(f"{table.place(row)}: {reason}") from None
+
     others = [f"time{unit}" for unit in list(UNITS_NS)[1:]] if time_ns == "time_ns" else []
     found = [name for name in ([time_ns] if time_ns in table.names else others) if name in table.names]
     if len(found) > 1:
         raise ValueError(f"{table.source}: expected one column of times, got {' and '.join(found)}")
-    name = found[0] if found else _lacks(table, time_ns, f" (or {', '.join(others)})" if others else "")
+    name = found[0] if found else lacks(time_ns, f" (or {', '.join(others)})" if others else "")
     unit_ns = next((unit_ns for unit, unit_ns in UNITS_NS.items() if name.endswith(unit)), 1.0)
     times_ns = unit_ns * _numbers(table, name, positive=True)
     if not len(times_ns):
         raise ValueError(f"{table.source}: expected a row for each timing, got none")
+    if variant not in table.names and len(model.variants) > 1:
+        lacks(variant, f", one of {', '.join(model.variants)}")
+    codes, known = [0] * len(times_ns), {}
     if variant in table.names:
-        codes = _codes(model, table, variant)
-    elif len(model.variants) == 1:
-        codes = [0] * len(times_ns)
-    else:
-        _lacks(table, variant, f", one of {', '.join(model.variants)}")
+        codes = []
+        for row, cell in enumerate(table.cells(variant)):
+            is_place = isinstance(cell, (int, np.integer)) and not isinstance(cell, bool)
+            key = int(cell) if is_place else str(cell).strip()
+            if key not in known:
+                known[key] = at(row, variant_codes, model, key, variant)
+            codes.append(known[key])
     inputs: dict[str, np.ndarray] = {}
     for key, entry in model.inputs.items():
         if key in table.names:
             inputs[key] = _numbers(table, key)
             for row in sorted(np.unique(inputs[key], return_index=True)[1].tolist()):
-                _at(table, row, check_timed_size, inputs[key][row], key, entry)
+                at(row, check_timed_size, inputs[key][row], key, entry)
         elif entry.default is None:
-            _lacks(table, key, f", a number of {entry.unit}")
+            lacks(key, f", a number of {entry.unit}")
         else:
             inputs[key] = np.full(len(times_ns), float(entry.default))
     lengths = {name: len(times_ns), variant: len(codes), **{key: len(column) for key, column in inputs.items()}}
@@ -349,9 +339,15 @@ def runs_and_times(model: LatencyModel, table: Table, variant: str, time_ns: str
 
 
 def _numbers(table: Table, name: str, positive: bool = False) -> np.ndarray:
+    def number(cell: Any) -> float:
+        try:  # times and dates are floats of units of their own
+            return np.nan if isinstance(cell, (np.timedelta64, np.datetime64)) else float(cell)
+        except (TypeError, ValueError, OverflowError):
+            return np.nan
+
     cells = table.cells(name)
     is_numbers = isinstance(cells, np.ndarray) and cells.dtype.kind in "iuf"
-    numbers = np.array(cells if is_numbers else [_number(cell) for cell in cells], np.float64)
+    numbers = np.array(cells if is_numbers else [number(cell) for cell in cells], np.float64)
     wrong = np.flatnonzero(~(np.isfinite(numbers) & (numbers > 0 if positive else True)))
     if wrong.size:
         cell = cells[wrong[0]]
@@ -360,47 +356,6 @@ def _numbers(table: Table, name: str, positive: bool = False) -> np.ndarray:
         expected = "a positive finite number" if positive else "a finite number"
         raise ValueError(f"{table.place(wrong[0])}: {name}: expected {expected}, got {got}")
     return numbers
-
-
-def _number(cell: Any) -> float:
-    if isinstance(cell, (np.timedelta64, np.datetime64)):  # which are floats of units of their own
-        return np.nan
-    try:
-        return float(cell)
-    except (TypeError, ValueError, OverflowError):
-        return np.nan
-
-
-def _codes(model: LatencyModel, table: Table, name: str) -> list[Any]:
-    """Return the places of a column's variants; each name is looked up once."""
-    codes, known = [], {}
-    for row, cell in enumerate(table.cells(name)):
-        code = known.get(cell) if isinstance(cell, str) else None
-        if code is None:
-            code = _at(table, row, _code, model, cell, name)
-            if isinstance(cell, str):
-                known[cell] = code
-        codes.append(code)
-    return codes
-
-
-def _code(model: LatencyModel, cell: Any, name: str) -> Any:
-    """Return the place of a variant, which is given by name or place."""
-    is_place = isinstance(cell, (int, np.integer)) and not isinstance(cell, bool)
-    return variant_codes(model, int(cell) if is_place else str(cell).strip(), name)
-
-
-def _at(table: Table, row: int, check: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a check returns; what it refuses is said with the place of the row."""
-    try:
-        return check(*arguments)
-    except ValueError as reason:
-        raise ValueError(f"{table.place(row)}: {reason}") from None
-
-
-def _lacks(table: Table, name: str, what: str) -> NoReturn:
-    shown = [str(other) for other in table.names[:SHOWN_NAMES]] + ["..."] * (len(table.names) > SHOWN_NAMES)
-    raise ValueError(f"{table.source}: expected a column {name!r}{what}, got {', '.join(shown) or 'none'}")
 
 
 def _kind(value: object) -> str:
