@@ -1,4 +1,4 @@
-"""Advice for devices that are not there: laws of the verdict by a compiler's figures, and of a ranking."""
+"""Devices that are not there: laws of advice by a compiler's figures, of rankings, and of predictions."""
 
 import dataclasses
 import inspect
@@ -6,6 +6,7 @@ import json
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from _documented import assert_documented, assert_narrow
 from _shapes import real
@@ -14,12 +15,16 @@ from typer.testing import CliRunner
 
 import rlxjax as rx
 from calibrate.cli import app
+from rlxjax.calibration import known_gpu, predict_for_target, prior_calibration
 from rlxjax.choices import rank_targets
+from rlxjax.fit import coefficient_names, estimate, prior_posterior
 from rlxjax.jaxpr import GpuKernel, GpuKernelKind, GpuProgram, TargetProfile
+from rlxjax.models import GPU_KERNELS, gpu_facts, gpu_facts_of_kind, gpu_runs
 from rlxjax.targets import DoesNotFitError, check_compiler, target_device, target_names
 
 X = real(1000, 1000)
-MB = 10**6
+MB, GB = 10**6, 10**9
+TPU = target_device("tpu-v5e")
 
 
 def first(x):
@@ -100,7 +105,7 @@ def of_two(target="tpu-v5e", **options):
 
 def test_one_kernel_for_two_is_advised_and_the_reason_names_what_the_compiler_says(compiled):
     compiled(APART | {"ab": figures()})
-    for target in ("tpu-v5e", "h100"):
+    for target in ("h100", "tpu-v5e"):
         found = of_two(target)
         assert (found.verdict, found.target) == ("fuse", target)
         assert found.saved_calls == found.saved_launches == 1
@@ -113,66 +118,50 @@ def test_one_kernel_for_two_is_advised_and_the_reason_names_what_the_compiler_sa
         assert found.stands_on in str(found)
         assert found.code.startswith("fused = jax.jit(lambda x: second(first(x))")
         assert found["apart"].interval_ns[0] < found["apart"].time_ns < found["apart"].interval_ns[1]
-    device = target_device("tpu-v5e")
-    found = of_two()
-    assert found.time_ns == pytest.approx(30_000 / device.clock_ghz + device.launch_ns)
+    assert found.time_ns == pytest.approx(30_000 / TPU.clock_ghz + TPU.launch_ns)
     assert found["apart"].time_ns == pytest.approx(2 * found.time_ns)
     assert "30,000 cycles for 60,000" in found.reason
     assert of_two(min_gain_ns=1e9).verdict == "keep"
 
 
-def test_more_cycles_are_kept_apart_and_figures_that_are_close_or_disagree_decide_nothing(compiled):
-    compiled(APART | {"ab": figures(kilocycles=300)})
-    assert (of_two().verdict, of_two().reason_code) == ("keep", "slower")
-    compiled({name: figures(kilocycles=300) for name in "ab"} | {"ab": figures(2, 16, 603)})
-    assert (of_two().verdict, of_two().reason_code) == ("undecided", "too_close")
-    compiled({name: figures(kilocycles=300) for name in "ab"} | {"ab": figures(1, 16, 300)})
-    assert of_two().verdict == "fuse"
-    compiled({name: figures(kilocycles=300) for name in "ab"} | {"ab": figures(1, 400, 300)})
-    assert (of_two().verdict, of_two().reason_code) == ("undecided", "too_close")
-    assert "384 MB more" in of_two().reason
+SLOW = {name: figures(kilocycles=300) for name in "ab"}
 
 
-def test_programs_of_which_one_has_no_cycles_are_compared_by_the_data_sheet(compiled):
-    compiled(APART | {"a": figures(kilocycles=None), "ab": figures(kilocycles=900)})
+@pytest.mark.parametrize(
+    ("made", "verdict", "code", "says"),
+    [
+        # More cycles are kept apart; figures that are close or disagree decide nothing.
+        ({"ab": figures(kilocycles=300)}, "keep", "slower", ""),
+        (SLOW | {"ab": figures(2, 16, 603)}, "undecided", "too_close", ""),
+        (SLOW | {"ab": figures(1, 16, 300)}, "fuse", None, ""),
+        (SLOW | {"ab": figures(1, 400, 300)}, "undecided", "too_close", "384 MB more"),
+        # Where one program has no cycles, all are compared by the data sheet.
+        ({"a": figures(kilocycles=None), "ab": figures(kilocycles=900)}, "fuse", None, ""),
+        # What does not fit is not advised, and is named.
+        ({"ab": figures(peak=TPU.memory_bytes + 1)}, "keep", "peak_memory", ""),
+        ({"ab": 21 * GB}, "keep", "peak_memory", "needs 21 GB at once"),
+        ({"b": 21 * GB, "ab": 42 * GB}, "cannot model", "peak_memory", "second: "),
+        (
+            {"b": 21 * GB, "ab": figures(peak=12 * GB)},
+            *("fuse", "peak_memory", "one program needs 12 GB of 17.2: fits; second: "),
+        ),
+        (
+            {"b": figures(peak=2 * TPU.memory_bytes), "ab": figures(kilocycles=900)},
+            *("fuse", "peak_memory", "second needs 34.4 GB of 17.2: does not fit"),
+        ),
+    ],
+)
+def test_a_verdict_follows_from_what_the_compiler_says(compiled, made, verdict, code, says):
+    compiled(APART | made)
     found = of_two()
-    assert found.verdict == "fuse"
-    assert "a roofline" in found.stands_on
-    assert "cycles" not in found.reason
-    device = target_device("tpu-v5e")
-    assert found.time_ns == pytest.approx(8 * MB / device.bandwidth_bytes_per_ns + device.launch_ns)
-
-
-def test_what_does_not_fit_is_not_advised_and_is_named(compiled):
-    memory = target_device("tpu-v5e").memory_bytes
-    compiled(APART | {"ab": figures(peak=memory + 1)})
-    found = of_two()
-    assert (found.verdict, found.reason_code) == ("keep", "peak_memory")
-    assert "ab" not in found.code
-    compiled(APART | {"ab": 21 * 10**9})
-    found = of_two()
-    assert (found.verdict, found.reason_code) == ("keep", "peak_memory")
-    assert "needs 21 GB at once" in found.reason
-    compiled(APART | {"ab": figures(), "bc": figures(), "abc": 21 * 10**9})
-    found = rx.advise(STAGES, X, target="tpu-v5e")
-    assert found.verdict == "group"
-    able = {own.name for own in found.alternatives if not own.failed}
-    assert able == {"apart", "first+second | third", "first | second+third"}
-    compiled(APART | {"b": 21 * 10**9, "ab": 42 * 10**9})
-    found = of_two()
-    assert (found.verdict, found.reason_code) == ("cannot model", "peak_memory")
-    assert found.reason.startswith("second: ")
-    compiled(APART | {"b": 21 * 10**9, "ab": figures(peak=12 * 10**9)})
-    found = of_two()
-    assert (found.verdict, found.reason_code, found.chosen.peak_bytes) == ("fuse", "peak_memory", 12 * 10**9)
-    assert "one program needs 12 GB of 17.2: fits; second: " in found.reason
-    assert found.code
-    assert found.code in str(found)
-    compiled(APART | {"b": figures(peak=2 * memory), "ab": figures(kilocycles=900)})
-    found = of_two()
-    assert (found.verdict, found.reason_code) == ("fuse", "peak_memory")
-    assert found.code
-    assert "second needs 34.4 GB of 17.2: does not fit" in found.reason
+    assert found.verdict == verdict
+    assert found.reason_code == (code or found.reason_code)
+    assert says in found.reason
+    assert ("def" in found.code or "fused =" in found.code) is (verdict == "fuse")
+    if made.get("a", (1,))[2:3] == (None,):
+        assert "a roofline" in found.stands_on
+        assert "cycles" not in found.reason
+        assert found.time_ns == pytest.approx(8 * MB / TPU.bandwidth_bytes_per_ns + TPU.launch_ns)
 
 
 def test_of_three_stages_the_planner_finds_the_best_grouping(compiled):
@@ -181,6 +170,11 @@ def test_of_three_stages_the_planner_finds_the_best_grouping(compiled):
     assert (found.verdict, found.groups) == ("group", (("first", "second"), ("third",)))
     assert len(found.alternatives) == 4
     assert found.gain_ns == found["apart"].time_ns - found.time_ns > 0
+    compiled(APART | {"ab": figures(), "bc": figures(), "abc": 21 * GB})
+    found = rx.advise(STAGES, X, target="tpu-v5e")
+    assert found.verdict == "group"
+    able = {own.name for own in found.alternatives if not own.failed}
+    assert able == {"apart", "first+second | third", "first | second+third"}
 
 
 def test_a_ranking_has_what_fits_first_and_the_fastest_of_it_and_names_what_it_leaves_out(compiled):
@@ -192,14 +186,14 @@ def test_a_ranking_has_what_fits_first_and_the_fastest_of_it_and_names_what_it_l
     assert ranking.left_out == {}
     assert all(row.fits and row.kernels == 1 and row.traffic_bytes == 8 * MB for row in ranking.rows)
     assert_narrow(str(ranking))
-    compiled({"a": figures(peak=20 * 10**9)})
+    compiled({"a": figures(peak=20 * GB)})
     ranking = rank_targets(first, X, targets=["tpu-v5e", "tpu-v6e"])
     assert [(row.name, row.fits) for row in ranking.rows] == [("tpu-v6e", True), ("tpu-v5e", False)]
-    compiled({"a": 21 * 10**9})
+    compiled({"a": 21 * GB})
     ranking = rank_targets(first, X)
     assert ranking.best is None
     assert len(ranking.rows) == len(target_names())
-    assert {(row.time_ns, row.peak_bytes) for row in ranking.rows} == {(None, 21 * 10**9)}
+    assert {(row.time_ns, row.peak_bytes) for row in ranking.rows} == {(None, 21 * GB)}
     assert_narrow(str(ranking))
 
 
@@ -237,6 +231,75 @@ def test_bad_questions_get_one_line(tmp_path):
         assert "\n" not in str(caught.value)
 
 
+# --- Predictions --------------------------------------------------------------------------------
+
+GPUS = [name for name in target_names() if target_device(name).platform == "cuda"]
+COPY = GpuProgram(1, 1, (GpuKernel(GpuKernelKind.ELEMENTWISE, 1, read_bytes=2**29, written_bytes=2**29),))
+
+
+def log_sd(known):
+    found = estimate(known.model.posterior, gpu_runs([COPY]))
+    return float(np.hypot(np.asarray(found.log_sd()), known.model.pace_log_sd)[0])
+
+
+def test_facts_are_those_of_the_data_sheet_and_kinds_are_known_by_jax_s_name_of_them():
+    for name in GPUS:
+        device = target_device(name)
+        facts = gpu_facts(device)
+        assert facts["memory_bytes_per_ns"] == device.bandwidth_bytes_per_ns
+        assert (facts["cores"], facts["cache_bytes"]) == (device.cores, device.l2_bytes)
+        assert facts["half_flop_per_ns"] == device.matrix_flop_per_ns["bf16"]
+        assert facts == gpu_facts_of_kind(f"NVIDIA {name.upper()}-SXM")
+    assert gpu_facts_of_kind("cpu") is None
+    with pytest.raises(ValueError, match="target tpu-v5e: expected a GPU"):
+        gpu_facts(target_device("tpu-v5e"))
+
+
+def test_a_prediction_stands_on_timings_of_such_a_device_or_else_on_its_data_sheet_and_is_less_sure_then():
+    for name in GPUS:
+        known = known_gpu(target_device(name))
+        is_timed = name in ("h100", "h200")
+        assert known.stands_on.startswith("timings of one NVIDIA H" if is_timed else "the data sheet of NVIDIA")
+        assert bool(known.model.domain) is is_timed
+        assert set(known.model.provenance.values()) == {rx.gate.Provenance.UNCALIBRATED}
+        assert known.model.posterior.facts == gpu_facts(target_device(name))
+    assert log_sd(known_gpu(target_device("h100"))) < log_sd(known_gpu(target_device("a100")))
+    # The same program takes longer where the memory is slower.
+    times = [
+        float(estimate(known_gpu(target_device(name)).model.posterior, gpu_runs([COPY])).time_ns[0]) for name in GPUS
+    ]
+    bandwidths = [target_device(name).bandwidth_bytes_per_ns for name in GPUS]
+    others = [place for place, name in enumerate(GPUS) if name not in ("h100", "h200")]
+    by_bandwidth = sorted(others, key=lambda place: bandwidths[place])
+    assert [times[place] for place in by_bandwidth] == sorted((times[place] for place in others), reverse=True)
+
+
+def test_a_calibration_of_such_a_device_is_used_and_of_another_is_not():
+    shipped = prior_calibration("gpu")
+    posterior = prior_posterior(GPU_KERNELS)
+    models = {GPU_KERNELS.name: dataclasses.replace(shipped.of("gpu_kernels"), posterior=posterior)}
+    for kind, is_used in (("NVIDIA L4", True), ("NVIDIA A100", False)):
+        own = dataclasses.replace(shipped, models=models, fingerprint={"device_kind": kind})
+        known = known_gpu(target_device("l4"), own)
+        assert (known.stands_on == "a calibration of NVIDIA L4") is is_used
+        assert (known.model.coefficients == posterior.coefficients) is is_used
+
+
+def test_the_population_of_gpus_has_every_coefficient_and_each_card_s_own():
+    section = rx.calibration.population("gpu").models["gpu_kernels"]
+    names = set(coefficient_names(GPU_KERNELS.prior.median))
+    assert set(section.coefficients) == names
+    kinds = [machine.fingerprint.device_kind for machine in section.population.machines]
+    assert kinds == [
+        "NVIDIA H100 80GB HBM3",
+        "NVIDIA H200",
+    ]
+    assert all(set(machine.coefficients) == names for machine in section.population.machines)
+
+
+# --- With a compiler -----------------------------------------------------------------------------
+
+
 def energy(x):
     return jnp.sum(x, axis=-1)
 
@@ -246,12 +309,14 @@ def compiler_of(target):
         check_compiler(target_device(target).platform)
     except ValueError as error:
         pytest.skip(str(error))
-    return target
 
 
-@pytest.mark.parametrize("target", ["tpu-v5e", "h100"])
+each_compiler = pytest.mark.parametrize("target", ["tpu-v5e", "h100"])
+
+
+@each_compiler
 def test_a_compiler_makes_one_kernel_of_a_scale_and_a_sum_and_its_bytes_are_those_of_the_equations(target):
-    target = compiler_of(target)
+    compiler_of(target)
     rows = real(4096, 4096)
     found = rx.advise([first, energy], rows, target=target)
     assert found.verdict == "fuse"
@@ -261,3 +326,37 @@ def test_a_compiler_makes_one_kernel_of_a_scale_and_a_sum_and_its_bytes_are_thos
     assert [(row.name, row.kernels, row.traffic_bytes) for row in ranking.rows] == [(target, 1, 2 * rows.size * 4)]
     huge = jax.ShapeDtypeStruct((2**20, 2**16), jnp.float32)
     assert not rank_targets(jnp.tanh, huge, targets=[target]).rows[0].fits
+
+
+@each_compiler
+def test_a_prediction_for_a_target_lies_in_its_interval_and_says_what_it_stands_on(target):
+    compiler_of(target)
+    rows = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
+    found = predict_for_target(jax.nn.softmax, rows, target=target)
+    assert 0 < found.low_ns < found.time_ns < found.high_ns < np.inf
+    np.testing.assert_allclose(sum(found.terms_ns.values()), found.time_ns)
+    # The memory's bandwidth bounds it.
+    assert found.high_ns > 2 * 4 * 4096**2 / target_device(target).bandwidth_bytes_per_ns
+    assert (found.target, found.as_dict()["stands_on"]) == (target, found.stands_on)
+    assert f"on {target}, by {found.stands_on}" in str(found)
+    shipped = prior_calibration("cpu")
+    assert shipped.predict_function(jax.nn.softmax, rows, target=target).time_ns == found.time_ns
+
+
+@each_compiler
+def test_every_turn_takes_as_long_and_those_of_unknown_number_have_no_end(target):
+    compiler_of(target)
+    rows = jax.ShapeDtypeStruct((2048, 2048), jnp.float32)
+
+    def turns(count):
+        return lambda x: jax.lax.fori_loop(0, count, lambda _, y: jnp.sin(y) + x, x)
+
+    with jax.enable_x64(False):
+        few, some, many = (predict_for_target(turns(count), rows, target=target).time_ns for count in (40, 220, 400))
+    assert many > 3 * few
+    np.testing.assert_allclose(many - some, some - few, rtol=0.05)
+    unknown = predict_for_target(
+        lambda x: jax.lax.while_loop(lambda y: y[0, 0] < 1, lambda y: y + 1, x), rows, target=target
+    )
+    assert unknown.high_ns == np.inf
+    assert unknown.uncounted
