@@ -1,5 +1,7 @@
 """An independent model of fusion, from nodes and a row alone: what is legal, what it costs, the best."""
 
+from graphlib import CycleError, TopologicalSorter
+
 from _random_graphs import BINARY, GIVEN, MEMORY, REDUCE, UNARY
 
 import rlxjax as rx
@@ -52,20 +54,13 @@ def is_legal(graph, ids):
 
 def reads(graph, ids):
     """Return the ids that a kernel reads from outside, once each, in order of first use."""
-    found = []
-    for i in sorted(ids):
-        found += [x for x in graph.nodes[i].inputs if x not in ids and x not in found]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(x for i in sorted(ids) for x in graph.nodes[i].inputs if x not in ids))
 
 
 def writes(graph, ids):
     """Return the ids of a kernel whose values leave it: outputs, read by another kernel, or by nobody."""
-    consumers = {i: [node.id for node in graph.nodes if i in node.inputs] for i in ids}
-    return [
-        i
-        for i in sorted(ids)
-        if i in graph.outputs or not consumers[i] or any(reader not in ids for reader in consumers[i])
-    ]
+    consumers = {i: {node.id for node in graph.nodes if i in node.inputs} for i in ids}
+    return [i for i in sorted(ids) if i in graph.outputs or not consumers[i] or consumers[i] - set(ids)]
 
 
 def launches(graph, ids):
@@ -88,31 +83,25 @@ def cost(graph, ids, row):
 def is_acyclic(graph, kernels):
     """Whether the kernels can run in some order."""
     owner = {i: number for number, ids in enumerate(kernels) for i in ids}
-    waiting = {
+    before = {
         number: {owner[x] for i in ids for x in graph.nodes[i].inputs if x in owner} - {number}
         for number, ids in enumerate(kernels)
     }
-    while ready := [number for number, others in waiting.items() if not others & waiting.keys()]:
-        for number in ready:
-            del waiting[number]
-    return not waiting
+    try:
+        TopologicalSorter(before).prepare()
+    except CycleError:
+        return False
+    return True
 
 
 def best_cost(graph, row):
-    """Return the least cost of all partitions into legal kernels that can run in some order.
-
-    Every legal set of nodes is priced once; then partitions are walked, the kernel of the lowest free node
-    first, leaving a branch as soon as it is no cheaper than the best so far.
-    """
+    """Return the least cost of all partitions into legal kernels that can run in some order."""
     members = running(graph)
-    priced = {}
+    by_lowest = [[] for _ in members]  # legal sets of nodes with their prices, by their first node, the cheapest first
     for mask in range(1, 1 << len(members)):
         ids = [i for bit, i in enumerate(members) if mask >> bit & 1]
         if is_legal(graph, ids):
-            priced[mask] = cost(graph, ids, row), ids
-    by_lowest = {}
-    for mask, (ns, ids) in sorted(priced.items(), key=lambda item: item[1][0]):
-        by_lowest.setdefault(mask & -mask, []).append((mask, ns, ids))
+            by_lowest[members.index(ids[0])].append((cost(graph, ids, row), mask, ids))
     best = sum(cost(graph, [i], row) for i in members)
 
     def walk(free, spent, kernels):
@@ -121,7 +110,7 @@ def best_cost(graph, row):
             if is_acyclic(graph, kernels):
                 best = spent
             return
-        for mask, ns, ids in by_lowest[free & -free]:
+        for ns, mask, ids in sorted(by_lowest[(free & -free).bit_length() - 1]):
             if mask & free == mask and spent + ns < best:
                 walk(free ^ mask, spent + ns, [*kernels, ids])
 

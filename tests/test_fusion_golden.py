@@ -37,20 +37,16 @@ def lacking(row):
     """Return the first kernel of a golden row that reads a value before it exists, and that value."""
     known = set()
     for kernel in row["kernels"]:
-        for id_ in kernel["external_inputs"]:
-            if id_ not in known:
-                return kernel, id_
+        if missing := [id_ for id_ in kernel["external_inputs"] if id_ not in known]:
+            return kernel, missing[0]
         known.update(kernel["external_outputs"])
     return None
 
 
 def assert_nodes_agree_with_numpy(graph, sourced, results):
     """Check each node's value against NumPy's of its operands, some ulps off perhaps; return the numbers compared."""
-    compared = 0
-    ulp, _, least = limits_of("f32")
-    for node in graph.nodes:
-        if node.id not in results:
-            continue
+    compared, (ulp, _, least) = 0, limits_of("f32")
+    for node in (graph.nodes[id_] for id_ in sorted(results)):
         operands = [np.asarray(results[i], np.float64) for i in node.inputs] or [sourced[node.id]]
         errors = [
             np.where(np.isfinite(x) & (i in results), 4 * ulp * np.abs(x) + least * (x != 0), 0)
