@@ -66,14 +66,10 @@ class Drift(NamedTuple):
         """Whether it is more than chance."""
         return not self.low <= self.factor <= self.high
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return what a program reads."""
-        return {**self._asdict(), "is_off": self.is_off}
-
 
 @dataclasses.dataclass(frozen=True)
 class Validation:
-    """What a check found: drifts of models at this pace and of micro-benchmarks, how many times slower all is, others.
+    """What a check found: drifts of models at this pace and of micro-benchmarks, and how many times slower all is.
 
     `others`: processors that other processes kept busy, None where nobody looked; `elsewhere`, `software`: differences
     that make it another machine, and those that do not; `commands`: that made the sections.
@@ -123,11 +119,15 @@ class Validation:
 
     def as_json(self, file: str | os.PathLike[str]) -> dict[str, Any]:
         """Return what a program reads."""
+
+        def read(drifts: Mapping[str, Drift]) -> dict[str, Any]:
+            return {name: {**drift._asdict(), "is_off": drift.is_off} for name, drift in drifts.items()}
+
         return {
             "verdict": self.word,
             "calibration": os.fspath(file),
-            "models": {name: drift.as_dict() for name, drift in self.models.items()},
-            "canaries": {name: drift.as_dict() for name, drift in self.canaries.items()},
+            "models": read(self.models),
+            "canaries": read(self.canaries),
             "pace": 1.0 / self.slower,
             "others_processors": self.others,
             "elsewhere": self.elsewhere,

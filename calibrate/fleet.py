@@ -6,7 +6,6 @@ needs is a value, and what it does is one function of that value, so that any po
 
 import collections
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import json
@@ -68,20 +67,7 @@ Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 Pool = Callable[[int], contextlib.AbstractContextManager[Map]]
 
 
-class Group(NamedTuple):
-    """Some devices of a fleet, and all that their calibrations depend on."""
-
-    fleet: Fleet
-    devices: tuple[str, ...]
-    prior: LatencyPrior[Any]
-    known: LatencyPrior[Any]
-    most_noise: float
-    command: str
-    files: tuple[FilePath, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class FleetOutcome:
+class FleetOutcome(NamedTuple):
     """What was done: where everything is, devices in all, and those left out with the reason."""
 
     out: FilePath
@@ -90,9 +76,8 @@ class FleetOutcome:
 
     def sentences(self) -> list[str]:
         """Return what to say of it."""
-        written = self.devices - len(self.left_out)
         return [
-            f"{written:,} of {self.devices:,} devices have a calibration in {self.out}.",
+            f"{self.devices - len(self.left_out):,} of {self.devices:,} devices have a calibration in {self.out}.",
             f"{PRIOR}.json there is what they say of a further device: `rlxjax calibrate --prior` takes it.",
         ]
 
@@ -129,12 +114,10 @@ def run(
     with pool(-(-len(devices) // GROUP_DEVICES)) as each:
         with progress.phase("pooling"):
             prior, most_noise = pooled(fleet, devices, known, command, out, each)
-        groups = [
-            Group(fleet, own, prior, known, most_noise, command, tuple(out / f"{names[device]}.json" for device in own))
-            for own in _in_groups(devices)
-        ]
+        groups = [{device: out / f"{names[device]}.json" for device in own} for own in _in_groups(devices)]
+        fit = functools.partial(fit_group, fleet, prior, known, most_noise, command)
         with progress.phase("fitting", total=len(groups)) as advance:
-            for _, found in each(fit_group, groups):
+            for _, found in each(fit, groups):
                 left_out |= found
                 advance()
     for name, said in {RENAMED: renamed, LEFT_OUT: left_out}.items():
@@ -195,19 +178,25 @@ def pooled(
     return prior_of(fleet.model, section), most_noise
 
 
-def fit_group(group: Group) -> tuple[list[Any], dict[str, str]]:
-    """Fit a group's devices, and write a calibration each; return nothing, and why others are left out, by device."""
-    files = dict(zip(group.devices, group.files, strict=True))
+def fit_group(
+    fleet: Fleet,
+    prior: LatencyPrior[Any],
+    known: LatencyPrior[Any],
+    most_noise: float,
+    command: str,
+    files: dict[str, FilePath],
+) -> tuple[list[Any], dict[str, str]]:
+    """Fit devices, and write a calibration each; return nothing, and why others are left out, by device."""
     # The pooled prior is near: from its medians one start is enough for most.
-    found, left_out = fitted(group.fleet, group.prior, group.devices, n_starts=1)
-    if again := [device for device, fit, _ in found if _refused_fit(fit, group.most_noise)]:
-        found = [one for one in found if one[0] not in again] + fitted(group.fleet, group.prior, again)[0]
+    found, left_out = fitted(fleet, prior, [*files], n_starts=1)
+    if again := [device for device, fit, _ in found if _refused_fit(fit, most_noise)]:
+        found = [one for one in found if one[0] not in again] + fitted(fleet, prior, again)[0]
     for device, fit, _ in found:
-        if reason := _refused_fit(fit, group.most_noise):
+        if reason := _refused_fit(fit, most_noise):
             left_out[device] = reason
             continue
-        made = made_now() | {"command": group.command, "fingerprint": fingerprint_of_device(device)}
-        content = CalibrationFile(models={group.fleet.model.name: section_of(fit, group.known, **made)})
+        made = made_now() | {"command": command, "fingerprint": fingerprint_of_device(device)}
+        content = CalibrationFile(models={fleet.model.name: section_of(fit, known, **made)})
         try:
             write_json_file(content, files[device], indent=None)
         except (ValueError, OSError) as reason:
@@ -278,8 +267,8 @@ def on_ray_pool(address: str | None) -> Pool:
         set_up_jax("cpu")
         return function
 
-    def lost(group: Group | tuple[str, ...], why: str) -> tuple[list[Any], dict[str, str]]:
-        return [], dict.fromkeys(group.devices if isinstance(group, Group) else group, why)
+    def lost(devices: Iterable[str], why: str) -> tuple[list[Any], dict[str, str]]:
+        return [], dict.fromkeys(devices, why)
 
     @contextlib.contextmanager
     def pool(most: int) -> Iterator[Map]:

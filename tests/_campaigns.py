@@ -1,15 +1,17 @@
 """A suite of two ways whose times are made up by a known machine, its campaigns, and jobs that run quietly."""
 
+import contextlib
 import dataclasses
 import os
 import time
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from rich.console import Console
 
 import rlxjax as rx
-from calibrate import campaign
+from calibrate import campaign, machine
 from calibrate.machine import MICRO_REPEATS
 from calibrate.samples import Micro, SampleLog, Visit, samples_path
 from calibrate.terminal import Progress
@@ -59,6 +61,15 @@ TRUE_NS = {"call_ns": 1e4, "launch_ns": 3e4, "row_ns": 5e2, "value_ns": 0.5}
 def quiet():
     """Return a progress that shows nothing."""
     return Progress(Console(file=open(os.devnull, "w")), is_quiet=True)  # noqa: SIM115
+
+
+@contextlib.contextmanager
+def quick_machine():
+    """Let micro-benchmarks take the times of the made-up machine."""
+    with pytest.MonkeyPatch.context() as patched:
+        times = {name: lambda time_ns=time_ns: time_ns for name, time_ns in MICRO_NS.items()}
+        patched.setattr(machine, "micro_benchmarks", lambda: times)
+        yield
 
 
 def run_job(path, suite=SUITE, *, begun_s_ago=0.0, budget_s=10.0, progress=None, **options):

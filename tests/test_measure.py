@@ -33,15 +33,13 @@ class StepsLeft(Deadline):
 
 
 @pytest.fixture
-def campaign(tmp_path, monkeypatch):
+def campaign(monkeypatch):
     """A campaign whose visits are recorded instead of timed."""
-    order, ticks = [], itertools.count(1)
+    order, ticks, log = [], itertools.count(1), SampleLog.new(SUITE, NAME)
     monkeypatch.setattr(measure, "visit_ns", lambda program: order.append(program) or [next(ticks)])
     monkeypatch.setattr(measure, "CanaryWatch", lambda log: types.SimpleNamespace(look=lambda: None))
-    log = SampleLog.new(SUITE, NAME)
-    with log.kept_in(tmp_path / "x.toy.samples.jsonl", append=False):
-        log.keep_cells(CELLS)
-        yield log, order
+    log.keep_cells(CELLS)
+    return log, order
 
 
 def run_rounds(log, deadline, seed=0):
@@ -73,21 +71,15 @@ def test_ctrl_c_ends_the_measuring_and_keeps_what_was_measured(campaign, monkeyp
     log, _ = campaign
     ticks = itertools.count()
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def visit(_):
-        if next(ticks) == 7:
-            signal.raise_signal(signal.SIGINT)
-        return [1]
-
-    monkeypatch.setattr(measure, "visit_ns", visit)
+    monkeypatch.setattr(
+        measure, "visit_ns", lambda _: [1 + (next(ticks) == 7 and signal.raise_signal(signal.SIGINT) or 0)]
+    )
     deadline = StepsLeft(1000)
     try:
         run_rounds(log, deadline)
     finally:
         signal.signal(signal.SIGINT, handler)
-    assert deadline.interrupted
-    assert deadline.left_s() == 0.0
-    assert sum(map(len, log.rounds)) == 8
+    assert (deadline.interrupted, deadline.left_s(), sum(map(len, log.rounds))) == (True, 0.0, 8)
 
 
 def test_cells_are_made_ready_in_order_until_the_deadline_and_until_there_are_enough():
@@ -101,36 +93,26 @@ def test_cells_are_made_ready_in_order_until_the_deadline_and_until_there_are_en
 
 
 def test_numbers_that_are_no_numbers_and_trees_of_results_are_compared():
-    class Results(ToySuite):
-        def program(self, cell):
-            rng = np.random.default_rng(0)
-            results = {
-                NAMES[0]: lambda: {"a": np.array([np.nan, np.inf]), "b": (np.array(True), np.zeros(0))},
-                NAMES[1]: lambda: np.full(10**6, 3.0) * (1.0 + 1e-7 * rng.random()),
-                NAMES[2]: lambda: np.zeros(rng.integers(10**6)),
-            }
-            return results[cell.name]
-
-    ready = made_ready(Results(), CELLS[:3], Deadline(time.perf_counter() + 60.0))
+    rng = np.random.default_rng(0)
+    results = {
+        NAMES[0]: lambda: {"a": np.array([np.nan, np.inf]), "b": (np.array(True), np.zeros(0))},
+        NAMES[1]: lambda: np.full(10**6, 3.0) * (1.0 + 1e-7 * rng.random()),
+        NAMES[2]: lambda: np.zeros(rng.integers(10**6)),
+    }
+    suite = type("Results", (ToySuite,), {"program": lambda _, cell: results[cell.name]})()
+    ready = made_ready(suite, CELLS[:3], Deadline(time.perf_counter() + 60.0))
     assert list(ready.programs) == NAMES[:2]
     assert ready.refused == {NAMES[2]: "it gives other results each time"}
 
 
-def test_a_visit_is_a_loop_of_calls_that_ends_by_time_or_number(monkeypatch):
-    loops = {10: clock.MOST_CALLS, clock.VISIT_NS: clock.LEAST_CALLS, clock.VISIT_NS // 3 + 1: 3}
-    for taken_ns, calls in loops.items():
-        monkeypatch.setattr(clock, "call_ns", lambda _, taken_ns=taken_ns: taken_ns)
-        assert clock.visit_ns(lambda: None) == [taken_ns] * calls
-
-
-def test_a_time_is_the_mean_of_the_calls_after_the_first_ones():
-    assert clock.mean_ns([7]) == 7
-    assert clock.mean_ns([900, 5]) == 5
-    assert clock.mean_ns([900] * 25 + [2] * 75) == 2
-
-
-def test_the_calls_of_a_loop_take_what_the_loop_takes():
+def test_a_visit_is_a_loop_of_calls_that_ends_by_time_or_number_and_takes_the_mean_of_the_later_ones(monkeypatch):
     begun_ns = time.perf_counter_ns()
     times_ns = clock.visit_ns(lambda: time.sleep(1e-3))
     assert sum(times_ns) <= time.perf_counter_ns() - begun_ns
     assert min(times_ns) >= 1e6
+    loops = {10: clock.MOST_CALLS, clock.VISIT_NS: clock.LEAST_CALLS, clock.VISIT_NS // 3 + 1: 3}
+    for taken_ns, calls in loops.items():
+        monkeypatch.setattr(clock, "call_ns", lambda _, taken_ns=taken_ns: taken_ns)
+        assert clock.visit_ns(lambda: None) == [taken_ns] * calls
+    for times_ns, mean_ns in (([7], 7), ([900, 5], 5), ([900] * 25 + [2] * 75, 2)):
+        assert clock.mean_ns(times_ns) == mean_ns

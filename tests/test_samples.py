@@ -15,19 +15,16 @@ CELLS = [toy_cell(4, 64), toy_cell(4, 64, "one_by_one", held_out=True)]
 ONE, OTHER = (cell.name for cell in CELLS)
 
 
-def new_log():
-    return SampleLog.new(SUITE, NAME)
-
-
-def write(path, *lines, log=None):
+def write(path, *lines):
     """Write samples of both cells; a line is a visit by its round, cell and times, or anything else that is kept."""
-    log = log or new_log()
+    log = SampleLog.new(SUITE, NAME)
     with log.kept_in(path, append=False):
         log.keep_cells(CELLS)
         for line in lines:
-            if isinstance(line, tuple):
-                line = Visit(round=line[0], cell=line[1], times_ns=line[2])
-            log.keep_cells(line) if isinstance(line, list) else log.keep(line)
+            if isinstance(line, list):
+                log.keep_cells(line)
+            else:
+                log.keep(Visit(round=line[0], cell=line[1], times_ns=line[2]) if isinstance(line, tuple) else line)
     return log
 
 
@@ -39,32 +36,25 @@ def written(tmp_path):
     return path, write(path, Micro(name="launch", time_ns=10.0), look, *visits)
 
 
-def test_what_is_written_is_read_back(written):
+def test_what_is_written_is_read_back_and_only_complete_rounds_count_in_the_order_they_were_made(written, tmp_path):
     path, log = written
     assert read_samples(path) == log
-    assert log.cells == CELLS
     assert log.rounds == [[(ONE, 5), (OTHER, 7)], [(ONE, 4), (OTHER, 9)], [(ONE, 3)]]
     assert (log.micro, len(log.canaries)) == ({"launch": [10.0]}, 1)
     assert dict(log.facts) == {name: pytest.approx(fact) for name, fact in SUITE.facts().items()}
-
-
-def test_only_complete_rounds_count_in_the_order_in_which_they_were_made(written, tmp_path):
-    cells, visits = written[1].timed()
-    assert cells == CELLS
+    cells, visits = log.timed()
+    assert cells == log.cells == CELLS
     for found, expected in ((visits.round, [0, 0, 1, 1]), (visits.cell, [0, 1, 0, 1]), (visits.time_ns, [5, 7, 4, 9])):
         np.testing.assert_array_equal(found, expected)
     mixed = [(0, ONE, [1]), *((1, (ONE, OTHER)[place], [place + 2]) for place in (1, 0, 1))]
-    _, visits = write(tmp_path / "e.toy.samples.jsonl", *mixed).timed()
-    np.testing.assert_array_equal(visits.time_ns, [3, 2, 3])
-
-
-def test_without_a_whole_round_the_longest_counts_and_dropped_cells_do_not(tmp_path):
-    cells, visits = write(tmp_path / "f.toy.samples.jsonl", (0, OTHER, [1])).timed()
-    assert (cells, visits.time_ns.tolist()) == (CELLS[1:], [1.0])
-    cells, visits = write(tmp_path / "g.toy.samples.jsonl", (0, OTHER, [1]), CELLS[:1], (0, ONE, [2])).timed()
-    assert (cells, visits.time_ns.tolist()) == (CELLS[:1], [2.0])
-    assert new_log().timed()[0] == []
-    assert not new_log().complete_rounds()
+    assert write(tmp_path / "e.toy.samples.jsonl", *mixed).timed()[1].time_ns.tolist() == [3, 2, 3]
+    # Without a whole round the longest counts, and cells that were dropped do not.
+    for lines, kept, times_ns in (([(0, OTHER, [1])], CELLS[1:], [1.0]),
+                                  ([(0, OTHER, [1]), CELLS[:1], (0, ONE, [2])], CELLS[:1], [2.0])):  # fmt: skip
+        cells, visits = write(tmp_path / f"{len(lines)}.toy.samples.jsonl", *lines).timed()
+        assert (cells, visits.time_ns.tolist()) == (kept, times_ns)
+    empty = SampleLog.new(SUITE, NAME)
+    assert (empty.timed()[0], empty.complete_rounds()) == ([], [])
 
 
 def test_a_file_cut_anywhere_after_its_header_loses_at_most_one_line_and_goes_on_from_there(written):
@@ -85,37 +75,10 @@ def test_a_file_cut_anywhere_after_its_header_loses_at_most_one_line_and_goes_on
             assert read_samples(path) == log
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"", "no header"),
-        (b'{"kind":"visit","round":0,"cell":"a","times_ns":[1]}\n', "line 1: expected a header"),
-        (b"not json\n", "line 1: content: Invalid JSON"),
-        (b"\xff\n", "line 1: content: Invalid JSON"),
-        (b"[" * 100_000 + b"]" * 100_000 + b"\n", "line 1: content: Invalid JSON: recursion limit exceeded"),
-        (
-            b'{"kind":"header","version":5,"suite":"a","runner":1,"protocol":2,"facts":{}}\n',
-            "fingerprint: Field required",
-        ),
-    ],
-)
-def test_what_is_no_samples_file_is_refused_in_one_line(tmp_path, content, said):
-    path = tmp_path / "c.toy.samples.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=said) as refusal:
-        read_samples(path)
-    assert str(refusal.value).startswith(f"{path}: ")
-    assert "\n" not in str(refusal.value)
-    assert len(str(refusal.value)) < 500
-    assert path.read_bytes() == content
-
-
+NO_FINGERPRINT = b'{"kind":"header","version":5,"suite":"a","runner":1,"protocol":2,"facts":{}}\n'
 HUGE, NO_NUMBERS = 10**30, ["x", [4], {}, None, True]
-VISIT, MICRO, LOOK = (
-    {"round": 2, "cell": OTHER, "times_ns": [7, 9]},
-    {"name": "launch", "time_ns": 7.0},
-    {"others": 0.5},
-)
+VISIT = {"round": 2, "cell": OTHER, "times_ns": [7, 9]}
+MICRO, LOOK = {"name": "launch", "time_ns": 7.0}, {"others": 0.5}
 CELL = {"name": "a", "variant": "b", "inputs": {"rows": 1.0}, "work": "c", "group": "d", "held_out": False}
 BAD_LINES = [
     ("visit", VISIT, "round", [10_000_000, 4, -1, HUGE, 4.5, *NO_NUMBERS]),
@@ -131,26 +94,42 @@ BAD_LINES = [
 ]
 
 
-def test_a_line_that_cannot_be_is_refused_by_name_and_good_ones_are_taken(written):
+def refused(path, said):
+    """Check that a file is refused in one short line that names it, and left as it was."""
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=said) as refusal:
+        read_samples(path)
+    assert str(refusal.value).startswith(f"{path}: ")
+    assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value)) < 500
+    assert path.read_bytes() == before
+
+
+def test_what_is_no_samples_file_or_line_is_refused_by_name_and_good_lines_are_taken(written):
     path, log = written
-    before = path.read_text()
-    number = len(before.splitlines()) + 1
+    before = path.read_bytes()
+    number = before.count(b"\n") + 1
+    for content, said in (
+        (b"", "no header"),
+        (b'{"kind":"visit","round":0,"cell":"a","times_ns":[1]}\n', "line 1: expected a header"),
+        (b"not json\n", "line 1: content: Invalid JSON"),
+        (b"\xff\n", "line 1: content: Invalid JSON"),
+        (b"[" * 100_000 + b"]" * 100_000 + b"\n", "line 1: content: Invalid JSON: recursion limit exceeded"),
+        (NO_FINGERPRINT, "fingerprint: Field required"),
+        (before + before, f"line {number}: expected a header in the first line, and there alone"),
+    ):
+        path.write_bytes(content)
+        refused(path, said)
     for kind, good, field, values in BAD_LINES:
         for value in values:
-            path.write_text(before + json.dumps({"kind": kind, **good, field: value}) + "\n")
-            with pytest.raises(ValueError, match=f"line {number}: .*{field}") as refusal:
-                read_samples(path)
-            assert "\n" not in str(refusal.value)
-            assert len(str(refusal.value)) < 500
+            path.write_bytes(before + json.dumps({"kind": kind, **good, field: value}).encode() + b"\n")
+            refused(path, f"line {number}: .*{field}")
     lines = [{"kind": "visit", **VISIT}, {"kind": "micro", **MICRO}, {"kind": "cells", "cells": [CELL]}]
-    path.write_text(before + "".join(json.dumps(line) + "\n" for line in lines))
+    path.write_bytes(before + "".join(json.dumps(line) + "\n" for line in lines).encode())
     again = read_samples(path)
     assert again.rounds == [*log.rounds[:2], [*log.rounds[2], (OTHER, 9)]]
     assert again.micro == {"launch": [10.0, 7.0]}
     assert [cell.name for cell in again.cells] == ["a"]
-    path.write_text(before + before)
-    with pytest.raises(ValueError, match=f"line {number}: expected a header in the first line, and there alone"):
-        read_samples(path)
 
 
 def test_a_bad_line_ends_the_resumed_job_in_one_line(written):
@@ -171,15 +150,13 @@ def test_samples_of_another_machine_grid_suite_or_version_are_not_resumed(writte
     path, log = written
     assert resumed(path, log.header, CELLS) == log
     here = current_fingerprint().model_copy(update={"jax": "0.1"})
-    for change, said in (
-        ({"fingerprint": here}, "'0.1' here"),
-        ({"suite": "a:B"}, "samples of suite _campaigns:SUITE, and this is suite a:B"),
-        ({"runner": 7}, "samples of runner 1, and this is runner 7"),
-        ({"protocol": 7}, "samples of protocol 2, and this is protocol 7"),
-        ({"given": {"a.json": "0" * 64}}, "other learned models"),
+    for change, cells, said in (
+        ({"fingerprint": here}, CELLS, "'0.1' here.*leave out --resume"),
+        ({"suite": "a:B"}, CELLS, "samples of suite _campaigns:SUITE, and this is suite a:B"),
+        ({"runner": 7}, CELLS, "samples of runner 1, and this is runner 7; leave out --resume to start anew"),
+        ({"protocol": 7}, CELLS, "samples of protocol 2, and this is protocol 7"),
+        ({"given": {"a.json": "0" * 64}}, CELLS, "other learned models; give the same --model"),
+        ({}, CELLS[:1], "another grid"),
     ):
-        with pytest.raises(ValueError, match=said) as refusal:
-            resumed(path, log.header.model_copy(update=change), CELLS)
-        assert "leave out --resume to start anew" in str(refusal.value) or "--model" in str(refusal.value)
-    with pytest.raises(ValueError, match="another grid"):
-        resumed(path, log.header, CELLS[:1])
+        with pytest.raises(ValueError, match=said):
+            resumed(path, log.header.model_copy(update=change), cells)

@@ -33,9 +33,8 @@ class Draw:
 
     def abstract(self) -> jax.ShapeDtypeStruct:
         """Return the shape and dtype that JAX traces."""
-        if self.values == "key":
-            return jax.eval_shape(lambda: jax.random.key(0))
-        return jax.ShapeDtypeStruct(self.shape, self.dtype)
+        is_key = self.values == "key"
+        return jax.eval_shape(lambda: jax.random.key(0) if is_key else jnp.zeros(self.shape, self.dtype))
 
     def array(self, rng: np.random.Generator) -> jax.Array:
         """Return a random array."""
@@ -71,17 +70,16 @@ class Kind(NamedTuple):
     held_out: bool = False
 
 
-def normals(dtype: Any, *shapes: tuple[int, ...]) -> tuple[Draw, ...]:
-    """Return arguments of these shapes."""
+def _normals(dtype: Any, *shapes: tuple[int, ...]) -> tuple[Draw, ...]:
     return tuple(Draw(shape, dtype) for shape in shapes)
 
 
-def of(fn: Callable[..., Any], count: int = 1, values: str = "normal") -> Make:
+def _of(fn: Callable[..., Any], count: int = 1, values: str = "normal") -> Make:
     """Return a maker of a function of arrays that all have the shape that the size says."""
     return lambda dtype, *shape: (fn, (Draw(shape, dtype, values),) * count)
 
 
-def rows_at(fn: Callable[..., Any], of_elements: bool = False) -> Make:
+def _rows(fn: Callable[..., Any], of_elements: bool = False) -> Make:
     """Return a maker of a function of an array and indices of rows, one for each result or each element of it."""
 
     def make(dtype: Any, rows: int, width: int, count: int) -> Any:
@@ -91,26 +89,32 @@ def rows_at(fn: Callable[..., Any], of_elements: bool = False) -> Make:
     return make
 
 
-def convolution(numbers: tuple[str, str, str], depthwise: bool = False, stride: int = 1) -> Make:
+def _convolution(numbers: tuple[str, str, str], depthwise: bool = False, stride: int = 1) -> Make:
     """Return a maker of a convolution: batch, side, channels, filters, width of the window."""
 
     def make(dtype: Any, batch: int, side: int, channels: int, filters: int, width: int) -> Any:
         depth = {"I": 1 if depthwise else channels, "O": filters}
         image = tuple({"N": batch, "C": channels}.get(axis, side) for axis in numbers[0])
         window = tuple(depth.get(axis, width) for axis in numbers[1])
-        groups = channels if depthwise else 1
-
-        def convolve(x: jax.Array, w: jax.Array) -> jax.Array:
-            return lax.conv_general_dilated(
-                x, w, (stride,) * (len(image) - 2), "SAME", dimension_numbers=numbers, feature_group_count=groups
-            )
-
-        return convolve, normals(dtype, image, window)
+        about = {"dimension_numbers": numbers, "feature_group_count": channels if depthwise else 1}
+        strides = (stride,) * (len(image) - 2)
+        convolve = functools.partial(lax.conv_general_dilated, window_strides=strides, padding="SAME", **about)
+        return convolve, _normals(dtype, image, window)
 
     return make
 
 
-def gru(dtype: Any, steps: int, batch: int, width: int) -> Any:
+def _matrices(fn: Callable[..., Any], values: str = "normal") -> Make:
+    """Return a maker of a function of a square matrix and, where the size has them, columns of a right side."""
+    return lambda dtype, n, *columns: (fn, (Draw((n, n), dtype, values), *(Draw((n, m), dtype) for m in columns)))
+
+
+def _keyed(sample: Callable[..., jax.Array]) -> Make:
+    """Return a maker of random arrays from a key."""
+    return lambda dtype, *shape: (lambda key: sample(key, shape, dtype), (Draw((), values="key"),))
+
+
+def _gru(dtype: Any, steps: int, batch: int, width: int) -> Any:
     """Return a gated recurrent unit scanned over steps."""
 
     def run(inputs: jax.Array, hidden: jax.Array, w: jax.Array, u: jax.Array) -> jax.Array:
@@ -121,10 +125,10 @@ def gru(dtype: Any, steps: int, batch: int, width: int) -> Any:
 
         return lax.scan(step, hidden, inputs)[0]
 
-    return run, normals(dtype, (steps, batch, width), (batch, width), (width, 3 * width), (width, 3 * width))
+    return run, _normals(dtype, (steps, batch, width), (batch, width), (width, 3 * width), (width, 3 * width))
 
 
-def smooth(x: jax.Array) -> jax.Array:
+def _smooth(x: jax.Array) -> jax.Array:
     """Return exponential averages along the first axis."""
 
     def step(mean: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -134,111 +138,96 @@ def smooth(x: jax.Array) -> jax.Array:
     return lax.scan(step, x[0], x)[1]
 
 
-def layer_norm(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
-    """Return rows of mean 0 and variance 1, scaled and shifted."""
+def _horner(x: jax.Array) -> jax.Array:
+    """Return a polynomial of degree 16."""
+    return functools.reduce(lambda total, power: total * x + 1 / power, range(1, 16), x)
+
+
+def _layer_norm(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
     centred = x - x.mean(-1, keepdims=True)
     return centred * lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5) * scale[None] + shift[None]
 
 
-def mlp(layers: list[dict[str, jax.Array]], x: jax.Array) -> jax.Array:
+def _layers(dtype: Any, width: int, depth: int, values: str = "normal") -> list[dict[str, Draw]]:
+    """Return the arguments that are square dense layers."""
+    return [{"w": Draw((width, width), dtype, values), "b": Draw((width,), dtype, values)} for _ in range(depth)]
+
+
+def _mlp(layers: list[dict[str, jax.Array]], x: jax.Array) -> jax.Array:
     """Return what dense layers give, with GELU between them."""
     for layer in layers[:-1]:
         x = jax.nn.gelu(x @ layer["w"] + layer["b"][None])
     return x @ layers[-1]["w"] + layers[-1]["b"][None]
 
 
-def mlp_step(layers: list[dict[str, jax.Array]], x: jax.Array, y: jax.Array) -> Any:
+def _mlp_step(layers: list[dict[str, jax.Array]], x: jax.Array, y: jax.Array) -> Any:
     """Return the loss, and the layers after a step of gradient descent."""
-    loss, gradient = jax.value_and_grad(lambda layers: jnp.square(mlp(layers, x) - y).mean())(layers)
+    loss, gradient = jax.value_and_grad(lambda layers: jnp.square(_mlp(layers, x) - y).mean())(layers)
     return loss, jax.tree.map(lambda weight, slope: weight - 1e-2 * slope, layers, gradient)
 
 
-def layer_draws(dtype: Any, width: int, depth: int, values: str = "normal") -> list[dict[str, Draw]]:
-    """Return the arguments that are square dense layers."""
-    return [{"w": Draw((width, width), dtype, values), "b": Draw((width,), dtype, values)} for _ in range(depth)]
-
-
-def adam(weight: jax.Array, slope: jax.Array, mean: jax.Array, square: jax.Array) -> tuple[jax.Array, ...]:
-    """Return the weight and the moments after a step of Adam."""
+def _adam(weight: jax.Array, slope: jax.Array, mean: jax.Array, square: jax.Array) -> tuple[jax.Array, ...]:
     mean, square = 0.9 * mean + 0.1 * slope, 0.999 * square + 0.001 * slope * slope
     return weight - 1e-3 * (mean / 0.19) / (jnp.sqrt(square / 0.002) + 1e-8), mean, square
 
 
-def clipped_momentum(weights: Any, slopes: Any, velocities: Any) -> Any:
+def _clipped_momentum(weights: Any, slopes: Any, velocities: Any) -> Any:
     """Return weights and velocities after a step whose slopes together have a norm of at most 1."""
     norm = jnp.sqrt(sum(jnp.sum(jnp.square(slope)) for slope in jax.tree.leaves(slopes)))
     velocities = jax.tree.map(lambda v, slope: 0.9 * v + slope / jnp.maximum(norm, 1), velocities, slopes)
     return jax.tree.map(lambda weight, v: weight - 1e-2 * v, weights, velocities), velocities
 
 
-def keyed(sample: Callable[..., jax.Array]) -> Make:
-    """Return a maker of random arrays from a key."""
-    return lambda dtype, *shape: (lambda key: sample(key, shape, dtype), (Draw((), values="key"),))
-
-
-def matrices(fn: Callable[..., Any], values: str = "normal") -> Make:
-    """Return a maker of a function of a square matrix and, where the size has them, columns of a right side."""
-    return lambda dtype, n, *columns: (fn, (Draw((n, n), dtype, values), *(Draw((n, m), dtype) for m in columns)))
-
-
-def horner(x: jax.Array) -> jax.Array:
-    """Return a polynomial of degree 16."""
-    total = x
-    for power in range(1, 16):
-        total = total * x + 1 / power
-    return total
-
-
 NHWC, NCHW, NWC = ("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("NWC", "WIO", "NWC")
 # fmt: off
 KINDS = (
-    Kind("elementwise", "add multiply", of(lambda x, y: (x + y) * x - y, 2),
+    Kind("elementwise", "add multiply", _of(lambda x, y: (x + y) * x - y, 2),
          "64 4096 65536* 1048576 4194304 262144:float64"),
-    Kind("elementwise", "softplus", of(lambda x: jnp.log(1 + jnp.exp(x))), "16384* 262144 2097152 65536:bfloat16"),
-    Kind("elementwise", "tanh", of(jnp.tanh), "1024 131072* 2097152"),
-    Kind("elementwise", "sin cos", of(lambda x, y: jnp.sin(x) * jnp.cos(y), 2), "512 32768 524288 32768:float64*"),
-    Kind("elementwise", "power", of(lambda x, y: x**y, 2, "positive"), "128 524288"),
-    Kind("elementwise", "erf", of(jsp.special.erf), "2048 262144*"),
-    Kind("elementwise", "gammaln", of(jsp.special.gammaln, 1, "positive"), "512 65536"),
-    Kind("elementwise", "polynomial", of(horner), "16384 65536 1048576 4194304*"),
-    Kind("elementwise", "add transposed", of(lambda x: x + x.T), "64x64 512x512 1200x1200"),
-    Kind("elementwise", "hypotenuse", of(lambda x, y: x / jnp.sqrt(x * x + y * y + 1), 2), "8192 1048576", True),
-    Kind("elementwise", "gated", of(lambda x, y: jax.nn.silu(x) * y, 2), "524288 65536:bfloat16", True),
-    Kind("reduction", "sum of rows", of(lambda x: x.sum(-1)), "8x16 256x256* 4096x4096"),
-    Kind("reduction", "sum of columns", of(lambda x: x.sum(0)), "256x512 4096x1024* 1024x256:float64"),
-    Kind("reduction", "sum", of(jnp.sum), "256 4194304"),
-    Kind("reduction", "variance", of(lambda x: jnp.var(x, -1)), "64x64* 1024x512"),
-    Kind("reduction", "argmax", of(lambda x: jnp.argmax(x, -1)), "16x64 512x512 1024x2048"),
-    Kind("reduction", "cumulative sum", of(lambda x: jnp.cumsum(x, -1)), "1x1024* 128x512 1024x1024"),
-    Kind("reduction", "logsumexp", of(lambda x: jsp.special.logsumexp(x, -1)), "32x64 512x1024", True),
-    Kind("reduction", "distance", of(lambda x, y: jnp.abs(x - y).max(), 2), "1048576", True),
-    Kind("matmul", "matmul", lambda d, m, k, n: (jnp.matmul, normals(d, (m, k), (k, n))),
+    Kind("elementwise", "softplus", _of(lambda x: jnp.log(1 + jnp.exp(x))), "16384* 262144 2097152 65536:bfloat16"),
+    Kind("elementwise", "tanh", _of(jnp.tanh), "1024 131072* 2097152"),
+    Kind("elementwise", "sin cos", _of(lambda x, y: jnp.sin(x) * jnp.cos(y), 2), "512 32768 524288 32768:float64*"),
+    Kind("elementwise", "power", _of(lambda x, y: x**y, 2, "positive"), "128 524288"),
+    Kind("elementwise", "erf", _of(jsp.special.erf), "2048 262144*"),
+    Kind("elementwise", "gammaln", _of(jsp.special.gammaln, 1, "positive"), "512 65536"),
+    Kind("elementwise", "polynomial", _of(_horner), "16384 65536 1048576 4194304*"),
+    Kind("elementwise", "add transposed", _of(lambda x: x + x.T), "64x64 512x512 1200x1200"),
+    Kind("elementwise", "hypotenuse", _of(lambda x, y: x / jnp.sqrt(x * x + y * y + 1), 2), "8192 1048576", True),
+    Kind("elementwise", "gated", _of(lambda x, y: jax.nn.silu(x) * y, 2), "524288 65536:bfloat16", True),
+    Kind("reduction", "sum of rows", _of(lambda x: x.sum(-1)), "8x16 256x256* 4096x4096"),
+    Kind("reduction", "sum of columns", _of(lambda x: x.sum(0)), "256x512 4096x1024* 1024x256:float64"),
+    Kind("reduction", "sum", _of(jnp.sum), "256 4194304"),
+    Kind("reduction", "variance", _of(lambda x: jnp.var(x, -1)), "64x64* 1024x512"),
+    Kind("reduction", "argmax", _of(lambda x: jnp.argmax(x, -1)), "16x64 512x512 1024x2048"),
+    Kind("reduction", "cumulative sum", _of(lambda x: jnp.cumsum(x, -1)), "1x1024* 128x512 1024x1024"),
+    Kind("reduction", "logsumexp", _of(lambda x: jsp.special.logsumexp(x, -1)), "32x64 512x1024", True),
+    Kind("reduction", "distance", _of(lambda x, y: jnp.abs(x - y).max(), 2), "1048576", True),
+    Kind("matmul", "matmul", lambda d, m, k, n: (jnp.matmul, _normals(d, (m, k), (k, n))),
          "8x8x8 128x128x128* 256x256x256 512x512x512 1024x1024x1024 8192x64x32 16x4096x16* 256x256x256:float64 "
          "256x256x256:bfloat16"),
-    Kind("matmul", "matvec", lambda d, m, k: (jnp.matmul, normals(d, (m, k), (k,))), "512x512 2048x2048* 4096x4096"),
-    Kind("matmul", "batched", lambda d, b, n: (jnp.matmul, normals(d, (b, n, n), (b, n, n))), "16x8 512x16 256x64"),
-    Kind("matmul", "gram", lambda d, m, n: (lambda x, y: x.T @ y, normals(d, (m, n), (m, n))), "1024x64* 1024x512"),
+    Kind("matmul", "matvec", lambda d, m, k: (jnp.matmul, _normals(d, (m, k), (k,))), "512x512 2048x2048* 4096x4096"),
+    Kind("matmul", "batched", lambda d, b, n: (jnp.matmul, _normals(d, (b, n, n), (b, n, n))), "16x8 512x16 256x64"),
+    Kind("matmul", "gram", lambda d, m, n: (lambda x, y: x.T @ y, _normals(d, (m, n), (m, n))), "1024x64* 1024x512"),
     Kind("matmul", "dense", lambda d, m, n: (
-        lambda x, w, b: jax.nn.relu(x @ w + b[None]), normals(d, (m, n), (n, n), (n,))), "4x128 256x512", True),
-    Kind("convolution", "convolve 1d", convolution(NWC), "1x256x4x8x5 8x1024x16x32x5 16x4096x32x32x3"),
-    Kind("convolution", "convolve NHWC", convolution(NHWC), "1x8x3x8x3* 1x32x16x32x3 4x64x32x32x3 8x112x3x32x7"),
-    Kind("convolution", "convolve NCHW", convolution(NCHW), "1x16x8x8x3 2x32x32x32x3*"),
-    Kind("convolution", "pointwise", convolution(NHWC), "4x56x64x64x1"),
-    Kind("convolution", "strided", convolution(NHWC, stride=2), "2x32x16x32x3", True),
-    Kind("convolution", "depthwise", convolution(NHWC, depthwise=True), "1x32x64x64x3", True),
-    Kind("scan", "gru", gru, "16x1x8 64x4x32 256x16x64* 1024x1x32 64x64x128"),
-    Kind("scan", "smooth", of(smooth), "16x8 128x1024 1024x64* 512x8192"),
-    Kind("scan", "fixed point", of(lambda x: lax.fori_loop(0, 64, lambda _, y: jnp.cos(y) * x, x)), "16 4096", True),
-    Kind("fft", "rfft", of(jnp.fft.rfft), "1x64 64x1024 256x4096* 8x65536"),
-    Kind("fft", "fft", of(jnp.fft.fft), "128x512:complex64 32x16384:complex64 64x1024:complex128*"),
-    Kind("fft", "fft2", of(jnp.fft.fft2), "32x32:complex64 256x256:complex64 1024x1024:complex64"),
-    Kind("fft", "fft filter", of(lambda x: jnp.fft.irfft(jnp.fft.rfft(x) * 0.5)), "16x512 256x2048", True),
-    Kind("sort", "sort", of(lambda x: jnp.sort(x, -1)), "1x64 64x128* 1x16384 1x131072"),
-    Kind("sort", "argsort", of(lambda x: jnp.argsort(x, -1)), "8x32 1x8192* 64x512"),
-    Kind("sort", "top 8", of(lambda x: lax.top_k(x, 8)), "1x256 64x1024 1024x512"),
-    Kind("sort", "median", of(lambda x: jnp.median(x, -1)), "16x64 16x1024", True),
-    Kind("gather", "take rows", rows_at(lambda x, i: jnp.take(x, i, axis=0)), "64x8x32* 4096x64x1024 131072x128x32768"),
-    Kind("gather", "take along axis", rows_at(lambda x, i: jnp.take_along_axis(x, i, axis=0), of_elements=True),
+        lambda x, w, b: jax.nn.relu(x @ w + b[None]), _normals(d, (m, n), (n, n), (n,))), "4x128 256x512", True),
+    Kind("convolution", "convolve 1d", _convolution(NWC), "1x256x4x8x5 8x1024x16x32x5 16x4096x32x32x3"),
+    Kind("convolution", "convolve NHWC", _convolution(NHWC), "1x8x3x8x3* 1x32x16x32x3 4x64x32x32x3 8x112x3x32x7"),
+    Kind("convolution", "convolve NCHW", _convolution(NCHW), "1x16x8x8x3 2x32x32x32x3*"),
+    Kind("convolution", "pointwise", _convolution(NHWC), "4x56x64x64x1"),
+    Kind("convolution", "strided", _convolution(NHWC, stride=2), "2x32x16x32x3", True),
+    Kind("convolution", "depthwise", _convolution(NHWC, depthwise=True), "1x32x64x64x3", True),
+    Kind("scan", "gru", _gru, "16x1x8 64x4x32 256x16x64* 1024x1x32 64x64x128"),
+    Kind("scan", "smooth", _of(_smooth), "16x8 128x1024 1024x64* 512x8192"),
+    Kind("scan", "fixed point", _of(lambda x: lax.fori_loop(0, 64, lambda _, y: jnp.cos(y) * x, x)), "16 4096", True),
+    Kind("fft", "rfft", _of(jnp.fft.rfft), "1x64 64x1024 256x4096* 8x65536"),
+    Kind("fft", "fft", _of(jnp.fft.fft), "128x512:complex64 32x16384:complex64 64x1024:complex128*"),
+    Kind("fft", "fft2", _of(jnp.fft.fft2), "32x32:complex64 256x256:complex64 1024x1024:complex64"),
+    Kind("fft", "fft filter", _of(lambda x: jnp.fft.irfft(jnp.fft.rfft(x) * 0.5)), "16x512 256x2048", True),
+    Kind("sort", "sort", _of(lambda x: jnp.sort(x, -1)), "1x64 64x128* 1x16384 1x131072"),
+    Kind("sort", "argsort", _of(lambda x: jnp.argsort(x, -1)), "8x32 1x8192* 64x512"),
+    Kind("sort", "top 8", _of(lambda x: lax.top_k(x, 8)), "1x256 64x1024 1024x512"),
+    Kind("sort", "median", _of(lambda x: jnp.median(x, -1)), "16x64 16x1024", True),
+    Kind("gather", "take rows", _rows(lambda x, i: jnp.take(x, i, axis=0)), "64x8x32* 4096x64x1024 131072x128x32768"),
+    Kind("gather", "take along axis", _rows(lambda x, i: jnp.take_along_axis(x, i, axis=0), of_elements=True),
          "64x16x64 1024x256x1024*"),
     Kind("gather", "segment sum", lambda d, n, width, groups: (
         lambda x, i: jax.ops.segment_sum(x, i, groups), (Draw((n, width), d), Draw((n,), np.int32, below=groups))),
@@ -246,38 +235,38 @@ KINDS = (
     Kind("gather", "slice", lambda d, n, size: (
         lambda x, i: lax.dynamic_slice(x, (i, i), (size, size)), (Draw((n, n), d), Draw((), np.int32, below=n - size))),
         "64x16 2048x1024*"),
-    Kind("gather", "scatter add", rows_at(lambda x, i: x.at[i].add(1.0)), "256x16x64 16384x64x4096", True),
-    Kind("softmax", "softmax", of(jax.nn.softmax), "4x16 64x128 512x1024 2048x2048 256x512:bfloat16*"),
-    Kind("softmax", "softmax of columns", of(lambda x: jax.nn.softmax(x, 0)), "64x64 512x512"),
-    Kind("softmax", "log softmax", of(jax.nn.log_softmax), "1024x1024", True),
-    Kind("layer norm", "layer norm", lambda d, m, n: (layer_norm, normals(d, (m, n), (n,), (n,))),
+    Kind("gather", "scatter add", _rows(lambda x, i: x.at[i].add(1.0)), "256x16x64 16384x64x4096", True),
+    Kind("softmax", "softmax", _of(jax.nn.softmax), "4x16 64x128 512x1024 2048x2048 256x512:bfloat16*"),
+    Kind("softmax", "softmax of columns", _of(lambda x: jax.nn.softmax(x, 0)), "64x64 512x512"),
+    Kind("softmax", "log softmax", _of(jax.nn.log_softmax), "1024x1024", True),
+    Kind("layer norm", "layer norm", lambda d, m, n: (_layer_norm, _normals(d, (m, n), (n,), (n,))),
          "64x256 512x768* 4096x1024"),
-    Kind("layer norm", "batch norm", of(lambda x: (x - x.mean(0)[None]) * lax.rsqrt(x.var(0) + 1e-5)[None]),
+    Kind("layer norm", "batch norm", _of(lambda x: (x - x.mean(0)[None]) * lax.rsqrt(x.var(0) + 1e-5)[None]),
          "32x64 1024x512"),
-    Kind("layer norm", "rms norm", of(lambda x: x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)),
+    Kind("layer norm", "rms norm", _of(lambda x: x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)),
          "16x128 1024x1024", True),
-    Kind("attention", "attention", of(jax.nn.dot_product_attention, 3), "1x8x2x8 2x64x4x16* 4x256x4x32 2x512x4x64"),
+    Kind("attention", "attention", _of(jax.nn.dot_product_attention, 3), "1x8x2x8 2x64x4x16* 4x256x4x32 2x512x4x64"),
     Kind("attention", "decode", lambda d, b, t, h, n: (
-        jax.nn.dot_product_attention, normals(d, (b, 1, h, n), (b, t, h, n), (b, t, h, n))), "1x64x2x16 4x1024x8x64"),
-    Kind("attention", "causal attention", of(lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True), 3),
+        jax.nn.dot_product_attention, _normals(d, (b, 1, h, n), (b, t, h, n), (b, t, h, n))), "1x64x2x16 4x1024x8x64"),
+    Kind("attention", "causal attention", _of(lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True), 3),
          "2x256x8x32", True),
-    Kind("mlp", "mlp", lambda d, m, n: (mlp, (layer_draws(d, n, 3), Draw((m, n), d))), "1x16* 32x128 256x512 128x1024"),
-    Kind("mlp", "mlp step", lambda d, m, n: (mlp_step, (layer_draws(d, n, 3), *normals(d, (m, n), (m, n)))),
+    Kind("mlp", "mlp", lambda d, m, n: (_mlp, (_layers(d, n, 3), Draw((m, n), d))), "1x16* 32x128 256x512 128x1024"),
+    Kind("mlp", "mlp step", lambda d, m, n: (_mlp_step, (_layers(d, n, 3), *_normals(d, (m, n), (m, n)))),
          "4x16 32x64* 64x256 256x512"),
-    Kind("linear algebra", "cholesky", matrices(jnp.linalg.cholesky, "definite"), "8 256* 768 128:float64"),
-    Kind("linear algebra", "triangular solve", matrices(
+    Kind("linear algebra", "cholesky", _matrices(jnp.linalg.cholesky, "definite"), "8 256* 768 128:float64"),
+    Kind("linear algebra", "triangular solve", _matrices(
         lambda a, b: jsp.linalg.solve_triangular(a, b, lower=True), "definite"), "128x16* 512x64"),
-    Kind("linear algebra", "solve", matrices(jnp.linalg.solve), "16x1 128x8 384x64"),
-    Kind("linear algebra", "eigh", matrices(jnp.linalg.eigh, "definite"), "8* 48 128"),
-    Kind("linear algebra", "qr", matrices(jnp.linalg.qr), "16 128", True),
-    Kind("random", "normal", keyed(jax.random.normal), "16 4096 131072* 1048576"),
-    Kind("random", "uniform", keyed(jax.random.uniform), "65536 2097152"),
-    Kind("random", "bernoulli", keyed(lambda key, shape, _: jax.random.bernoulli(key, 0.3, shape)), "524288", True),
-    Kind("update", "adam", lambda d, n, depth: (lambda *trees: jax.tree.map(adam, *trees), (
-        *(layer_draws(d, n, depth),) * 3, layer_draws(d, n, depth, "positive"))), "8x2* 64x4 256x4 1024x2"),
+    Kind("linear algebra", "solve", _matrices(jnp.linalg.solve), "16x1 128x8 384x64"),
+    Kind("linear algebra", "eigh", _matrices(jnp.linalg.eigh, "definite"), "8* 48 128"),
+    Kind("linear algebra", "qr", _matrices(jnp.linalg.qr), "16 128", True),
+    Kind("random", "normal", _keyed(jax.random.normal), "16 4096 131072* 1048576"),
+    Kind("random", "uniform", _keyed(jax.random.uniform), "65536 2097152"),
+    Kind("random", "bernoulli", _keyed(lambda key, shape, _: jax.random.bernoulli(key, 0.3, shape)), "524288", True),
+    Kind("update", "adam", lambda d, n, depth: (lambda *trees: jax.tree.map(_adam, *trees), (
+        *(_layers(d, n, depth),) * 3, _layers(d, n, depth, "positive"))), "8x2* 64x4 256x4 1024x2"),
     Kind("update", "descent", lambda d, n, depth: (lambda *trees: jax.tree.map(lambda w, g: w - 1e-2 * g, *trees), (
-        layer_draws(d, n, depth),) * 2), "32x2 512x4*"),
-    Kind("update", "clipped momentum", lambda d, n, depth: (clipped_momentum, (layer_draws(d, n, depth),) * 3),
+        _layers(d, n, depth),) * 2), "32x2 512x4*"),
+    Kind("update", "clipped momentum", lambda d, n, depth: (_clipped_momentum, (_layers(d, n, depth),) * 3),
          "16x2 384x4", True),
 )
 # fmt: on
@@ -318,8 +307,7 @@ def timed_functions(kinds: Sequence[Kind] = KINDS) -> dict[str, TimedFunction]:
 class KernelsSuite(Suite):
     """The functions of the suite as a GPU's compiler made them: fitted to the same samples, never timed by itself.
 
-    Args:
-        texts: of the compiled functions by name, for samples that do not say what was compiled.
+    `texts` are those of the compiled functions by name, for samples that do not say what was compiled.
     """
 
     model = GPU_KERNELS
@@ -333,19 +321,14 @@ class KernelsSuite(Suite):
         return []
 
     def kept(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Return cells with what their programs launch.
+        """Return cells with what their programs launch; one that does not say, and has no text, is refused."""
 
-        Raises:
-            ValueError: samples, and no text, that say what was compiled.
-        """
-        return [dataclasses.replace(cell, variant=GPU_KERNELS.variants[0], inputs=self._inputs(cell)) for cell in cells]
+        def inputs(cell: Cell) -> Mapping[str, float]:
+            if not cell.compiled and cell.name not in self._texts:
+                raise ValueError(f"holds {cell.name!r} without what was compiled of it")
+            return cell.compiled or gpu_inputs(gpu_program(self._texts[cell.name]))
 
-    def _inputs(self, cell: Cell) -> Mapping[str, float]:
-        if cell.compiled:
-            return cell.compiled
-        if cell.name not in self._texts:
-            raise ValueError(f"holds {cell.name!r} without what was compiled of it")
-        return gpu_inputs(gpu_program(self._texts[cell.name]))
+        return [dataclasses.replace(cell, variant=GPU_KERNELS.variants[0], inputs=inputs(cell)) for cell in cells]
 
 
 class FunctionsSuite(Suite):
@@ -361,17 +344,20 @@ class FunctionsSuite(Suite):
         """Return every function of the suite."""
         return [self._cell(name) for name in self._functions]
 
+    def _cell(self, name: str) -> Cell:
+        function = self._functions[name]
+        profile = profile_function(function.fn, *function.abstract())
+        inputs = {name: float(column[0]) for name, column in function_runs([profile]).inputs.items()}
+        about = {"group": function.family, "held_out": function.held_out, "n_bytes": profile.peak_bytes}
+        return Cell(name, FUNCTIONS.variants[0], inputs, **about)
+
     def program(self, cell: Cell) -> functools.partial[Any]:
         """Return the jitted function with its arguments."""
         function = self._functions[cell.name]
         return functools.partial(jax.jit(function.fn), *jax.device_put(function.arguments(np.random.default_rng(0))))
 
     def kept(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Return cells with the counts of their functions' profiles.
-
-        Raises:
-            ValueError: a function that the suite does not have.
-        """
+        """Return cells with the counts of their functions' profiles; one that the suite does not have is refused."""
         if unknown := [cell.name for cell in cells if cell.name not in self._functions]:
             raise ValueError(f"holds {unknown[0]!r}, which is no function of this suite")
         return [dataclasses.replace(self._cell(cell.name), compiled=cell.compiled) for cell in cells]
@@ -393,15 +379,3 @@ class FunctionsSuite(Suite):
     def of_compiled(self) -> Suite:
         """Return the suite of what a GPU's compiler made of the same functions."""
         return KernelsSuite()
-
-    def _cell(self, name: str) -> Cell:
-        function = self._functions[name]
-        profile = profile_function(function.fn, *function.abstract())
-        return Cell(
-            name,
-            FUNCTIONS.variants[0],
-            {name: float(column[0]) for name, column in function_runs([profile]).inputs.items()},
-            group=function.family,
-            held_out=function.held_out,
-            n_bytes=profile.peak_bytes,
-        )

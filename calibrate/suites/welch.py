@@ -33,8 +33,7 @@ TIMED = {
     "block": ("block", FAST_SEGMENTS),
     "learned": ("learned", FAST_SEGMENTS),
 }
-#: Sizes of the cells, batches that are padded and lengths that are no power of two among them, and the most samples of
-#: a segment of all rows.
+#: Sizes of the cells, some padded, some no power of two, and the most samples of a segment of all rows.
 GRID_BATCHES = (1, 2, 5, 9, 16, 27, 64, 100, 180, 256, 500, 1024, 3000, 8192, 32_768, 131_072)
 GRID_N_FFTS = (64, 96, 128, 160, 256, 384, 400, 480, 512, 1000, 1024, 1200, 1536, 2048, 4096)
 GRID_KS = (1, 4, 16, 64)
@@ -48,11 +47,7 @@ SHOWN_BATCHES, SHOWN_N_FFT, SHOWN_K = (1, 64, 1024, 8192), 256, 16
 class WelchSuite(Suite):
     """Every batch and n_fft of the grid, up to `GRID_SAMPLES`, with one number of peaks in turn, by every strategy.
 
-    Args:
-        models: files of learned FFTs to time as well, each of another segment length.
-
-    Raises:
-        ValueError: a file that holds no model, or two of one segment length.
+    `models` are files of learned FFTs to time as well, each of another segment length.
     """
 
     model = WELCH
@@ -92,12 +87,11 @@ class WelchSuite(Suite):
 
     def facts(self) -> Facts:
         """Return how the runner schedules here, and what the learned FFTs take that it was given."""
+        here, facts = current_fingerprint(), dict(WELCH.facts)
+        facts |= {name: fact for name, fact in schedule(here.platform)._asdict().items() if name in facts}
+        facts["processors"] = here.cores if here.platform == "cpu" else 1
         works = [learned_program(one, WelchPeakParams.fast(one.n_fft, 1)).work for one in self._learned.values()]
-        here = current_fingerprint()
-        known = schedule(here.platform)._asdict()
-        return {
-            **{name: known.get(name, fact) for name, fact in WELCH.facts.items()},
-            "processors": here.cores if here.platform == "cpu" else 1,
+        return facts | {
             "learned_n_fft": np.array(list(self._learned), float),
             "learned_flop": np.array([work.flop for work in works], float),
             "learned_live_bins": np.array([work.live_bins for work in works], float),
@@ -137,12 +131,8 @@ def welch_cell(group: str, batch: int, n_fft: int, k: int) -> Cell:
 @functools.cache
 def _tone() -> np.ndarray:
     """Return float32 samples of a tone in noise, as many as the largest signal of the grid has."""
-    rng = np.random.default_rng(0)
-    count = max(
-        batch * WelchPeakParams.fast(n_fft, 1).frame_len
-        for batch in GRID_BATCHES
-        for n_fft in GRID_N_FFTS
-        if batch * n_fft <= GRID_SAMPLES
-    )
+    sizes = [(batch, n_fft) for batch in GRID_BATCHES for n_fft in GRID_N_FFTS if batch * n_fft <= GRID_SAMPLES]
+    count = max(batch * WelchPeakParams.fast(n_fft, 1).frame_len for batch, n_fft in sizes)
     radians = 2 * np.pi * 0.11 * np.arange(count, dtype=np.float64)
-    return rng.standard_normal(count, np.float32) + 2 * np.sin(radians).astype(np.float32)
+    noise = np.random.default_rng(0).standard_normal(count, np.float32)
+    return noise + 2 * np.sin(radians).astype(np.float32)
