@@ -1,6 +1,7 @@
 """The calibrate job, of any suite: what it writes of a campaign, what it measures, resumes, leaves out and refuses."""
 
 import contextlib
+import dataclasses
 import gzip
 import io
 import itertools
@@ -12,7 +13,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from _campaigns import MICRO_NS, NAME, SUITE, TRUE_NS, ToySuite, fitted, made_up, quick_machine, quiet, run_job
+from _campaigns import MICRO_NS, NAME, SUITE, TRUE_NS, Toy, ToySuite, fitted, made_up, quick_machine, quiet, run_job
 from _content import sealed
 from _documented import assert_documented
 from rich.console import Console
@@ -162,6 +163,39 @@ def test_what_is_not_good_enough_is_kept_and_widens_the_intervals(outcome, tmp_p
     assert set(found.section.cautions) <= set(calibrated.cautions)
     assert np.all(np.asarray(calibrated.posterior.spread) > np.asarray(outcome.fitted.calibrated.posterior.spread))
     assert command("refit", found.samples_path, *OF_SUITE, "--strict", "--quiet").exit_code == 3
+
+
+class OfCompiled(ToySuite):
+    """The toy's cells by what was compiled of them: all of twice the width."""
+
+    model = type("CompiledToy", (Toy,), {"name": "compiled toy"})()
+
+    def kept(self, cells):
+        return [dataclasses.replace(cell, inputs=cell.compiled) for cell in cells]
+
+
+class Compiling(ToySuite):
+    """A suite whose cells say what was compiled."""
+
+    def cells(self):
+        return [self.as_compiled(cell, print) for cell in super().cells()]
+
+    def as_compiled(self, cell, program):
+        return dataclasses.replace(cell, compiled={"rows": cell.inputs["rows"], "width": 2 * cell.inputs["width"]})
+
+    def of_compiled(self):
+        return OfCompiled()
+
+
+def test_samples_that_say_what_was_compiled_fit_the_model_of_that_too(tmp_path):
+    path, suite = tmp_path / "a.json", Compiling()
+    made_up(path, suite)
+    found = fitted(path, suite)
+    assert any(note.startswith("compiled toy, by what was compiled: Typical error") for note in found.notes)
+    found = load_calibration(path, [suite.model, OfCompiled.model])
+    as_written, as_compiled = (found.of(name).coefficients for name in ("toy", "compiled toy"))
+    assert as_compiled["value_ns"] == pytest.approx(as_written["value_ns"] / 2, rel=0.05)
+    assert as_compiled["launch_ns"] == pytest.approx(as_written["launch_ns"], rel=0.05)
 
 
 def test_times_a_thousand_times_off_count_little_and_are_named(tmp_path):

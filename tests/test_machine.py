@@ -23,20 +23,11 @@ from calibrate.samples import Canary, SampleLog, read_samples
 from rlxjax.calibration import CalibrationFile
 
 
-def new_log():
-    return SampleLog.new(SUITE, NAME)
-
-
 def log_of(factors, others=0.0):
     """Return samples whose canaries took these factors of a microsecond, look by look."""
-    looks = [dict.fromkeys(CANARIES, 1e3 * float(factor)) for factor in factors]
-    log = new_log()
+    log, looks = SampleLog.new(SUITE, NAME), [dict.fromkeys(CANARIES, 1e3 * float(factor)) for factor in factors]
     log.canaries = [Canary(times_ns=times_ns, others=others) for times_ns in looks]
     return log
-
-
-def earlier_with(pace):
-    return CalibrationFile.model_validate(content()).machine.model_copy(update={"pace": pace})
 
 
 def test_the_ratio_is_the_geometric_mean_over_the_canaries_that_both_have():
@@ -47,19 +38,18 @@ def test_the_ratio_is_the_geometric_mean_over_the_canaries_that_both_have():
     assert slowness({}, then) is None
 
 
-def test_a_first_calibration_knows_no_usual_speed_and_later_ones_are_held_against_the_fastest():
-    first = pace_of(log_of([1.0] * 20), None)
-    assert first.usual is None
-    slow = pace_of(log_of([1.5] * 20), earlier_with(first))
-    assert slow.usual == pytest.approx(1 / 1.5)
+def test_later_calibrations_are_held_against_the_fastest_and_a_pace_that_changes_makes_times_less_sure():
+    def pace(factors, earlier=None):
+        section = CalibrationFile.model_validate(content()).machine.model_copy(update={"pace": earlier})
+        return pace_of(log_of(factors), earlier and section)
+
+    first = pace([1.0] * 20)
+    slow = pace([1.5] * 20, first)
+    third = pace([0.9] * 20, slow)
+    assert [one.usual for one in (first, slow, third)] == [None, pytest.approx(1 / 1.5), pytest.approx(1 / 0.9)]
     assert slow.usual_ns == first.usual_ns
-    third = pace_of(log_of([0.9] * 20), earlier_with(slow))
-    assert third.usual == pytest.approx(1 / 0.9)
     assert third.usual_ns == pytest.approx(dict.fromkeys(CANARIES, 900.0))
-
-
-def test_a_pace_that_changes_makes_the_times_less_sure():
-    calm, restless = (pace_of(log_of(np.exp(sd * np.tile([-1.0, 1.0], 40))), None).log_sd for sd in (0.0, 0.09))
+    calm, restless = (pace(np.exp(sd * np.tile([-1.0, 1.0], 40))).log_sd for sd in (0.0, 0.09))
     assert 0.0 < calm < 0.05 < restless < 0.1
 
 
@@ -70,12 +60,12 @@ def counted(monkeypatch):
     monkeypatch.setattr(machine, "micro_benchmarks", lambda: dict.fromkeys(CANARIES, lambda: 100.0 + next(ticks)))
 
 
-def test_a_busy_process_is_counted_as_what_others_use(tmp_path, counted, monkeypatch):
+def test_a_busy_process_is_counted_as_what_others_use(counted, monkeypatch):
     assert pace_of(log_of([1.0] * 4, others=0.8), None).others == pytest.approx(0.8)
     monkeypatch.setattr(machine, "EVERY_S", 0.0)
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        watch = CanaryWatch(log := new_log())
+        watch = CanaryWatch(log := SampleLog.new(SUITE, NAME))
         time.sleep(0.6)
         watch.look()
     finally:
@@ -85,7 +75,7 @@ def test_a_busy_process_is_counted_as_what_others_use(tmp_path, counted, monkeyp
 
 
 def test_looks_and_repeats_are_kept_with_the_samples(tmp_path, counted):
-    path, log = tmp_path / "x.toy.samples.jsonl", new_log()
+    path, log = tmp_path / "x.toy.samples.jsonl", SampleLog.new(SUITE, NAME)
     with log.kept_in(path, append=False):
         watch = CanaryWatch(log)
         for _ in range(3):
