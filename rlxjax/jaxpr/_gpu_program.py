@@ -5,7 +5,6 @@ import enum
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from ._rules import names
@@ -192,42 +191,43 @@ def end_row(commands: Counter[str]) -> None:
 
 def _kernel(instruction: Instruction, computation: Computation, fused: Computation | None) -> GpuKernel:
     read, written = computation.moved(instruction, fused)
-    source = fused or computation
+    source, attributes = fused or computation, instruction.attributes
     inside = list(fused.instructions.values()) if fused else [instruction]
     target, results = instruction.target, instruction.arrays
     if instruction.opcode == "custom-call" and len(results) > 1:  # what a library asks for beside its results is last
         is_scratch = results[-1].kind in ("s8", "u8") and len(results[-1].sizes) == 1
         written -= results[-1].elements * is_scratch
-    kind = _kind(instruction.opcode, target, {each.opcode for each in inside})
+    if target:
+        kind = next((kind for part, kind in _LIBRARY.items() if part in target), GpuKernelKind.OTHER)
+    elif instruction.opcode.removesuffix("-start") == "copy":
+        kind = GpuKernelKind.COPY
+    else:
+        opcodes = {each.opcode for each in inside}
+        kind = next((kind for found, kind in _FUSED.items() if found in opcodes), GpuKernelKind.ELEMENTWISE)
     operands = [operand.arrays for operand in computation.operands(instruction)]
-    first = operands[0][0].sizes if operands and operands[0] else ()
-    product = None
+    first = operands[0][0] if operands and operands[0] else Array("pred", (), False)
+    product, passes, columns, row_elements = None, 1, 0, 0
     if kind is GpuKernelKind.PRODUCT:
         found = [_product(each, source) for each in inside if each.opcode in ("dot", "custom-call")]
         product = max(found, key=lambda one: one.flop)
     elif kind is GpuKernelKind.CONVOLUTION:
         product = _convolution(instruction, operands[1][0])
-    return GpuKernel(
-        kind,
-        1,
-        bool(target) or instruction.opcode == "fft",
-        read,
-        written,
-        sum(_operations(each, source) for each in inside if not target),
-        product,
-        _passes(instruction, kind, operands),
-        math.prod(first[:-2]) * min(first[-2:]) if kind in _SOLVERS and len(first) >= 2 else 0,
-        _row_elements(inside, first) if kind in (GpuKernelKind.SORT, GpuKernelKind.RADIX_SORT) else 0,
-    )
-
-
-def _kind(opcode: str, target: str, inside: set[str]) -> GpuKernelKind:
-    """Return what a kernel mostly does, by its instruction, by the library's name for it and by what it fuses."""
-    if target:
-        return next((kind for part, kind in _LIBRARY.items() if part in target), GpuKernelKind.OTHER)
-    if opcode.removesuffix("-start") == "copy":
-        return GpuKernelKind.COPY
-    return next((kind for found, kind in _FUSED.items() if found in inside), GpuKernelKind.ELEMENTWISE)
+    elif kind in _SOLVERS and len(first.sizes) >= 2:
+        columns = math.prod(first.sizes[:-2]) * min(first.sizes[-2:])
+    elif kind is GpuKernelKind.FFT and (transform := _FFT.search(attributes)):
+        # Over its bytes it goes once by axis, more often for long ones, once more if a long one is real.
+        lengths = _sizes(transform[2])
+        passes = sum(math.ceil(math.log2(max(length, 2)) / math.log2(PASS_SAMPLES)) for length in lengths)
+        passes += "R" in transform[1] and max(lengths, default=1) > PASS_SAMPLES
+    elif kind in (GpuKernelKind.SORT, GpuKernelKind.RADIX_SORT):
+        if kind is GpuKernelKind.RADIX_SORT and operands and operands[0]:  # once by byte of a key, and once to count
+            passes = first.itemsize + 1
+        axes = ((each, _SORTED.search(each.attributes)) for each in inside if each.opcode == "sort")
+        rows = (each.arrays[0].sizes[int(axis[1])] for each, axis in axes if axis)
+        row_elements = next(rows, first.sizes[-1] if first.sizes else 1)
+    operations = 0 if target else sum(_operations(each, source) for each in inside)
+    is_library = bool(target) or instruction.opcode == "fft"
+    return GpuKernel(kind, 1, is_library, read, written, operations, product, passes, columns, row_elements)
 
 
 def _sizes(text: str) -> list[int]:
@@ -237,9 +237,12 @@ def _sizes(text: str) -> list[int]:
 def _product(instruction: Instruction, computation: Computation) -> Product:
     """Return what a product of matrices takes, of the compiler's own or of cuBLAS."""
     left, result = computation.operands(instruction)[0].arrays[0], instruction.arrays[0].elements
-    contracted, batched = _CONTRACTED.search(instruction.attributes), _BATCHED.search(instruction.attributes)
-    depth = math.prod(left.sizes[place] for place in _sizes(contracted[1])) if contracted else 1
-    batch = math.prod(left.sizes[place] for place in _sizes(batched[1])) if batched else 1
+    depth, batch = (
+        math.prod(left.sizes[place] for place in _sizes(found[1]))
+        if (found := axes.search(instruction.attributes))
+        else 1
+        for axes in (_CONTRACTED, _BATCHED)
+    )
     rows = max(left.elements // max(depth * batch, 1), 1)
     columns = max(result // max(batch * rows, 1), 1)
     tiles = batch * math.ceil(rows / TILE) * math.ceil(columns / TILE)
@@ -262,29 +265,7 @@ def _operations(instruction: Instruction, computation: Computation) -> int:
     if opcode in _MOVES:
         return 0
     if opcode in ("reduce", "reduce-window") and instruction.operands:
-        window = _WINDOW.search(instruction.attributes)
-        if opcode == "reduce-window" and window:
+        if opcode == "reduce-window" and (window := _WINDOW.search(instruction.attributes)):
             return arrays[0].elements * math.prod(map(int, window[1].split("x")))
         arrays = computation.operands(instruction)[0].arrays
     return sum(array.elements * max(array.itemsize // 4, 1) for array in arrays[:1])
-
-
-def _passes(instruction: Instruction, kind: GpuKernelKind, operands: Sequence[Sequence[Array]]) -> int:
-    """Return how often a kernel goes over its bytes: a radix sort once by byte of a key, and once to count."""
-    if kind is GpuKernelKind.RADIX_SORT and operands and operands[0]:
-        return operands[0][0].itemsize + 1
-    found = _FFT.search(instruction.attributes)
-    if kind is not GpuKernelKind.FFT or found is None:
-        return 1
-    # A transform does so once by axis, more often for long ones, once more if a long one is real.
-    lengths = _sizes(found[2])
-    passes = sum(math.ceil(math.log2(max(length, 2)) / math.log2(PASS_SAMPLES)) for length in lengths)
-    return passes + ("R" in found[1] and max(lengths, default=1) > PASS_SAMPLES)
-
-
-def _row_elements(inside: Sequence[Instruction], first: tuple[int, ...]) -> int:
-    """Return the elements of a row that is sorted: of the axis that the sort names, or else of all."""
-    for each in inside:
-        if each.opcode == "sort" and (axis := _SORTED.search(each.attributes)):
-            return each.arrays[0].sizes[int(axis[1])]
-    return first[-1] if first else 1

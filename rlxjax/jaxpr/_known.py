@@ -93,92 +93,6 @@ class Scalar(NamedTuple):
     place: Hashable
 
 
-class _Loop:
-    """The numbers by place that decide how often a loop runs; see `turns`."""
-
-    def __init__(
-        self,
-        test: Sequence[Scalar],
-        body: Sequence[Scalar],
-        holds: Hashable,
-        moves: Mapping[Hashable, Hashable],
-        known: Mapping[Hashable, Number],
-    ) -> None:
-        needed, size = {holds}, 0
-        while len(needed) > size:
-            size = len(needed)
-            for each in (*body[::-1], *test[::-1]):
-                needed.update(each.reads if each.place in needed and each.place not in known else ())
-            needed.update([moves[place] for place in needed if place in moves])
-        self._test, self._body = (
-            [each for each in side if each.place in needed and each.place not in known] for side in (test, body)
-        )
-        self._holds, self._known = holds, known
-        self._moves = {place: moves[place] for place in needed if place in moves}
-        self._first = {place: known[place] for place in self._moves}
-
-    def _values(self, state: Mapping[Hashable, Any], wraps: bool, tests_only: bool = False) -> dict[Hashable, Any]:
-        """Return the numbers that operations make of what is carried."""
-        values: dict[Hashable, Any] = {**self._known, **state}
-        for each in self._test if tests_only else (*self._test, *self._body):
-            values[each.place] = _result(each.name, each.dtype, [values[read] for read in each.reads], wraps)
-        return values
-
-    def _turned(self, values: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-        """Return what is carried after one more turn."""
-        return {place: values[new] for place, new in self._moves.items()}
-
-    def counted(self) -> int | None:
-        """Return the turns of a loop whose numbers all change by constants, and fit their types; else None."""
-        at = self._values(self._first, wraps=False)
-        if not at[self._holds]:
-            return 0
-        then = self._values(self._turned(at), wraps=False)
-        found = math.inf
-        for each in (*self._test, *self._body):
-            truths = {isinstance(at[place], bool) for place in (*each.reads, each.place)}
-            linear = _TESTS if len(truths) == 2 else _SAME | {"and"} if True in truths else _LINEAR
-            if each.name not in linear or (isinstance(at[each.place], bool) and each.place in self._moves.values()):
-                return None
-            if each.name in _TESTS:
-                gap, next_gap = (values[each.reads[0]] - values[each.reads[1]] for values in (at, then))
-                found = min(found, _first_failure(each.name, gap, next_gap - gap))
-        if not found < _MOST_TURNS:
-            return None
-
-        def after(turns: int) -> dict[Hashable, Any]:
-            return {place: at[place] + turns * (then[place] - at[place]) for place in self._moves}
-
-        last = self._values(after(int(found) - 1), wraps=False)
-        ends = not self._values(after(int(found)), wraps=False, tests_only=True)[self._holds]
-        is_linear = self._turned(then) == after(2) and self._turned(last) == after(int(found))
-        return int(found) if is_linear and last[self._holds] and ends else None
-
-    def followed(self) -> int | None:
-        """Return the turns of a loop that ends soon, turn by turn; else None."""
-        state, earlier = self._first, None
-        for turns in range(_MOST_FOLLOWED // (len(self._test) + len(self._body) + 1)):
-            if not self._values(state, wraps=True, tests_only=True)[self._holds]:
-                return turns
-            if state == earlier:  # it goes round in a circle
-                break
-            if turns & (turns - 1) == 0:
-                earlier = state
-            state = self._turned(self._values(state, wraps=True))
-        return None
-
-
-def _first_failure(test: str, gap: Any, step: Any) -> float:
-    """Return the first turn in which a comparison fails that holds at first, by the difference of its sides."""
-    if test == "eq":
-        return 1 if step else math.inf
-    if test == "ne":
-        hits, rest = divmod(-gap, step) if step else (0, 1)
-        return hits if hits > 0 and not rest else math.inf
-    gap, step = (gap, step) if test in ("lt", "le") else (-gap, -step)
-    return math.inf if step <= 0 else -(gap // step) if test in ("lt", "gt") else -gap // step + 1
-
-
 def turns(
     test: Sequence[Scalar],
     body: Sequence[Scalar],
@@ -192,10 +106,80 @@ def turns(
     carried at first.
     """
     known = {place: number for place, number in known.items() if number is not None}
-    for way in (_Loop.counted, _Loop.followed):
+    needed, size = {holds}, 0
+    while len(needed) > size:
+        size = len(needed)
+        for each in (*body[::-1], *test[::-1]):
+            needed.update(each.reads if each.place in needed and each.place not in known else ())
+        needed.update([moves[place] for place in needed if place in moves])
+    test, body = ([each for each in side if each.place in needed and each.place not in known] for side in (test, body))
+    moves = {place: moves[place] for place in needed if place in moves}
+
+    def values(state: Mapping[Hashable, Any], wraps: bool, of: Sequence[Scalar] = (*test, *body)) -> dict[Any, Any]:
+        """Return the numbers that operations make of what is carried."""
+        found: dict[Any, Any] = {**known, **state}
+        for each in of:
+            found[each.place] = _result(each.name, each.dtype, [found[read] for read in each.reads], wraps)
+        return found
+
+    def turned(found: Mapping[Hashable, Any]) -> dict[Any, Any]:
+        """Return what is carried after one more turn."""
+        return {place: found[new] for place, new in moves.items()}
+
+    def counted() -> int | None:
+        """Return the turns of a loop whose numbers all change by constants, and fit their types; else None."""
+        at = values({}, wraps=False)
+        if not at[holds]:
+            return 0
+        then = values(turned(at), wraps=False)
+        found = math.inf
+        for each in (*test, *body):
+            truths = {isinstance(at[place], bool) for place in (*each.reads, each.place)}
+            linear = _TESTS if len(truths) == 2 else _SAME | {"and"} if True in truths else _LINEAR
+            if each.name not in linear or (isinstance(at[each.place], bool) and each.place in moves.values()):
+                return None
+            if each.name in _TESTS:
+                gap, next_gap = (numbers[each.reads[0]] - numbers[each.reads[1]] for numbers in (at, then))
+                found = min(found, _first_failure(each.name, gap, next_gap - gap))
+        if not found < _MOST_TURNS:
+            return None
+
+        def after(times: int) -> dict[Any, Any]:
+            return {place: at[place] + times * (then[place] - at[place]) for place in moves}
+
+        last = values(after(int(found) - 1), wraps=False)
+        is_linear = turned(then) == after(2) and turned(last) == after(int(found))
+        ends = not values(after(int(found)), wraps=False, of=test)[holds]
+        return int(found) if is_linear and last[holds] and ends else None
+
+    def followed() -> int | None:
+        """Return the turns of a loop that ends soon, turn by turn; else None."""
+        state, earlier = {place: known[place] for place in moves}, None
+        for times in range(_MOST_FOLLOWED // (len(test) + len(body) + 1)):
+            if not values(state, wraps=True, of=test)[holds]:
+                return times
+            if state == earlier:  # it goes round in a circle
+                break
+            if times & (times - 1) == 0:
+                earlier = state
+            state = turned(values(state, wraps=True))
+        return None
+
+    for way in (counted, followed):
         try:
-            if (found := way(_Loop(test, body, holds, moves, known))) is not None:
+            if (found := way()) is not None:
                 return found
         except _UNSURE:
             pass
     return None
+
+
+def _first_failure(test: str, gap: Any, step: Any) -> float:
+    """Return the first turn in which a comparison fails that holds at first, by the difference of its sides."""
+    if test == "eq":
+        return 1 if step else math.inf
+    if test == "ne":
+        hits, rest = divmod(-gap, step) if step else (0, 1)
+        return hits if hits > 0 and not rest else math.inf
+    gap, step = (gap, step) if test in ("lt", "le") else (-gap, -step)
+    return math.inf if step <= 0 else -(gap // step) if test in ("lt", "gt") else -gap // step + 1

@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ._kernels import BESIDE, EACH, NO_WORK, SPREAD, TRANSPOSE, UNTILED, Work, add_kernel, transposed
-from ._rules import elements
+from ._rules import Rule, elements
 
 #: What more places of a kernel's code would compute, by slices of slices say, compilers keep in memory.
 _MOST_PLACES = 15
@@ -27,21 +27,13 @@ class Step(NamedTuple):
     """One piece of work between buffers, which are numbers."""
 
     equation: Any
-    #: Buffers it reads, as often as it names them, and those that it makes.
+    rule: Rule
+    #: Buffers it reads, as often as it names them, those that it makes, and those it reads that have to lie in memory.
     reads: tuple[int, ...]
     writes: tuple[int, ...]
-    #: Those it reads that have to lie in memory; others may be computed on the way.
     needs: tuple[int, ...]
-    #: What it makes has to lie in memory.
-    writes_memory: bool = True
     #: Bytes that it moves; None where these are what it reads in the end and what it makes.
     traffic_bytes: int | None = None
-    #: What it reads of its first operand, as a share (numerator, denominator).
-    part: tuple[int, int] | None = None
-    #: Not worth computing once for each kernel that reads it, or for each element of a broadcast.
-    costly: bool = False
-    #: May take the memory of a buffer that it is the last to read.
-    in_place: bool = False
     #: Memory that it needs while it runs.
     inner_bytes: int = 0
     work: Work = NO_WORK
@@ -81,17 +73,18 @@ def fused_memory(
     grouped, moved = Counter[Any](), 0
     for number, step in enumerate(steps):
         read: dict[int, int] = {}
-        costly = step.costly
+        costly = step.rule.costly
         for buffer in step.reads:
             sources, source_costs = origin.get(buffer, ({buffer: sizes[buffer]}, False))
             costly |= source_costs
             for source, touched in sources.items():
                 part = touched
-                if step.part is not None and buffer == step.reads[0]:
-                    part = min(touched, touched * step.part[0] // step.part[1])
+                if step.rule.reads_part and buffer == step.reads[0]:
+                    whole, taken = (elements(var.aval) for var in (step.equation.invars[0], step.equation.outvars[0]))
+                    part = min(touched, touched * taken // max(whole, 1))
                 read[source] = min(read.get(source, 0) + part, sizes[source])
         several = costly and any(buffer in shared or spread[buffer] for buffer in step.writes)
-        kept = step.writes_memory or several or any(needed[buffer] for buffer in step.writes)
+        kept = step.rule.writes_memory or several or any(needed[buffer] for buffer in step.writes)
         if kept or len(read) > _MOST_READS:
             kernels.append(step._replace(reads=tuple(read)))
             written = sum(sizes[buffer] for buffer in step.writes)
@@ -122,8 +115,8 @@ def _read_by_several(steps: Sequence[Step], needed: bytearray) -> set[int]:
         is_several = len(own) > 1 or None in own
         if is_several:
             found.update(step.writes)
-        is_needed = step.writes_memory or any(needed[buffer] for buffer in step.writes)
-        kept = is_needed or not own or (step.costly and is_several)
+        is_needed = step.rule.writes_memory or any(needed[buffer] for buffer in step.writes)
+        kept = is_needed or not own or (step.rule.costly and is_several)
         end = number if kept else None if is_several else own.pop()
         for buffer in step.reads:
             ends[buffer] = end if ends.get(buffer, end) == end else None
@@ -134,7 +127,7 @@ def _for_libraries(steps: Sequence[Step]) -> Iterable[int]:
     """Yield what lies in memory for reductions, whose libraries take elementwise work alone on the way."""
     wanted: dict[int, int] = {}
     for step in reversed(steps):
-        if step.writes_memory and step.work.family != "reduction":
+        if step.rule.writes_memory and step.work.family != "reduction":
             continue
         roots = [wanted[buffer] for buffer in step.writes if buffer in wanted]
         if step.work.family == "reduction":
@@ -215,7 +208,7 @@ def _most_live(
     start: dict[int, int] = {}
     end: dict[int, float] = {}
     for number, kernel in enumerate(kernels):
-        reusable = kernel.reads if kernel.in_place else ()
+        reusable = kernel.reads if kernel.rule.in_place else ()
         dying = [buffer for buffer in reusable if last[buffer] == number and buffer not in reshaped]
         for buffer in kernel.writes:
             heir = next((other for other in dying if sizes[other] == sizes[buffer]), None)
@@ -323,7 +316,7 @@ def _without_transposes(steps: Sequence[Step], outputs: Container[int]) -> list[
             step = _with_turned_left(step, is_left_turned)
             if len(step.equation.outvars[0].aval.shape) == 2:
                 products[result] = len(left)
-        is_elementwise = step.work.family == "elementwise" and not step.writes_memory
+        is_elementwise = step.work.family == "elementwise" and not step.rule.writes_memory
         if result not in outputs and (readers[result] == 1 or 0 < readers[result] == by_products[result]):
             if is_turn:
                 turned[result] = len(left)

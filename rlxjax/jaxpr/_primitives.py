@@ -12,8 +12,8 @@ from jax import lax
 from rlxjax._checks import as_index
 from rlxjax._tracing import TRACER
 
-from . import _rules_algebra, _rules_arrays
-from ._rules import Aval, Operation, OperationCounts, Rule, names, nbytes
+from . import _rules_algebra
+from ._rules import ARRAY_RULES, Aval, Operation, OperationCounts, Rule, names, nbytes
 
 if TYPE_CHECKING:
     from jax.extend.core import Primitive
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CountingRule: TypeAlias = Callable[[Sequence[Aval], Sequence[Aval], Mapping[str, Any]], OperationCounts]
 
 #: Rules by the name of the primitive; no name stands in two families.
-RULES: dict[str, Rule] = dict(**_rules_arrays.RULES, **_rules_algebra.RULES)
+RULES: dict[str, Rule] = dict(**ARRAY_RULES, **_rules_algebra.RULES)
 #: What holds a jaxpr and runs it once, as if its equations stood in its place.
 CALLS = names(
     "jit pjit call core_call closed_call core_closed_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr "
@@ -220,18 +220,9 @@ def _bcoo(parts: Any, shape: Any, spinfo: Any) -> Any:
     return _sparse().BCOO((data, jnp.stack(places, -1)), shape=spinfo.shape)
 
 
-def _bcsr_dot(*operands: Any, dimension_numbers: Any, lhs_spinfo: Any, **_: Any) -> Any:
-    matrix = _bcoo(operands[:3], lhs_spinfo.shape, None)
-    return _sparse().bcoo_dot_general(matrix, operands[3], dimension_numbers=dimension_numbers)
-
-
 def _product(*operands: Any, transpose: bool, shape: Any = None, spinfo: Any = None) -> Any:
     matrix = _bcoo(operands[:3], shape, spinfo)
     return (matrix.T if transpose else matrix) @ operands[3]
-
-
-def _dense(*parts: Any, shape: Any = None, spinfo: Any = None) -> Any:
-    return _bcoo(parts, shape, spinfo).todense()
 
 
 def _found(matrix: Any, **options: Any) -> Any:
@@ -247,9 +238,12 @@ def _found_by_rows(matrix: Any, **options: Any) -> Any:
 #: By the name of the primitive.
 _SPARSE_PROGRAMS: Mapping[str, Callable[..., Any]] = {
     "bcoo_dot_general": _dot,
-    "bcsr_dot_general": _bcsr_dot,
+    "bcsr_dot_general": lambda *operands, dimension_numbers, lhs_spinfo, **_: _sparse().bcoo_dot_general(
+        _bcoo(operands[:3], lhs_spinfo.shape, None), operands[3], dimension_numbers=dimension_numbers
+    ),
     **dict.fromkeys(("coo_matvec", "coo_matmat", "csr_matvec", "csr_matmat"), _product),
-    **dict.fromkeys(("coo_todense", "csr_todense"), _dense),
+    "coo_todense": lambda *parts, spinfo: _bcoo(parts, None, spinfo).todense(),
+    "csr_todense": lambda *parts, shape: _bcoo(parts, shape, None).todense(),
     "coo_fromdense": _found,
     "csr_fromdense": _found_by_rows,
 }

@@ -86,16 +86,13 @@ class TargetProfile:
 
     def as_dict(self) -> dict[str, Any]:
         """Return what a program reads; what XLA estimates under XLA's own names."""
+        sizes = ("argument_bytes", "output_bytes", "temporary_bytes", "peak_bytes", "fits")
         return {
             "name": self.device.name,
             "devices": self.devices,
             "memory_bytes": self.device.memory_bytes,
-            "argument_bytes": self.argument_bytes,
-            "output_bytes": self.output_bytes,
-            "temporary_bytes": self.temporary_bytes,
-            "peak_bytes": self.peak_bytes,
-            "fits": self.fits,
-            "collectives": {name: _moved(row) for name, row in self.collectives.items()},
+            **{name: getattr(self, name) for name in sizes},
+            "collectives": _moved(self.collectives),
             "xla_estimates": dict(self.estimates),
             "xla_left_out": dict(self.left_out),
             "compiler": self.compiler,
@@ -203,10 +200,8 @@ class FunctionProfile:
     def as_dict(self) -> dict[str, Any]:
         """Return what a program reads: counts, shares of 1, and what the program takes of a target."""
         found: dict[str, Any] = {
-            "counts": {
-                "flops": self.flops,
-                "transcendentals": self.transcendentals,
-                "integer_ops": self.integer_ops,
+            "counts": {name: getattr(self, name) for name in ("flops", "transcendentals", "integer_ops")}
+            | {
                 "launches": self.io.kernel_launches,
                 "sync_points": self.io.sync_points,
                 "traffic_bytes": self.io.device_traffic_bytes,
@@ -218,13 +213,15 @@ class FunctionProfile:
         }
         if self.target is not None:
             kinds = {name: row for name, row in self.by_family.items() if row.launches or row.bytes}
-            found["target"] = self.target.as_dict() | {"kernels": {name: _moved(row) for name, row in kinds.items()}}
+            found["target"] = self.target.as_dict() | {"kernels": _moved(kinds)}
         return found
 
     def __str__(self) -> str:
         io, is_written = self.io, self.level == "jaxpr"
-        moved, covered = _short(io.device_traffic_bytes), _percent(self.coverage_equations)
-        of_bytes = f", {_percent(self.coverage_bytes)} of {moved}B"
+        shares = self.coverage_equations, self.coverage_bytes  # which read 100 % only if they are
+        covered, of_traffic = ("100 %" if each == 1 else f"{min(100 * each, 99.99):.2f} %" for each in shares)
+        moved = _short(io.device_traffic_bytes)
+        of_bytes = f", {of_traffic} of {moved}B"
         of_xla = "; launches, traffic and memory are those of the compiled program"
         fused = f", {_short(self.fused_traffic_bytes)}B if fused" if is_written else ""
         lines = [
@@ -254,8 +251,8 @@ class FunctionProfile:
         return "\n".join(lines)
 
 
-def _moved(row: OperationCounts) -> dict[str, int]:
-    return {"launches": row.launches, "bytes": row.bytes or 0}
+def _moved(rows: Mapping[str, OperationCounts]) -> dict[str, dict[str, int]]:
+    return {name: {"launches": row.launches, "bytes": row.bytes or 0} for name, row in rows.items()}
 
 
 def dearest_first(rows: Mapping[str, OperationCounts]) -> Mapping[str, OperationCounts]:
@@ -264,11 +261,6 @@ def dearest_first(rows: Mapping[str, OperationCounts]) -> Mapping[str, Operation
     moved = max(sum(row.bytes or 0 for row in rows.values()), 1)
     order = sorted(rows, key=lambda name: -(sum(rows[name][:3]) / operations + (rows[name].bytes or 0) / moved))
     return FrozenDict({name: rows[name] for name in order})
-
-
-def _percent(share: float) -> str:
-    """Return a share so that it reads 100 % only if it is."""
-    return "100 %" if share == 1 else f"{min(100 * share, 99.99):.2f} %"
 
 
 def _short(count: Any) -> str:

@@ -1,4 +1,8 @@
-"""What one operation of a JAX program does: its counts, and the record that says how they are made."""
+"""What one operation of a JAX program does: its counts, the record of a rule, and the rules of all but algebra.
+
+Complex numbers follow the textbook: a product is 4 multiplies and 2 adds, a quotient multiplies by the
+conjugate and divides by the squared modulus (11), exp(x + iy) is exp(x) (cos y + i sin y).
+"""
 
 import functools
 import math
@@ -129,3 +133,221 @@ def number_kind(dtype: Any) -> str:
 def is_real_on_one_side(op: Operation) -> bool:
     """Return whether an operation turns real numbers into complex ones, or back."""
     return len({number_kind(aval.dtype) for aval in (*op.inputs, *op.outputs)}) > 1
+
+
+# --- Elementwise work, reductions, moving and indexing, random numbers, what is outside --------------------
+
+#: Names -> (FLOP, transcendentals) of a real element, and of a complex one.
+_ELEMENTWISE: Mapping[str, tuple[Pair, Pair]] = {
+    "add sub add_any neg max min eq ne lt le gt ge eq_to lt_to le_to is_finite": ((1, 0), (2, 0)),
+    "floor ceil round rem nextafter reduce_precision conj and or xor not population_count clz mulhi "
+    "shift_left shift_right_arithmetic shift_right_logical": ((1, 0), (1, 0)),
+    "clamp": ((2, 0), (2, 0)),
+    "one_minus_square": ((3, 0), (10, 0)),  # (1 + x)(1 - x)
+    "mul square": ((1, 0), (6, 0)),
+    "div": ((1, 0), (11, 0)),
+    "abs": ((1, 0), (3, 1)),
+    "sign": ((1, 0), (5, 1)),
+    # What a special function computes inside, series or iterations, is not looked at.
+    "lgamma digamma bessel_i0e bessel_i1e erf erfc erf_inv zeta polygamma atan2 cbrt": ((0, 1), (0, 1)),
+    "exp exp2": ((0, 1), (2, 3)),
+    "expm1": ((0, 1), (4, 3)),
+    "log": ((0, 1), (4, 2)),
+    "log2 log1p": ((0, 1), (6, 2)),
+    "sqrt": ((0, 1), (7, 2)),
+    "rsqrt": ((0, 1), (13, 2)),
+    "pow": ((0, 1), (12, 5)),
+    "logistic": ((0, 1), (17, 3)),
+    "sin cos sinh cosh": ((0, 1), (2, 4)),
+    "tan tanh": ((0, 1), (15, 4)),
+    "asin acos atan asinh acosh atanh": ((0, 1), (21, 4)),
+}
+_COSTLY = names(
+    "exp exp2 expm1 log log1p tanh logistic sqrt rsqrt cbrt div rem pow erf erfc erf_inv atan2 tan asin acos atan sinh "
+    "cosh asinh acosh atanh lgamma digamma polygamma zeta bessel_i0e bessel_i1e"
+)
+#: Special functions that iterate over whole arrays until the last element has converged -> values of an element that
+#: are kept meanwhile, as XLA writes their series and continued fractions.
+_ITERATED = {
+    "igamma": 25,
+    "igammac": 25,
+    "igamma_grad_a": 38,
+    "random_gamma_grad": 35,
+    "regularized_incomplete_beta": 9,
+}
+#: Names -> FLOP of putting one more real element in, and one more complex one.
+_COMBINE: Mapping[str, tuple[Pair, Pair]] = {
+    **dict.fromkeys(("sum", "max", "min"), ((1, 0), (2, 0))),
+    "prod": ((1, 0), (6, 0)),
+    **dict.fromkeys(("and", "or", "xor"), ((1, 0), (1, 0))),
+}
+#: The family of primitives at which the device waits for the host.
+CALLBACK = "callback"
+#: Threefry-2x32 with 20 rounds (Salmon et al., SC 2011): a round is an add, a rotation (two shifts and an or)
+#: and an xor; the key goes in six times, two adds the first time and three after it.
+_THREEFRY_OPS = 20 * 5 + 2 + 5 * 3
+#: Philox-4x32 with 10 rounds gives four words: a round is two products of two words, four xors and two adds.
+_PHILOX_OPS = 10 * (2 * 2 + 4 + 2) // 4
+
+
+def _results(op: Operation) -> int:
+    return elements(op.result)
+
+
+def _integer_pow(op: Operation) -> OperationCounts:
+    """Squares and multiplies (Knuth, The Art of Computer Programming, 4.6.3), then one division if y < 0."""
+    power, inverse = abs(op.params["y"]), op.params["y"] < 0
+    products = max(power.bit_length() + power.bit_count() - 2, 0)
+    return arithmetic(op.result, elements(op.result), (products + inverse, 0), (6 * products + 11 * inverse, 0))
+
+
+def _each(op: Operation) -> int:
+    """Operations of one combination: of a general reduction each of its function's equations is one."""
+    return len(op.params["jaxpr"].eqns) if "jaxpr" in op.params else 1
+
+
+def _cumulated(op: Operation) -> int:
+    """`n - 1` operations along the axis."""
+    length = op.operand.shape[op.params["axis"]]
+    return elements(op.operand) - elements(op.operand) // length if length else 0
+
+
+def _gamma(op: Operation) -> OperationCounts:
+    """One accepted trial of Marsaglia and Tsang (2000): a normal and a uniform number, two logs, a cube, a power."""
+    samples = elements(op.result)
+    return OperationCounts(14 * samples, 4 * samples, 2 * _THREEFRY_OPS * samples)
+
+
+def _random(ops_per_block: int, words: int = 1) -> Rule:
+    """Return the rule of blocks, of which each gives so many elements."""
+    return Rule(
+        "random",
+        said=lambda op: OperationCounts(integer_ops=sum(map(elements, op.outputs)) * ops_per_block // words),
+    )
+
+
+def _random_bits(op: Operation) -> OperationCounts:
+    """One block of Threefry for an element, whose two words are put together; other generators as Philox."""
+    is_threefry = "fry" in str(op.operand.dtype)
+    return OperationCounts(integer_ops=elements(op.result) * (_THREEFRY_OPS + 1 if is_threefry else _PHILOX_OPS))
+
+
+def _written(index: int, combine: tuple[Pair, Pair] | None = None) -> Rule:
+    """Updates, the operand of an index, written into another in place; where they are combined, it is read as well."""
+    passes = 2 if combine is None else 3
+    return Rule(
+        "scatter",
+        (lambda op: elements(op.inputs[index])) if combine else None,
+        *(combine or ()),
+        of=index,
+        moved=lambda op: (passes - 1) * nbytes(op.inputs[index]) + nbytes(*op.inputs[1:]),
+        in_place=True,
+    )
+
+
+def _scatter(combine: tuple[Pair, Pair] | None = None) -> Rule:
+    """Return the rule of a scatter, which writes a window for each vector of its indices."""
+    return _written(2, combine)._replace(
+        slices=lambda op: elements(op.inputs[1]) // max(op.inputs[1].shape[-1], 1),
+    )
+
+
+def _combining(op: Operation) -> OperationCounts:
+    """One operation for every element that a device gives."""
+    counts = [arithmetic(aval, elements(aval)) for aval in op.inputs]
+    return OperationCounts(sum(c.flops for c in counts), 0, sum(c.integer_ops for c in counts))
+
+
+def _pallas(op: Operation) -> OperationCounts | None:
+    """What the kernel's author says; nothing is known without it."""
+    if (said := op.params.get("cost_estimate")) is None:
+        return None
+    return OperationCounts(int(said.flops), int(said.transcendentals), 0, int(said.bytes_accessed))
+
+
+_FUSED = Rule("elementwise", in_memory=0, writes_memory=False, in_place=True)
+_ELEMENT, _MOVED = _FUSED._replace(times=_results, of=-1), _FUSED._replace(family="movement")
+_REDUCTION = Rule(  # `n - 1` operations for `n` elements
+    "reduction",
+    lambda op: max(elements(op.operand) - elements(op.result), 0) * _each(op),
+    in_memory=0,
+    in_place=True,
+)
+#: What is read of the operand and written: the result twice, and the indices.
+_TOUCHING = Rule("gather", moved=lambda op: 2 * nbytes(*op.outputs) + nbytes(*op.inputs[1:]))
+_GATHER = _TOUCHING._replace(in_memory=0, writes_memory=False, reads_part=True)
+#: Partial results of blocks, and their copy if there are other axes.
+_CUMULATIVE = Rule(
+    "cumulative", _cumulated, workspace=lambda op: (2 if len(op.result.shape) > 1 else 1) * nbytes(op.result)
+)
+#: `size - 1` operations for a window, padding included.
+_WINDOW = Rule("window", lambda op: _results(op) * max(math.prod(op.params["window_dimensions"]) - 1, 0) * _each(op))
+#: For each window the comparisons of its elements, and one add of its source, which is no larger than what they cover.
+_SELECTION = Rule("window", lambda op: min(map(elements, op.inputs[:2])) * math.prod(op.params["window_dimensions"]))
+
+
+def _costing(rule: Rule, costs: tuple[Pair, Pair]) -> Rule:
+    return rule._replace(real=costs[0], in_complex=costs[1])
+
+
+#: Names of primitives -> the rule of each.
+_TABLE: Mapping[str, Rule] = {
+    "integer_pow": _FUSED._replace(said=_integer_pow),
+    # A multiply and an add for each coefficient but the highest (Horner).
+    "polynomial": _FUSED._replace(
+        times=lambda op: elements(op.result) * (len(op.inputs) - 2), real=(2, 0), in_complex=(8, 0)
+    ),
+    # What moves data and computes nothing.
+    "broadcast_in_dim concatenate pad select_n convert_element_type bitcast_convert_type iota copy copy_p real imag "
+    "complex split stack unstack tile device_put empty empty2 new_ref freeze random_clone": _MOVED,
+    "slice": _MOVED._replace(reads_part=True),
+    # Their results lie in another order, and so never where the operand lies.
+    "transpose rev": _MOVED._replace(in_place=False),
+    "reduce argmax argmin": _REDUCTION,
+    "gather": _GATHER._replace(
+        costly=True, slices=lambda op: elements(op.result) // max(math.prod(op.params["slice_sizes"]), 1)
+    ),
+    "dynamic_slice": _GATHER._replace(slices=lambda op: 1),
+    "get": _TOUCHING,
+    # The new values read and written, the old ones read and written, and the indices.
+    "swap": Rule(
+        "scatter", moved=lambda op: 2 * nbytes(op.result, op.inputs[1]) + nbytes(*op.inputs[2:]), in_place=True
+    ),
+    "addupdate": _written(1, _COMBINE["sum"]),
+    "dynamic_update_slice": _written(1)._replace(slices=lambda op: 1),
+    "scatter": _scatter(),
+    "scatter-add scatter-sub scatter-max scatter-min": _scatter(_COMBINE["sum"]),
+    "scatter-mul": _scatter(_COMBINE["prod"]),
+    "cumlogsumexp": _costing(_CUMULATIVE, ((4, 2), (12, 5))),  # max + log1p(exp(-|a - b|))
+    "reduce_window reduce_window_sum reduce_window_max reduce_window_min select_and_gather_add": _WINDOW,
+    "select_and_scatter_add select_and_scatter": _SELECTION,
+    # The state of a block and its key: three words of 32 bits for every element.
+    "random_bits": Rule("random", said=_random_bits, workspace=lambda op: 12 * elements(op.result)),
+    "threefry2x32": _random(_THREEFRY_OPS, 2),
+    "random_split random_fold_in": _random(_THREEFRY_OPS),
+    "random_seed": _random(3),  # two words by a shift, a mask, a conversion
+    "rng_uniform rng_bit_generator": _random(_PHILOX_OPS),
+    "random_gamma": Rule("random", said=_gamma, workspace=lambda op: 36 * nbytes(op.result)),  # XLA's state of a trial
+    "pure_callback io_callback debug_callback debug_print python_callback infeed outfeed": Rule(CALLBACK),
+    "psum psum2 psum_invariant pmax pmin reduce_scatter unreduced_psum unreduced_reduce_scatter": Rule(
+        "collective", said=_combining
+    ),
+    "all_gather all_gather_invariant all_gather_reduced all_to_all ragged_all_to_all ppermute pshuffle psend precv "
+    "reshard": Rule("collective"),
+    "pallas_call": Rule("kernel", said=_pallas),
+}
+#: By the name of the primitive.
+ARRAY_RULES: Mapping[str, Rule] = {
+    **{name: rule for text, rule in _TABLE.items() for name in text.split()},
+    **{
+        name: _costing(_ELEMENT, costs)._replace(costly=name in _COSTLY)
+        for text, costs in _ELEMENTWISE.items()
+        for name in text.split()
+    },
+    **{
+        name: Rule("elementwise", _results, (0, 1), (0, 1), workspace=lambda op, kept=kept: kept * nbytes(op.result))
+        for name, kept in _ITERATED.items()
+    },
+    **{f"reduce_{name}": _costing(_REDUCTION, costs) for name, costs in _COMBINE.items()},
+    **{f"cum{name}": _costing(_CUMULATIVE, costs) for name, costs in _COMBINE.items()},
+}

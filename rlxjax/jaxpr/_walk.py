@@ -24,13 +24,14 @@ from ._primitives import (
     scan_layout,
     source_line,
 )
-from ._rules import Operation, OperationCounts, Rule, elements, nbytes
-from ._rules_arrays import CALLBACK
+from ._rules import CALLBACK, Operation, OperationCounts, Rule, elements, nbytes
 from ._totals import FUSED_BYTES, NONE, SYNC_POINTS, TRIPS, Totals, Trips, UnknownLoop
 
 #: A called jaxpr of more equations is one step of its caller, so that calls of calls stay bounded.
 _MOST_INLINED = 100_000
 _UNCOSTED = Rule("uncosted", said=lambda op: None)
+#: What holds steps of its own, and what is put in another order of memory.
+_INNER, _REORDERED = Rule("", in_place=True), Rule("movement")
 
 
 class _Placed(NamedTuple):
@@ -136,7 +137,7 @@ class Walk:
         steps = folded(steps, flat.constant, kept)
         # What is given can be put in order at once, and compilers do.
         steps[:0] = [
-            Step(None, (old,), (new,), (old,), traffic_bytes=0, work=reordering(flat.sizes[old]))
+            Step(None, _REORDERED, (old,), (new,), (old,), 0, work=reordering(flat.sizes[old]))
             for old, new in flat.copies.items()
         ]
         read = {buffer for step in steps for buffer in step.reads} | set(kept)
@@ -204,9 +205,7 @@ class Walk:
                 inside.work["line", line, place] += count
             totals.add(inside, 1)
             needs = tuple(buffer for buffer in buffers if buffer not in flat.constant)
-            return Step(
-                equation, buffers, writes, needs, True, fused_bytes, in_place=True, inner_bytes=inside.temp_bytes
-            )
+            return Step(equation, _INNER, buffers, writes, needs, fused_bytes, inside.temp_bytes)
         rule = RULES.get(name, _UNCOSTED)
         operation = Operation(
             *([var.aval for var in side] for side in (equation.invars, equation.outvars)), equation.params
@@ -224,7 +223,6 @@ class Walk:
             totals.uncosted[name] += 1
         else:
             totals.counted_bytes += moved
-        hows = reuse(name, rule, operation)
         is_read_alone = rule.in_memory is None or is_outer_reduction(name, operation)
         needs = buffers if is_read_alone else buffers[: rule.in_memory]
         workspace = rule.workspace(operation) if rule.workspace else 0
@@ -239,20 +237,9 @@ class Walk:
                 if buffer not in flat.copies:
                     flat.copies[buffer] = flat.new(flat.sizes[buffer])
                 buffers += (flat.copies[buffer],)
-        return Step(
-            equation,
-            buffers,
-            writes,
-            needs,
-            rule.writes_memory,
-            moved if is_read_alone else None,
-            (elements(operation.result), max(elements(operation.operand), 1)) if rule.reads_part else None,
-            rule.costly,
-            rule.in_place,
-            workspace,
-            work_of(name, rule, counts, operation),
-            tuple(how for how, buffer in zip(hows, reads, strict=True) if isinstance(buffer, int)),
-        )
+        hows = (how for how, read in zip(reuse(name, rule, operation), reads, strict=True) if isinstance(read, int))
+        work, traffic_bytes = work_of(name, rule, counts, operation), moved if is_read_alone else None
+        return Step(equation, rule, buffers, writes, needs, traffic_bytes, workspace, work, tuple(hows))
 
     def _inside(self, equation: Any, line: str, known: Sequence[Number]) -> Totals:
         """Return what the jaxprs of a loop, a conditional or a large call do, with the memory they need beside it."""
