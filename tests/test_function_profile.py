@@ -1,6 +1,7 @@
 """Whole functions: closed forms of compositions, the laws that counts obey, what the profile says, and errors."""
 
 import functools
+import operator
 import re
 
 import jax
@@ -17,17 +18,11 @@ def counted(function, *args, **options):
     return rx.profile_function(function, *args, strict=True, **options)
 
 
-def exact(profile):
-    """Return every count that does not depend on how operations are fused."""
-    return profile.flops, profile.transcendentals, profile.integer_ops, profile.io
-
-
-def summed(profiles, names):
-    return [sum(getattr(profile, name) for profile in profiles) for name in names.split()]
+#: Counts that do not depend on how operations are fused.
+EXACT = operator.attrgetter("flops", "transcendentals", "integer_ops", "io")
 
 
 B, T, D, H = 2, 8, 16, 4
-OPERATIONS = "flops transcendentals integer_ops"
 
 
 # --- Closed forms of compositions ----------------------------------------------------------------
@@ -75,12 +70,8 @@ CLOSED_FORMS = [
     # Forward a sine and its derivative, the cosine; backward a product.
     (jax.grad(sines(T)), (real(D),), T * D, 2 * T * D),
     (jax.grad(chain), (real(D),), None, 3 * D),  # sin, cos, cos: the outer sine is not used
-    (jax.grad(jax.checkpoint(chain)), (real(D),), None, 3 * D),
-    (jax.value_and_grad(chain), (real(D),), None, 4 * D),
     (jax.value_and_grad(jax.checkpoint(chain)), (real(D),), None, (2 + 3) * D),  # forward once more
-    (cube, (real(D),), 2 * D, 0),
     (jax.grad(lambda x: cube(x).sum()), (real(D),), 3 * D, 0),
-    (jax.nn.relu, (real(D),), D, 0),
     (lambda x: (jnp.sin(x) @ x, x + 1)[1], (real(D),), D, 0),  # what nobody uses is no work
     (lambda: None, (), 0, 0),
     (lambda x: jnp.sort(x) + jnp.cumsum(x) + x.sum(), (real(0),), 0, 0),
@@ -126,7 +117,6 @@ def test_families_have_their_closed_forms():
         ("matmul", block, (WEIGHTS, real(B, T, D)), forward),
         # Backward, each product is met twice: once for either operand.
         ("matmul", jax.grad(lambda w, x: (block(w, x) ** 2).mean(), (0, 1)), (WEIGHTS, real(B, T, D)), 3 * forward),
-        ("matmul", jax.grad(lambda w, x: jnp.sum((x @ w) ** 2)), (real(D), real(T, D)), 2 * (2 * T * D)),
         ("matmul", jax.jacfwd(lambda x, w: w @ x), (real(D), real(T, D)), 2 * T * D * D),
         ("fft", lambda x, y: jnp.fft.irfft(jnp.fft.rfft(x) * jnp.fft.rfft(y)), (real(64),) * 2, 3 * transform),
     ]:
@@ -171,7 +161,7 @@ def test_a_scan_is_its_unrolled_form_and_linear_in_its_length():
             return carry, results
 
         loop = counted(lambda carry, x, body=body: lax.scan(body, carry, x), real(D), real(T, D))
-        assert exact(loop) == exact(counted(unrolled, real(D), *[real(D)] * T))
+        assert EXACT(loop) == EXACT(counted(unrolled, real(D), *[real(D)] * T))
     one, many = (counted(lambda c, x: lax.scan(recurrence, c, x)[0], real(D), real(n, D)) for n in (1, 12))
     assert (many.flops, many.transcendentals) == (12 * one.flops, 12 * one.transcendentals)
     assert many.io.kernel_launches == 12 * one.io.kernel_launches
@@ -180,46 +170,45 @@ def test_a_scan_is_its_unrolled_form_and_linear_in_its_length():
 
 
 FUNCTIONS = {
-    "softmax": (lambda x: jax.nn.softmax(x @ x.T), (real(T, D),)),
     "scan": (lambda c, x: lax.scan(recurrence, c, x), (real(D), real(T, D))),
-    "sort": (lambda x: jnp.sort(x, axis=-1), (real(T, D),)),
-    "fft": (lambda x: jnp.abs(jnp.fft.fft(x)), (real(T, D),)),
-    "norm": (lambda x: jnp.linalg.norm(x, axis=-1), (real(T, D),)),
     "block": (block, (WEIGHTS, real(B, T, D))),
-    "cumsum": (lambda x: jnp.cumsum(x, axis=1), (real(T, D),)),
-    "top_k": (lambda x: lax.top_k(x, 3), (real(T, D),)),
+    "softmax": (lambda x: jax.nn.softmax(x @ x.T), (real(T, D),)),
+    "sort": (lambda x: lax.top_k(jnp.sort(x, axis=-1), 3), (real(T, D),)),
+    "fft": (lambda x: jnp.cumsum(jnp.abs(jnp.fft.fft(x)), axis=1), (real(T, D),)),
+    "norm": (lambda x: jnp.linalg.norm(x, axis=-1), (real(T, D),)),
 }
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_jit_changes_nothing_a_batch_is_linear_and_functions_beside_each_other_add_up(name):
-    function, args = FUNCTIONS[name]
-    plain = counted(function, *args)
-    for nested in (jax.jit(function), lambda *args: jax.jit(jax.jit(function))(*args), jax.checkpoint(function)):
-        profile = counted(nested, *args)
-        assert exact(profile) == exact(plain)
-        assert profile.fused_traffic_bytes == plain.fused_traffic_bytes
-        assert profile.peak_bytes == plain.peak_bytes
-    if name not in ("scan", "block"):  # a batch of scans moves an axis, and a block has scalars that no batch repeats
-        many = counted(jax.vmap(function), *jax.tree.map(lambda x: real(3, *x.shape), args))
-        assert (many.flops, many.transcendentals) == (3 * plain.flops, 3 * plain.transcendentals)
-        assert many.io.device_traffic_bytes == 3 * plain.io.device_traffic_bytes
-        assert many.io.kernel_launches == plain.io.kernel_launches
+def test_jit_changes_nothing_a_batch_is_linear_and_functions_beside_each_other_add_up():
     other, other_args = FUNCTIONS["norm"]
-    both, apart = (
-        counted(lambda x, y: (function(*x), other(*y)), args, other_args),
-        [plain, counted(other, *other_args)],
-    )
-    for names in (OPERATIONS, "fused_traffic_bytes"):
-        assert summed([both], names) == summed(apart, names)
-    assert both.io == jax.tree.map(lambda *counts: sum(counts), *(part.io for part in apart))
+    apart = counted(other, *other_args)
+    for name, (function, args) in FUNCTIONS.items():
+        plain = counted(function, *args)
+        for nested in (
+            jax.jit(function),
+            lambda *args, f=function: jax.jit(jax.jit(f))(*args),
+            jax.checkpoint(function),
+        ):
+            profile = counted(nested, *args)
+            assert EXACT(profile) == EXACT(plain), name
+            assert profile.fused_traffic_bytes == plain.fused_traffic_bytes
+            assert profile.peak_bytes == plain.peak_bytes
+        if name not in ("scan", "block"):  # a batch of scans moves an axis, a block has scalars that no batch repeats
+            many = counted(jax.vmap(function), *jax.tree.map(lambda x: real(3, *x.shape), args))
+            assert (many.flops, many.transcendentals) == (3 * plain.flops, 3 * plain.transcendentals)
+            assert many.io.device_traffic_bytes == 3 * plain.io.device_traffic_bytes
+            assert many.io.kernel_launches == plain.io.kernel_launches
+        both = counted(lambda x, y, f=function: (f(*x), other(*y)), args, other_args)
+        for count in ("flops", "transcendentals", "integer_ops", "fused_traffic_bytes"):
+            assert getattr(both, count) == getattr(plain, count) + getattr(apart, count)
+        assert both.io == jax.tree.map(operator.add, plain.io, apart.io)
 
 
 def test_families_and_lines_each_sum_to_the_whole():
     profile = counted(jax.grad(lambda w, x: block(w, x).sum()), WEIGHTS, real(B, T, D))
     for rows in (profile.by_family, profile.by_line):
         total = [sum(column) for column in zip(*rows.values(), strict=True)]
-        assert total[:3] == summed([profile], OPERATIONS)
+        assert total[:3] == [profile.flops, profile.transcendentals, profile.integer_ops]
         assert total[3:] == [profile.io.device_traffic_bytes, profile.io.kernel_launches]
     assert all(re.fullmatch(r"test_function_profile\.py:\d+", line) for line in profile.by_line)
 
@@ -233,7 +222,7 @@ def test_counts_are_exact_beyond_64_bits():
 def test_shapes_arrays_and_numbers_are_taken_alike_and_arrays_closed_over_are_inputs():
     array = np.ones((T, D), np.float32)
     profiles = [counted(lambda x, y: x * y, x, 2.0) for x in (array, jnp.asarray(array), real(T, D))]
-    assert all(exact(profile) == exact(profiles[0]) for profile in profiles)
+    assert all(EXACT(profile) == EXACT(profiles[0]) for profile in profiles)
     assert counted(jnp.sum, array, axis=0).flops == (T - 1) * D
     assert counted(lambda x, scale, kind: x * scale if kind else x, array, scale=array, kind="mul").flops == T * D
     held = jnp.ones((D, D), jnp.float32)
@@ -263,12 +252,12 @@ def test_memory_is_taken_again():
     kept, given = (counted(jax.jit(lambda x: x + 1, donate_argnums=n), real(D)) for n in ((), (0,)))
     assert (kept.peak_bytes, given.peak_bytes) == (2 * 4 * D, 4 * D)
 
-    def run(n, stacked):
+    def peak(n, stacked):
         body = lambda carry, _: (jnp.sin(carry) @ carry, carry if stacked else None)  # noqa: E731
         return counted(lambda x: lax.scan(body, x, length=n), real(D, D)).peak_bytes
 
-    assert run(10, stacked=False) == run(1000, stacked=False)
-    assert run(1000, stacked=True) - run(10, stacked=True) == 990 * square
+    assert peak(10, stacked=False) == peak(1000, stacked=False)
+    assert peak(1000, stacked=True) - peak(10, stacked=True) == 990 * square
 
 
 # --- What cannot be known ------------------------------------------------------------------------
@@ -293,16 +282,9 @@ def test_an_unknown_loop_counts_its_test_is_told_and_turns_as_often_as_is_given(
     assert [loop.starts for loop in outer_only.unknown_loops] == [3]
     by_line = counted(wander, real(D), trip_counts={outer.line: 2})
     assert by_line.transcendentals == 2 * 2 * D  # both stand on one line
-
-
-def test_a_batch_of_loops_of_unknown_length():
-    def halve(x):
-        return lax.while_loop(lambda x: x > 1, lambda x: x / 2, x)
-
-    profile = counted(jax.vmap(halve), real(B), trip_counts=[9])
-    assert profile.flops == (10 + 9) * B  # the condition is met once more than the body
-    assert profile.flops == B * counted(halve, real(), trip_counts=[9]).flops
-    assert not profile.unknown_loops
+    # The condition of a batch of loops is met once more than the body.
+    halve = functools.partial(lax.while_loop, lambda x: x > 1, lambda x: x / 2)
+    assert counted(jax.vmap(halve), real(B), trip_counts=[9]).flops == (10 + 9) * B
 
 
 def test_a_loop_of_a_library_has_the_line_of_its_caller():
@@ -334,10 +316,10 @@ def test_callbacks_and_ordered_effects_are_sync_points():
 
 def test_a_table_begins_with_the_coverage():
     profile = rx.profile_function(block, WEIGHTS, real(B, T, D))
-    text = str(profile)
-    assert text.startswith(f"covered by rules: 100 % of {profile.equations} equations, 100 % of ")
-    assert len([line for line in text.splitlines() if line.startswith("test_function_profile.py:")]) <= 10
-    assert all(family in text for family in profile.by_family)
+    lines = str(profile).splitlines()
+    assert lines[0].startswith(f"covered by rules: 100 % of {profile.equations} equations, 100 % of ")
+    assert len([line for line in lines if line.startswith("test_function_profile.py:")]) <= 10
+    assert {*profile.by_family} <= {line.split("  ")[0] for line in lines}
 
 
 SYMBOL = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n"), jnp.float32)
@@ -347,14 +329,12 @@ def test_bad_input_gets_a_sentence():
     for function, args, options, message in [
         (lambda x: x if x > 0 else -x, (real(),), {}, "fn: expected a function that JAX traces, .* raised Tracer"),
         (lambda x, y: x @ y, (real(2), real(3)), {}, "fn: expected a function that JAX traces, but <lambda> raised"),
-        (lambda x: x, (), {}, "fn: .* <lambda> raised TypeError: .* missing 1 required .*'x'"),
         (lambda x: x, ("text",), {}, "fn: .* raised TypeError"),
         (3, (), {}, "fn: expected a function, got 3"),
         (jnp.sin, (1.0,), {"level": "guessed"}, "level: expected .*'jaxpr'.* got 'guessed'"),
         (wander, (real(2),), {"trip_counts": [3, -1]}, "trip_counts: expected an integer of at least 0, got -1"),
         (wander, (real(2),), {"trip_counts": [3, 1.5]}, "trip_counts: expected an integer, got 1.5"),
         (wander, (real(2),), {"trip_counts": [3]}, "trip_counts: expected one for each of the 2 loops"),
-        (jnp.sin, (1.0,), {"trip_counts": [3]}, "trip_counts: expected one for each of the 0 loops"),
         (wander, (real(2),), {"trip_counts": {"no.py:1": 3}}, "trip_counts: expected lines of .* got 'no.py:1'"),
         (wander, (real(2),), {"trip_counts": 3}, "trip_counts: expected a mapping by line or a sequence"),
         (jnp.sin, (SYMBOL,), {}, r"args: expected shapes of known size, got the symbolic shape \(n,\)"),
