@@ -54,7 +54,6 @@ def test_a_program_of_many_parts():
     function = several_parts(jnp.arange(N * N, dtype=jnp.float32).reshape(N, N))
     args = (SQUARE, SQUARE, {"more": SQUARE, "key": jax.eval_shape(lambda: jax.random.key(0))})
     profile, written = compiled(function, *args), rx.profile_function(function, *args)
-    # The peak is that of the program compiled here.
     memory = function.lower(*args).compile().memory_analysis()
     assert memory.alias_size_in_bytes == 4 * N * N  # the donated argument
     used_bytes = memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
@@ -91,9 +90,7 @@ def test_a_program_of_many_parts():
         assert "body of a loop once" in found.reason
         assert "TopK" in found.reason
     assert named["traffic bytes"].compiled == profile.io.device_traffic_bytes > named["traffic bytes"].xla
-    launches = named["launches"]
-    assert (launches.compiled, launches.xla) == (profile.io.kernel_launches, None)
-    assert launches.jaxpr == written.io.kernel_launches
+    assert named["launches"][1:4] == (written.io.kernel_launches, profile.io.kernel_launches, None)
     assert all(f"{name}: jaxpr " in str(profile) for name in named)
     assert "launches, traffic and memory are those of the compiled program" in str(profile)
 
@@ -163,21 +160,11 @@ def test_a_fusion_moves_what_it_looks_at():
         assert CompiledProgram(FUSION.format(inside=inside, type=type_), {}).totals.sums().bytes == moved
 
 
-# --- One sentence -------------------------------------------------------------------------------
-
-
-def refusal(function=chain, *args, **options):
-    with pytest.raises(ValueError, match="^") as caught:
-        compiled(function, *(args or (SQUARE,)), **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 def test_what_cannot_be_compiled_or_read_is_refused():
     failing = jax.jit(chain, compiler_options={"no_such_option_of_xla": True})
-    said = refusal(failing)
-    assert said.startswith("fn: the compiler failed with ")
-    assert "no_such_option_of_xla" in said
+    with pytest.raises(ValueError, match="^fn: the compiler failed with .*no_such_option_of_xla") as caught:
+        compiled(failing, SQUARE)
+    assert "\n" not in str(caught.value)
     for text in ("", "not a program", "ENTRY %main () -> f32[] {\n  ROOT %x = f32[]\n}"):
         with pytest.raises(ValueError, match="^compiled program: XLA's text is not written as expected"):
             CompiledProgram(text, {})

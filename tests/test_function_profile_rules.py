@@ -1,5 +1,6 @@
 """The rule of each primitive gives the FLOP, transcendentals, integer operations and bytes of a closed form."""
 
+import contextlib
 import functools
 import math
 
@@ -218,12 +219,11 @@ def test_every_device_of_a_mesh_counts():
     assert (profile.flops, profile.transcendentals) == (8 * N, 8 * N)  # each device adds its part
     assert profile.io.kernel_launches == 2 * 4
     for collective in (
-        lambda x: lax.all_gather(x, "i"),
-        lambda x: lax.ppermute(x, "i", [(0, 1)]),
-        lambda x: lax.psum_scatter(x, "i", scatter_dimension=1),
-        lambda x: lax.all_to_all(x, "i", 1, 1),
-        lambda x: lax.pmax(x, "i"),
-        lambda x: lax.pmean(x, "i"),
+        functools.partial(lax.all_gather, axis_name="i"),
+        functools.partial(lax.ppermute, axis_name="i", perm=[(0, 1)]),
+        functools.partial(lax.psum_scatter, axis_name="i", scatter_dimension=1),
+        functools.partial(lax.all_to_all, axis_name="i", split_axis=1, concat_axis=1),
+        functools.partial(lax.pmean, axis_name="i"),
     ):
         sharded = jax.shard_map(collective, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)
         assert rx.profile_function(sharded, real(8, 4), strict=True).io.kernel_launches >= 4
@@ -254,24 +254,17 @@ def test_a_rule_of_ones_own_counts_a_primitive_of_ones_own():
 
 
 def test_a_rule_for_what_has_one_and_one_that_gives_no_counts_are_refused():
-    def nothing(inputs, outputs, params):
-        return rx.jaxpr.OperationCounts()
-
-    for name in (lax.add_p, "add", "scan", "reshape", "jit"):
-        with pytest.raises(ValueError, match="expected one without a rule"):
-            rx.jaxpr.register_rule(name, nothing)
-    with pytest.raises(ValueError, match="rule: expected a function"):
-        rx.jaxpr.register_rule("no_function", 3)
-    with pytest.raises(ValueError, match="primitive: expected a Primitive"):
-        rx.jaxpr.register_rule(3, nothing)
-    wrong = {
-        "wrong_type": 3,
-        "wrong_sign": rx.jaxpr.OperationCounts(flops=-1),
-        "wrong_number": rx.jaxpr.OperationCounts(1.5),
-    }
-    for name, counts in wrong.items():
+    counts = rx.jaxpr.OperationCounts
+    for name, rule, words in (
+        *((name, counts, "expected one without a rule") for name in (lax.add_p, "scan", "reshape", "jit")),
+        ("no_function", 3, "rule: expected a function"),
+        (3, counts, "primitive: expected a Primitive"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            rx.jaxpr.register_rule(name, rule)
+    for name, wrong in {"wrong_type": 3, "wrong_sign": counts(flops=-1), "wrong_number": counts(1.5)}.items():
         primitive = primitive_of(name)
-        rx.jaxpr.register_rule(primitive, lambda inputs, outputs, params, counts=counts: counts)
+        rx.jaxpr.register_rule(primitive, lambda inputs, outputs, params, wrong=wrong: wrong)
         with pytest.raises(ValueError, match=f"rule of '{name}'"):
             rx.profile_function(primitive.bind, 1.0)
 
@@ -299,10 +292,8 @@ def test_every_primitive_of_lax_is_counted():
     found = {value.name for value in values if isinstance(value, Primitive)}
     uncounted = set()
     for name in found:
-        try:
+        with contextlib.suppress(ValueError):  # it has a rule
             rx.jaxpr.register_rule(name, lambda inputs, outputs, params: rx.jaxpr.OperationCounts())
             uncounted.add(name)
-        except ValueError:  # it has a rule
-            pass
     assert len(found) > 150
     assert uncounted <= {"custom_lin", "stage"}  # what they do is not said by shapes

@@ -104,20 +104,12 @@ def test_a_product_of_a_library_has_its_flop_its_tiles_and_no_scratch_bytes():
 
 def test_a_product_that_a_fusion_holds_counts_its_batches():
     batch, m, k, n = 6, 40, 16, 24
-    shapes = f"f32[{batch},{m},{k}]", f"f32[{batch},{k},{n}]", f"f32[{batch},{m},{n}]"
+    left, right, result = (f"f32[{batch},{rows},{columns}]{{2,1,0}}" for rows, columns in ((m, k), (k, n), (m, n)))
     axes = "lhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_batch_dims={0}, rhs_contracting_dims={1}"
-    text = f"""%gemm (a: f32[1], b: f32[1]) -> f32[1] {{
-  %a = {shapes[0]}{{2,1,0}} parameter(0)
-  %b = {shapes[1]}{{2,1,0}} parameter(1)
-  ROOT %dot = {shapes[2]}{{2,1,0}} dot(%a, %b), {axes}
-}}
-
-ENTRY %main (x: f32[1], y: f32[1]) -> f32[1] {{
-  %x = {shapes[0]}{{2,1,0}} parameter(0)
-  %y = {shapes[1]}{{2,1,0}} parameter(1)
-  ROOT %g = {shapes[2]}{{2,1,0}} fusion(%x, %y), kind=kCustom, calls=%gemm
-}}"""
-    (kernel,) = gpu_program(text).kernels
+    given = f"  %a = {left} parameter(0)\n  %b = {right} parameter(1)\n"
+    text = f"%gemm (a: f32[1], b: f32[1]) -> f32[1] {{\n{given}  ROOT %dot = {result} dot(%a, %b), {axes}\n}}\n"
+    fusion = f"  ROOT %g = {result} fusion(%a, %b), kind=kCustom, calls=%gemm\n"
+    (kernel,) = gpu_program(f"{text}\nENTRY %main (x: f32[1]) -> f32[1] {{\n{given}{fusion}}}").kernels
     assert (kernel.product.flop, kernel.product.tiles, kernel.is_library) == (2 * batch * m * k * n, batch, False)
 
 
