@@ -88,17 +88,17 @@ class Predictions:
             ValueError: an unknown strategy, a missing or impossible input, one that the strategy's name
                 contradicts, or inputs for which it does not give the result (where the host can read them).
         """
-        return self.of(model)._asked((strategy,), inputs, named, corrected_terms_ns, _first_time)
+        return self.of(model)._asked("time", (strategy,), inputs, named)
 
     def terms_ns(
         self, strategy: str, *inputs: Size, model: str | None = None, **named: Size | None
     ) -> Mapping[str, Nanoseconds]:
         """Return the parts of `predict_ns` by name in ns; arguments as there."""
-        return self.of(model)._asked((strategy,), inputs, named, corrected_terms_ns, _first)
+        return self.of(model)._asked("terms", (strategy,), inputs, named)
 
     def estimate(self, strategy: str, *inputs: Size, model: str | None = None, **named: Size | None) -> LatencyEstimate:
         """Return the prediction with its uncertainty, `[*batch]`; arguments as in `predict_ns`."""
-        return self.of(model)._asked((strategy,), inputs, named, estimate, _first)
+        return self.of(model)._asked("estimate", (strategy,), inputs, named)
 
     def interval_ns(
         self, strategy: str, *inputs: Size, level: float = 0.9, model: str | None = None, **named: Size | None
@@ -131,7 +131,7 @@ class Predictions:
             ValueError: as `predict_ns`.
         """
         own = self.of(model)
-        decided = own._asked((fused, kept), inputs, named, estimate, _compared)
+        decided = own._asked("decision", (fused, kept), inputs, named)
         return decided._replace(in_domain=own.in_domain(*inputs, **named))
 
     def decide(
@@ -180,7 +180,7 @@ class Predictions:
         """
         own = self.of(model)
         chosen = own.strategies if candidates is None else tuple(candidates)
-        return own._asked(chosen, inputs, named, corrected_terms_ns, _place, is_checked=False)
+        return own._asked("place", chosen, inputs, named)
 
     def in_domain(self, *inputs: Size, model: str | None = None, **named: Size | None) -> bool | np.ndarray | Array:
         """Whether workloads lie within the values that were measured, of all strategies together, `[*batch]`."""
@@ -306,7 +306,7 @@ class CalibratedModel(Predictions):
             return ()
         with jax.ensure_compile_time_eval():
             runs, counts = self._runs(self.strategies, inputs, named)
-            _, is_possible = _program(self.on_device(), runs, counts, corrected_terms_ns, _of_each)
+            _, is_possible = _program(self.on_device(), runs, counts, "each")
         if is_traced(is_possible):
             raise ValueError("alternatives: expected inputs that are numbers, got traced ones; see `pick_index`")
         return tuple(np.array(self.strategies)[np.asarray(is_possible)].tolist())
@@ -334,7 +334,7 @@ class CalibratedModel(Predictions):
             ValueError: as `predict_ns`, or no candidate.
         """
         chosen = self.strategies if candidates is None else tuple(candidates)
-        return self._asked(chosen, inputs, named, estimate, _decided)
+        return self._asked("pick", chosen, inputs, named)
 
     def name_of(self, strategy: str, *inputs: Size, **named: Size | None) -> str:
         """Return what a strategy is called for these inputs: by the name that implies most of them."""
@@ -355,19 +355,12 @@ class CalibratedModel(Predictions):
                 return all_inputs(self.model, name, inputs, named)
         return all_inputs(self.model, names[-1], inputs, named)
 
-    def _asked(
-        self,
-        strategies: tuple[str, ...],
-        inputs: Sequence[Any],
-        named: Mapping[str, Any],
-        says: Callable[[LatencyPosterior, Runs], Any],
-        then: Callable[[LatencyPosterior, list["_Run"]], Any],
-        is_checked: bool = True,
-    ) -> Any:
-        """Return what the program says of the runs of strategies, after all checks of what the host can read."""
+    def _asked(self, ask: str, strategies: tuple[str, ...], inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Return what the program answers of the runs of strategies, after all checks of what the host can read."""
         runs, counts = self._runs(strategies, inputs, named)
-        found, is_possible = _program(self.on_device(), runs, counts, says, then)
-        if is_checked and not is_traced(is_possible):  # which it is within a program even for sizes that are not
+        found, is_possible = _program(self.on_device(), runs, counts, ask)
+        # A place is that of one that is possible; within a program it is traced even for sizes that are not.
+        if ask != "place" and not is_traced(is_possible):
             for name in np.array(strategies)[~np.asarray(is_possible)]:
                 sizes = ", ".join(f"{key} {np.ravel(value)[0]:g}" for key, value in runs.inputs.items())
                 raise ValueError(f"strategy: {str(name)!r} was not timed for such work ({sizes})")
@@ -427,7 +420,7 @@ def _choice(
         raise ValueError("pick: expected a calibration of numbers, got a traced one; see `pick_index`")
     names = own.alternatives(*inputs, **dict(named)) if candidates is None else candidates
     with jax.ensure_compile_time_eval():
-        found = own._asked(names, inputs, dict(named), corrected_terms_ns, _of_each)
+        found = own._asked("each", names, inputs, dict(named))
     chosen = int(np.argmin([time_ns for time_ns, _ in found]))
     return names[chosen], own.model.variants[int(found[chosen][1])]
 
@@ -440,15 +433,12 @@ class _Run(NamedTuple):
     said: Any
 
 
-@functools.partial(jax.jit, static_argnames=("says", "then", "counts"))
+@functools.partial(jax.jit, static_argnames=("counts", "ask"))
 def _program(
-    posterior: LatencyPosterior,
-    runs: Runs,
-    counts: tuple[int, ...],
-    says: Callable[[LatencyPosterior, Runs], Any],
-    then: Callable[[LatencyPosterior, list[_Run]], Any],
+    posterior: LatencyPosterior, runs: Runs, counts: tuple[int, ...], ask: str
 ) -> tuple[Any, Bool[Array, "strategies"]]:
     """Return what follows from the cheapest run of each strategy, of equals the first, and whether it has one."""
+    says, answer = _ANSWERS[ask]
     codes, runs = jnp.ravel(jnp.asarray(runs.variant)), runs.together()
 
     def of_one_variant(code: Array, inputs: Mapping[str, Array]) -> tuple[_Run, Array]:
@@ -465,7 +455,7 @@ def _program(
         each = [jax.tree.map(lambda leaf: leaf[row], rows) for row in range(end - count, end)]  # noqa: B023
         found.append(functools.reduce(_cheaper, each))
         is_possible.append(jnp.all(jnp.any(is_own[end - count : end], 0)))
-    return then(posterior, found), jnp.stack(is_possible)
+    return answer(posterior, found), jnp.stack(is_possible)
 
 
 def _cheaper(one: _Run, other: _Run) -> _Run:
@@ -478,22 +468,7 @@ def _cheaper(one: _Run, other: _Run) -> _Run:
     return jax.tree.map(choose, one, other)
 
 
-# What may follow from the cheapest runs of strategies.
-
-
-def _first_time(_: LatencyPosterior, found: Sequence[_Run]) -> Nanoseconds:
-    return found[0].time_ns
-
-
-def _first(_: LatencyPosterior, found: Sequence[_Run]) -> Any:
-    return found[0].said
-
-
-def _of_each(_: LatencyPosterior, found: Sequence[_Run]) -> list[tuple[Nanoseconds, Int[Array, "*batch"]]]:
-    return [(own.time_ns, own.variant) for own in found]
-
-
-def _place(_: LatencyPosterior, found: Sequence[_Run]) -> Int[Array, "*batch"]:
+def _place(found: Sequence[_Run]) -> Int[Array, "*batch"]:
     return jnp.argmin(jnp.stack([own.time_ns for own in found], -1), -1)
 
 
@@ -504,7 +479,7 @@ def _compared(posterior: LatencyPosterior, found: Sequence[_Run]) -> Decision:
 
 
 def _decided(posterior: LatencyPosterior, found: Sequence[_Run]) -> Pick:
-    place, fastest = _place(posterior, found), functools.reduce(_cheaper, found)
+    place, fastest = _place(found), functools.reduce(_cheaper, found)
     margin_ns, probability = jnp.full(place.shape, jnp.inf), jnp.ones(place.shape)
     for number, own in enumerate(found):
         is_other = (place != number) & jnp.isfinite(own.time_ns)
@@ -512,6 +487,18 @@ def _decided(posterior: LatencyPosterior, found: Sequence[_Run]) -> Pick:
         margin_ns = jnp.where(is_other, jnp.minimum(margin_ns, compared.margin_ns), margin_ns)
         probability = jnp.where(is_other, jnp.minimum(probability, compared.probability), probability)
     return Pick(place, fastest.time_ns, margin_ns, probability)
+
+
+#: What can be asked: what is said of each run, and the answer by the cheapest runs of strategies.
+_ANSWERS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "time": (corrected_terms_ns, lambda _, found: found[0].time_ns),
+    "terms": (corrected_terms_ns, lambda _, found: found[0].said),
+    "estimate": (estimate, lambda _, found: found[0].said),
+    "each": (corrected_terms_ns, lambda _, found: [(own.time_ns, own.variant) for own in found]),
+    "place": (corrected_terms_ns, lambda _, found: _place(found)),
+    "decision": (estimate, _compared),
+    "pick": (estimate, _decided),
+}
 
 
 @jax.jit
