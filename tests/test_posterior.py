@@ -20,8 +20,10 @@ from rlxjax.fit import (
     decision,
     estimate,
     fit_posterior,
+    fit_posteriors,
     named,
     prior_posterior,
+    stack_timings,
     transferred_prior,
 )
 from rlxjax.models import FFT
@@ -102,19 +104,15 @@ def test_estimates_are_the_same_eager_jitted_mapped_and_in_single_precision():
     np.testing.assert_allclose(single.log_sd(), jitted.log_sd(), rtol=1e-4)
 
 
-def drawn_times(runs, seed, spread=0.04):
-    """Return times of runs of a machine whose runs have a spread of their own."""
-    return true_ns(TILED_TRUTH, runs) * np.exp(np.random.default_rng(seed).normal(0.0, spread, runs.shape))
-
-
 def test_intervals_cover_nine_tenths_of_what_was_held_out():
     """The mean share over machines is within three of its standard deviations; times of one machine go together."""
     runs, new = (runs_of(TILED, np.unique(np.round(least * 2.0 ** np.arange(0, 13, 0.33)))) for least in (1.0, 1.1))
+    timings, weights = stack_timings([timings_of(TILED_TRUTH, runs, 0.04, seed) for seed in range(8)])
     shares = []
-    for seed in range(8):
-        found = fit_posterior(dataclasses.replace(timings_of(TILED_TRUTH, runs), time_ns=drawn_times(runs, seed)))
+    for seed, found in enumerate(fit_posteriors(timings, None, weights, n_starts=1)):
         predicted = estimate(found.posterior, new)
-        off = np.log(drawn_times(new, 100 + seed) / np.asarray(predicted.time_ns)) / np.asarray(predicted.log_sd())
+        drawn_ns = timings_of(TILED_TRUTH, new, 0.04, 100 + seed).time_ns
+        off = np.log(drawn_ns / np.asarray(predicted.time_ns)) / np.asarray(predicted.log_sd())
         shares.append(np.mean(np.abs(off) <= COVERED_SDS))
     assert np.mean(shares) == pytest.approx(COVERED, abs=3 * np.std(shares) / len(shares) ** 0.5)
     # No more than twice what counts of independent times would scatter by.
@@ -265,18 +263,18 @@ def test_a_decision_and_its_opposite_say_the_same():
     assert (float(same.margin_ns), float(same.probability), same.verdict()) == (0.0, 0.5, "undecided")
 
 
-@pytest.mark.parametrize("ratio", [0.93, 1.0, 1.02, 1.1])
-def test_the_probability_is_that_of_a_simulation(ratio):
+def test_the_probability_is_that_of_a_simulation():
     """Both runs drawn, unknowns and their own spread: the share of draws in which the first is faster."""
-    rng = np.random.default_rng(0)
-    scores = rng.normal(0, 0.02, (2, 5))
-    spread = np.array([0.02, 0.03])
-    times = np.array([1e4, ratio * 1e4])
-    one, other = (LatencyEstimate(*map(jnp.asarray, (times[i], scores[i], spread[i]))) for i in (0, 1))
-    logs = np.log(times) + rng.normal(size=(DRAWS, 5)) @ scores.T + spread * rng.normal(size=(DRAWS, 2))
-    share = np.mean(logs[:, 0] < logs[:, 1])
+    rng, ratio, spread = np.random.default_rng(0), np.array([0.93, 1.0, 1.02, 1.1]), np.array([0.02, 0.03])
+    scores, times = rng.normal(0, 0.02, (2, 5)), 1e4 * np.stack([np.ones_like(ratio), ratio])
+    one, other = (
+        LatencyEstimate(*map(jnp.asarray, (times[i], np.tile(scores[i], (4, 1)), np.full(4, spread[i]))))
+        for i in (0, 1)
+    )
+    logs = rng.normal(size=(DRAWS, 5)) @ scores.T + spread * rng.normal(size=(DRAWS, 2))
+    share = np.mean(logs[:, :1] < logs[:, 1:] + np.log(ratio), 0)
     # A logistic distribution of the same standard deviation is within 0.023 of the normal one.
-    assert float(decision(one, other).probability) == pytest.approx(share, abs=0.023 + 3 * 0.5 / DRAWS**0.5)
+    np.testing.assert_allclose(decision(one, other).probability, share, atol=0.023 + 3 * 0.5 / DRAWS**0.5)
 
 
 def test_what_is_own_to_both_runs_of_one_work_cancels_as_far_as_it_is_alike():
@@ -288,15 +286,13 @@ def test_what_is_own_to_both_runs_of_one_work_cancels_as_far_as_it_is_alike():
     np.testing.assert_allclose(found.margin_sd_ns**2, shared + np.sum(own**2) - 2 * alike * np.prod(own), rtol=1e-9)
     away = np.abs(np.asarray(found.probability) - 0.5)
     assert np.all(np.diff(away) > 0)
-    for row, rho in enumerate(alike):
-        by_itself = decision(one, other, rho)
+    for row in (0, 7, 20):
+        by_itself = decision(one, other, alike[row])
         with jax.disable_jit():
-            jax.tree.map(
-                lambda got, want: np.testing.assert_allclose(got, want, rtol=FLOAT64_RTOL),
-                decision(one, other, rho)[:5],
-                by_itself[:5],
-            )
-        np.testing.assert_allclose(found.probability[row], by_itself.probability, rtol=FLOAT64_RTOL)
+            eager = decision(one, other, alike[row])
+        for got, want, mapped in zip(eager[:5], by_itself[:5], found[:5], strict=True):
+            np.testing.assert_allclose(got, want, rtol=FLOAT64_RTOL)
+            np.testing.assert_allclose(np.broadcast_to(mapped, 21)[row], want, rtol=FLOAT64_RTOL)
     jax.tree.map(np.testing.assert_array_equal, decision(one, other, 0.0)[:5], decision(one, other)[:5])
     # Of equal times and spreads nothing is left but what the unknowns say.
     twin = other._replace(time_ns=one.time_ns, spread=one.spread)
@@ -304,7 +300,7 @@ def test_what_is_own_to_both_runs_of_one_work_cancels_as_far_as_it_is_alike():
     assert float(decision(one, twin, 1.0).margin_sd_ns) == pytest.approx(left, rel=1e-9)
 
 
-def own_times(alike, noise_sd=0.08, sizes=200):
+def own_times(alike, noise_sd=0.08, sizes=140):
     """Return timings of a machine that takes longer or shorter for a work, alike by its variants, and its own noise."""
     runs = runs_of(TILED, np.unique(np.round(np.geomspace(1.0, 8192.0, sizes))))
     works = np.random.default_rng(0).standard_normal(np.unique(runs.inputs["n"]).size)
@@ -313,29 +309,24 @@ def own_times(alike, noise_sd=0.08, sizes=200):
     return timings_of(TILED_TRUTH, runs, noise_sd * np.sqrt(1.0 - alike), factor=factor), works.size
 
 
-@pytest.mark.parametrize("alike", [0.0, 0.5, 0.9])
-def test_how_alike_the_variants_of_a_work_are_is_found_in_timings(alike):
-    timings, works = own_times(alike)
-    posterior = fit_posterior(timings).posterior
-    found = np.asarray(posterior.alike)
-    np.testing.assert_allclose(found[np.triu_indices(3, 1)], alike, atol=4 * (1 - alike**2) / works**0.5 + 0.04)
-    np.testing.assert_array_equal(found, found.T)
-    np.testing.assert_array_equal(np.diag(found), 1.0)
-    assert np.linalg.eigvalsh(found).min() > -1e-12
-
-
-def test_few_works_and_variants_that_were_never_timed_together_say_little_of_how_alike_they_are():
-    timings, _ = own_times(0.9)
+def test_how_alike_the_variants_of_a_work_are_is_found_in_timings_that_say_so():
+    shares = (0.0, 0.5, 0.9)
+    (*_, (timings, works)) = many = [own_times(alike) for alike in shares]
     n, variant = np.asarray(timings.runs.inputs["n"]), np.asarray(timings.runs.variant)
-    # Variant 2 shares no work with the others, and 0 and 1 share few.
-    even = np.unique(n, return_inverse=True)[1] % 2 == 0
+    # On a fourth machine variant 2 shares no work with the others, and 0 and 1 share few.
+    place = np.unique(n, return_inverse=True)[1]
     few = np.isin(n, np.unique(n)[:6:2])
-    kept = np.where(
-        variant == 2, ~even, even & (few | ((variant == 0) == (np.unique(n, return_inverse=True)[1] % 4 == 0)))
-    )
-    found = fit_posterior(timings, weights=kept.astype(float)).posterior.alike
-    np.testing.assert_array_equal(found[2, :2], 0.0)
-    assert abs(found[0, 1]) <= 3 * 9 / (3 * 9 + 4.0)
+    kept = np.where(variant == 2, place % 2 == 1, (place % 2 == 0) & (few | ((variant == 0) == (place % 4 == 0))))
+    stacked, weights = stack_timings([*(own for own, _ in many), timings])
+    weights[-1] = kept
+    *fits, apart = (np.asarray(fit.posterior.alike) for fit in fit_posteriors(stacked, None, weights, n_starts=1))
+    for alike, found in zip(shares, fits, strict=True):
+        np.testing.assert_allclose(found[np.triu_indices(3, 1)], alike, atol=4 * (1 - alike**2) / works**0.5 + 0.04)
+        np.testing.assert_array_equal(found, found.T)
+        np.testing.assert_array_equal(np.diag(found), 1.0)
+        assert np.linalg.eigvalsh(found).min() > -1e-12
+    np.testing.assert_array_equal(apart[2, :2], 0.0)
+    assert abs(apart[0, 1]) <= 3 * 9 / (3 * 9 + 4.0)
     assert prior_posterior(TILED).alike is None
 
 
@@ -355,7 +346,7 @@ def test_verdicts_follow_the_probability():
 
 
 def test_a_posterior_of_a_dataclass_of_coefficients_is_estimated_too():
-    runs = FFT.grid()
+    runs = Runs.checked(FFT, "fft", batch=[1, 64, 4096], n_fft=[256, 64, 1024])
     found = LatencyPosterior(FFT, {}, FFT.prior.median, np.zeros((1, 0)), 0.1 * np.eye(5), np.array([0.05]))
     got = estimate(found, runs)
     np.testing.assert_allclose(got.time_ns, sum(FFT.terms_ns(FFT.prior.median, runs, {}).values()), rtol=1e-12)

@@ -1,9 +1,6 @@
 """The interface of a latency model: what runs take on a machine, as a sum of named terms, and its priors.
 
-Units stand in the names of coefficients, and what is believed of them before timings is log-normal.
-
-Whatever is generic knows this interface and no model: fits, posteriors, design, decisions, explanations and
-the calibration file.
+Whatever is generic knows this interface and no model: fits, posteriors, decisions, explanations, the calibration file.
 """
 
 import dataclasses
@@ -25,6 +22,9 @@ C = TypeVar("C")
 
 #: A log-sd of 2 lets timings move a coefficient by a factor of 50.
 WIDE_LOG_SD = 2.0
+#: The units of coefficients by what their names end in.
+UNIT_ENDINGS = {"bytes_per_ns": "bytes/ns", "flop_per_ns": "FLOP/ns", "steps_per_ns": "steps/ns"}
+UNIT_ENDINGS |= {"_ns": "ns", "_bytes": "bytes", "_rows": "rows"}
 
 
 def unit_of(name: str) -> str:
@@ -34,17 +34,7 @@ def unit_of(name: str) -> str:
         >>> unit_of("upload_bytes_per_ns"), unit_of("host_parallel_gain")
         ('bytes/ns', '1')
     """
-    for suffix, unit in (
-        ("bytes_per_ns", "bytes/ns"),
-        ("flop_per_ns", "FLOP/ns"),
-        ("steps_per_ns", "steps/ns"),
-        ("_ns", "ns"),
-        ("_bytes", "bytes"),
-        ("_rows", "rows"),
-    ):
-        if name.endswith(suffix):
-            return unit
-    return "1"
+    return next((unit for suffix, unit in UNIT_ENDINGS.items() if name.endswith(suffix)), "1")
 
 
 def coefficient_names(coefficients: Any) -> list[str]:
@@ -98,15 +88,6 @@ def wide_prior(median: C, **narrower: float) -> LatencyPrior[C]:
     names = coefficient_names(median)
     sds = [narrower.get(name, WIDE_LOG_SD) for name in names]
     return LatencyPrior(median, jax.tree.structure(median).unflatten(sds))
-
-
-def check_prior(prior: LatencyPrior) -> None:
-    """Check that medians and standard deviations are positive and finite."""
-    for part in ("median", "log_sd"):
-        for name, value in named(getattr(prior, part)).items():
-            numbers = np.asarray(value, np.float64)
-            if not np.all(np.isfinite(numbers) & (numbers > 0)):
-                raise ValueError(f"prior.{part}.{name}: expected positive finite numbers, got {value}")
 
 
 #: What a machine's schedule is to a model: numbers, or lists of numbers, by name.
@@ -228,10 +209,12 @@ class LatencyModel(Protocol):
 
     def grid(self) -> "Runs":
         """Return the runs that a calibrate job may time, `[n]`: every variant on a few sizes unless a model says."""
-        sizes = {
-            name: (entry.default,) if entry.default is not None else _spaced(entry)
-            for name, entry in self.inputs.items()
-        }
+        sizes = {}
+        for name, entry in self.inputs.items():
+            # From the least to 65,536 times that or the most, by octaves of two.
+            step, spaced = max(entry.step, 1), max(entry.least, 1.0) * 4.0 ** np.arange(9)
+            spaced = step * np.ceil(spaced[spaced <= entry.most] / step)
+            sizes[name] = spaced if entry.default is None else [float(entry.default)]
         columns = np.meshgrid(np.arange(len(self.variants)), *sizes.values(), indexing="ij")
         variant, *inputs = (column.ravel() for column in columns)
         return Runs.checked(self, variant, **dict(zip(sizes, inputs, strict=True)))
@@ -267,15 +250,14 @@ class Runs:
             (2,)
         """
         codes = variant_codes(model, variant)
-        unknown = [name for name in inputs if name not in model.inputs]
-        missing = [name for name, entry in model.inputs.items() if name not in inputs and entry.default is None]
-        if unknown or missing:
-            wrong = f"got {unknown[0]!r}" if unknown else f"{missing[0]!r} is missing"
-            raise ValueError(f"{model.name}: expected the inputs {', '.join(model.inputs)}; {wrong}")
         values: dict[str, Any] = {name: inputs.get(name, entry.default) for name, entry in model.inputs.items()}
+        wrong = [f"got {name!r}" for name in inputs if name not in model.inputs]
+        wrong += [f"{name!r} is missing" for name, value in values.items() if value is None]
+        if wrong:
+            raise ValueError(f"{model.name}: expected the inputs {', '.join(model.inputs)}; {wrong[0]}")
         for name, entry in model.inputs.items():
             # Predictions are smooth in sizes, so that a crossover may lie between whole numbers.
-            check_input(values[name], name, entry.least, entry.step if entry.step > 1 else 0)
+            check_size(values[name], name, entry, entry.step if entry.step > 1 else 0)
         check_shapes(variant=codes, **values)
         return cls(model, codes, {name: size_as_float(value, name) for name, value in values.items()})
 
@@ -292,11 +274,8 @@ class Runs:
 
     def together(self) -> "Runs":
         """Return the same runs with every column of the whole shape."""
-        variant, *inputs = jnp.broadcast_arrays(
-            jnp.asarray(self.variant), *(jnp.asarray(value) for value in self.inputs.values())
-        )
-        named = dict(zip(self.inputs, inputs, strict=True))
-        return dataclasses.replace(self, variant=variant, inputs=named)
+        variant, *inputs = jnp.broadcast_arrays(*map(jnp.asarray, (self.variant, *self.inputs.values())))
+        return dataclasses.replace(self, variant=variant, inputs=dict(zip(self.inputs, inputs, strict=True)))
 
 
 def variant_codes(model: LatencyModel, variant: str | Sequence[Any] | Code, name: str = "variant") -> Code:
@@ -317,11 +296,11 @@ def variant_codes(model: LatencyModel, variant: str | Sequence[Any] | Code, name
     return int(array) if array.ndim == 0 else array.astype(np.int32)
 
 
-def check_input(value: Columns, name: str, least: float, step: int) -> None:
+def check_size(value: Columns, name: str, entry: Input, step: int) -> None:
     """Check one size of runs, where the host can read it."""
     if is_traced(value):
         return
-    check_at_least(value, name, least, "size")
+    check_at_least(value, name, entry.least, "size")
     if step:
         flat = np.asarray(value, np.float64).reshape(-1)
         wrong = flat[flat % step != 0]
@@ -334,7 +313,7 @@ def check_timed_size(value: Columns, name: str, entry: Input) -> None:
     """Check one size of runs that were timed: what has no default is a size, and nothing takes no time."""
     if entry.default != 0.0 and entry.least <= 0.0:
         check_positive(value, name, "size")
-    check_input(value, name, entry.least, entry.step)
+    check_size(value, name, entry, entry.step)
 
 
 def alternatives_of(model: LatencyModel) -> dict[str, StrategySpec]:
@@ -383,10 +362,3 @@ def all_inputs(
                 raise ValueError(f"{name}: expected a number of {entry.unit}, got none")
             values[name] = entry.default
     return {name: values[name] for name in names}
-
-
-def _spaced(entry: Input) -> tuple[float, ...]:
-    """Return sizes from the least to a thousand times that or the most, by octaves of two."""
-    step = max(entry.step, 1)
-    sizes = max(entry.least, 1.0) * 4.0 ** np.arange(9)
-    return tuple(float(step * np.ceil(size / step)) for size in sizes[sizes <= entry.most])
