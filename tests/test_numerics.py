@@ -68,25 +68,24 @@ CLOSED_FORMS = {
 }
 
 
-def test_value_is_the_closed_form_in_either_precision():
-    for f, arguments, expected in CLOSED_FORMS.values():
-        np.testing.assert_allclose(f(*arguments), expected(*arguments), rtol=FLOAT64_RTOL, atol=0)
-        arguments = [np.clip(argument, -60, 60) for argument in arguments]
-        with jax.enable_x64(False):
-            value = jax.jit(f)(*(jnp.asarray(argument, jnp.float32) for argument in arguments))
-        assert value.dtype == jnp.float32
-        np.testing.assert_allclose(value, expected(*arguments), rtol=FLOAT32_RTOL, atol=1e-38)
-
-
-def test_gradient_is_the_finite_difference_jit_is_eager_and_vmap_is_a_loop():
-    for f, arguments, _ in CLOSED_FORMS.values():
-        eager = f(*arguments)
-        size = np.abs(eager) + sum(np.abs(argument) for argument in arguments)
-        assert_gradient_is_the_finite_difference(lambda tree: f(*tree), list(arguments), scale=size)  # noqa: B023
-        loop = [f(*(argument[i] for argument in arguments)) for i in range(len(eager))]
-        together = jax.jit(lambda *arguments: (f(*arguments), jax.vmap(f)(*arguments)))(*arguments)  # noqa: B023
-        for other in (*together, loop):
-            np.testing.assert_allclose(other, eager, rtol=FLOAT64_RTOL, atol=0)
+def test_value_is_the_closed_form_in_either_precision_gradient_the_finite_difference_and_jit_and_vmap_change_nothing():
+    arguments = {name: own for name, (_, own, _) in CLOSED_FORMS.items()}
+    forms = {name: f for name, (f, *_) in CLOSED_FORMS.items()}
+    by_forms = jax.jit(lambda given: {name: (f(*given[name]), jax.vmap(f)(*given[name])) for name, f in forms.items()})
+    compiled = by_forms(arguments)
+    near = {name: [np.clip(column, -60, 60) for column in own] for name, own in arguments.items()}
+    with jax.enable_x64(False):
+        single = by_forms(jax.tree.map(lambda column: jnp.asarray(column, jnp.float32), near))
+    for name, (f, own, exact) in CLOSED_FORMS.items():
+        eager = f(*own)
+        np.testing.assert_allclose(eager, exact(*own), rtol=FLOAT64_RTOL, atol=0)
+        one = f(*(column[5] for column in own))
+        for other, expected in ((compiled[name][0], eager), (compiled[name][1], eager), (one, eager[5])):
+            np.testing.assert_allclose(other, expected, rtol=FLOAT64_RTOL, atol=0)
+        assert single[name][0].dtype == jnp.float32
+        np.testing.assert_allclose(single[name][0], exact(*near[name]), rtol=FLOAT32_RTOL, atol=1e-38)
+        size = np.abs(eager) + sum(np.abs(column) for column in own)
+        assert_gradient_is_the_finite_difference(lambda tree: f(*tree), list(own), scale=size)  # noqa: B023
 
 
 POINTS = np.array([-1e6, -3.0, -1e-3, 0.0, 1e-3, 2.0, 3.0, 1e6])
@@ -134,28 +133,26 @@ def test_a_compiled_product_and_sum_round_as_eager_ones_do():
     np.testing.assert_array_equal(jax.jit(lambda b, c: f(a, b, c))(b[0], c), c + a * b[0])
 
 
-def test_the_logistic_keeps_its_slope_where_it_rounds_to_one():
-    for x in [18.0, 40.0, 80.0]:
-        with jax.enable_x64(False):
-            slope = jax.grad(num.logistic)(jnp.float32(x))
-        exact = scipy.special.expit(x) * scipy.special.expit(-x)
-        np.testing.assert_allclose(slope, exact, rtol=FLOAT32_RTOL)
-        assert num.logistic(jnp.float32(x)) == 1
-        assert jax.grad(num.logistic)(-x) == jax.grad(num.logistic)(x)
-
-
-def test_the_logistic_has_a_second_and_a_third_derivative_everywhere():
+def test_the_logistic_keeps_its_slope_where_it_rounds_to_one_and_has_three_derivatives_everywhere():
+    x = np.array([18.0, 40.0, 80.0])
+    with jax.enable_x64(False):
+        slopes = jax.vmap(jax.grad(num.logistic))(jnp.asarray([*x, *-x], jnp.float32))
+        np.testing.assert_array_equal(num.logistic(jnp.asarray(x, jnp.float32)), 1)
+    np.testing.assert_allclose(slopes[:3], scipy.special.expit(x) * scipy.special.expit(-x), rtol=FLOAT32_RTOL)
+    np.testing.assert_array_equal(slopes[:3], slopes[3:])
     x = np.array([-np.inf, -1e3, -1.5, 0.0, 1.5, 1e3, np.inf])
     p = scipy.special.expit(x)
     slope = p * (1 - p)
     curvature = jax.grad(jax.grad(num.logistic))
-    np.testing.assert_allclose(jax.vmap(curvature)(x), slope * (1 - 2 * p), rtol=FLOAT64_RTOL)
-    np.testing.assert_allclose(jax.vmap(jax.grad(curvature))(x), slope * (1 - 6 * slope), rtol=FLOAT64_RTOL)
+    found = jax.jit(lambda x: (jax.vmap(curvature)(x), jax.vmap(jax.grad(curvature))(x)))(x)
+    np.testing.assert_allclose(found[0], slope * (1 - 2 * p), rtol=FLOAT64_RTOL)
+    np.testing.assert_allclose(found[1], slope * (1 - 6 * slope), rtol=FLOAT64_RTOL)
 
 
 def test_log_odds_have_the_slopes_of_the_quotient_and_stay_finite():
+    slopes_of = jax.jit(jax.value_and_grad(num.log_odds, argnums=(0, 1)))
     for x in (-np.inf, -1e300, 0.0, 3.0, 1e300):
-        odds, slopes = jax.value_and_grad(num.log_odds, argnums=(0, 1))(x, 2.0)
+        odds, slopes = slopes_of(x, 2.0)
         np.testing.assert_allclose(slopes, (0.5, -odds / 2.0))
         assert np.isfinite(odds)
     # The logarithm of a step does not underflow.
@@ -173,32 +170,34 @@ def test_the_roofline_is_the_sum_at_one_and_the_maximum_at_infinity():
 
 
 def test_powers_of_ratios_keep_value_and_slopes_over_the_range_of_float32():
-    for sharpness in (2, 16):
-        for name in ("soft_roofline", "soft_excess"):
-            x, y = np.logspace(-12, 24, 400), 3e6
-            log_x, log_y = sharpness * np.log(x), sharpness * np.log(y)
-            of_x, of_y = scipy.special.expit(log_x - log_y), scipy.special.expit(log_y - log_x)
-            if name == "soft_roofline":
-                value = np.exp(np.logaddexp(log_x, log_y) / sharpness)
-                by_x, by_y = of_x * value / x, of_y * value / y
-            else:
-                value, slope = of_x, sharpness * of_x * of_y
-                by_x, by_y = slope / x, -slope / y
-            f = functools.partial(getattr(num, name), sharpness=sharpness)
-            with jax.enable_x64(False):
-                x = x.astype(np.float32)
-                found = f(x, y), *jax.vmap(jax.grad(f, (0, 1)), (0, None))(x, y)
-            for own, exact in zip(found, (value, by_x, by_y), strict=True):
-                np.testing.assert_allclose(own, exact, rtol=sharpness * FLOAT32_RTOL, atol=1e-34)
+    x, y = np.logspace(-12, 24, 400), 3e6
+    forms = [(f, sharpness) for f in (num.soft_roofline, num.soft_excess) for sharpness in (2, 16)]
+
+    @jax.jit
+    def both(x):
+        each = [functools.partial(f, sharpness=sharpness) for f, sharpness in forms]
+        return [(f(x, y), *jax.vmap(jax.grad(f, (0, 1)), (0, None))(x, y)) for f in each]
+
+    with jax.enable_x64(False):
+        found = both(x.astype(np.float32))
+    for (f, sharpness), own in zip(forms, found, strict=True):
+        log_x, log_y = sharpness * np.log(x), sharpness * np.log(y)
+        value, of_y = scipy.special.expit(log_x - log_y), scipy.special.expit(log_y - log_x)
+        slopes = sharpness * value * of_y / x, -sharpness * value * of_y / y
+        if f is num.soft_roofline:
+            total = np.exp(np.logaddexp(log_x, log_y) / sharpness)
+            value, slopes = total, (value * total / x, of_y * total / y)
+        for got, exact in zip(own, (value, *slopes), strict=True):
+            np.testing.assert_allclose(got, exact, rtol=sharpness * FLOAT32_RTOL, atol=1e-34)
 
 
 def test_straight_through_has_the_value_of_one_and_the_slope_of_the_other():
+    f = jax.jit(jax.value_and_grad(lambda x, hard: num.straight_through(hard + 0 * x, x**2)))
     for hard in [3.0, 0.1 + 0.2, INF, -INF]:
-        value, slope = jax.value_and_grad(lambda x: num.straight_through(hard + 0 * x, x**2))(1e17)
-        assert (value, slope) == (hard, 2e17)
-        chosen = num.straight_through(jnp.array([True, False]), jnp.array([0.9, 0.2]))
-        assert chosen.dtype == float
-        np.testing.assert_array_equal(chosen, [1, 0])
+        assert f(1e17, hard) == (hard, 2e17)
+    chosen = num.straight_through(jnp.array([True, False]), jnp.array([0.9, 0.2]))
+    assert chosen.dtype == float
+    np.testing.assert_array_equal(chosen, [1, 0])
 
 
 COSTS = np.array([[1.0, 2.0, 4.0], [3.0, INF, 3.0], [INF, 7.0, INF], [INF, INF, INF], [1e9, 1e9, 1e9]])
