@@ -5,6 +5,7 @@ A part's rows are read, evaluated and written batch by batch, and its file appea
 
 import contextlib
 import functools
+import math
 import os
 import socket
 import threading
@@ -19,11 +20,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rlxjax._checks import MOST
 from rlxjax._chunks import worker_count
 from rlxjax._files import Sealed, digest_of, locked, read_json_file, whole_file, write_json_file
 
 from ._ray import connected, on_ray, said
-from ._rows import Compiled, Field, RowProgram, bad_rows
+from ._rows import Compiled, Field, RowProgram, refused_rows
 from ._source import (
     COMPRESSION,
     Part,
@@ -296,13 +298,12 @@ def _evaluated(
     job: Job, part: Part, batch: pa.RecordBatch, first_row: int, compiled: Compiled, schema: pa.Schema
 ) -> tuple[pa.Table, pa.Table | None]:
     """Return the rows of a batch with their answers, and those that have none, as they came, with place and reason."""
-    columns, nulls, reasons = {}, {}, {}
+    columns, reasons, check = {}, {}, job.program.check
     for name, field in job.program.fields.items():
-        columns[name], nulls[name], unknown = _column(job, part, batch, name, field)
-        reasons = unknown | reasons
+        columns[name], found = _column(job, part, batch, name, field)
+        reasons = found | reasons
     answers, is_answer = compiled(columns)
-    if job.program.check is not None or any(own.size for own in nulls.values()) or not is_answer.all():
-        reasons = bad_rows(job.program, columns, nulls, job.columns) | reasons
+    reasons = (refused_rows(check, columns) if check is not None else {}) | reasons
     for row in np.flatnonzero(~is_answer).tolist():
         reasons.setdefault(row, f"no answer: {job.program.name} gives no number for such a row")
     added = []
@@ -336,36 +337,44 @@ def _given(job: Job, part: Part, name: str, batch: pa.RecordBatch) -> pa.Array:
     return pa.repeat(pa.scalar(job.source.keys[part.file][name], pa.string()).cast(job.keys[name]), batch.num_rows)
 
 
-def _column(
-    job: Job, part: Part, batch: pa.RecordBatch, name: str, field: Field
-) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
-    """Return one field's values as int64, float64 or codes, the rows that are null, and those of other wrong values."""
-    none = np.zeros(0, np.int64)
+def _column(job: Job, part: Part, batch: pa.RecordBatch, name: str, field: Field) -> tuple[np.ndarray, dict[int, str]]:
+    """Return one field's values as int64, float64 or codes, and why rows are rejected, whose values are harmless."""
     if name not in job.columns:
         default = field.names.index(str(field.default)) if field.names else float(field.default or 0.0)
-        return np.full(batch.num_rows, default, np.int8 if field.names else np.float64), none, {}
+        return np.full(batch.num_rows, default, np.int8 if field.names else np.float64), {}
     own = job.columns[name]
     column = _given(job, part, own, batch)
-    nulls = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)) if column.null_count else none
     if field.names:
         import pyarrow.compute  # as long as JAX takes to compile: only where it is needed
 
         compute: Any = pyarrow.compute
-        values = compute.fill_null(compute.index_in(column.cast(pa.string()), pa.array(field.names)), -1).to_numpy()
-        wrong, dtype, expected = (
-            np.setdiff1d(np.flatnonzero(values < 0), nulls),
-            np.int8,
-            f"one of {', '.join(field.names)}",
-        )
-        values = np.maximum(values, 0)
+        codes = compute.fill_null(compute.index_in(column.cast(pa.string()), pa.array(field.names)), -1)
+        values = codes.to_numpy().astype(np.int8)
+        is_wrong = values < 0
     else:
-        if nulls.size and pa.types.is_integer(column.type):  # and a float is NaN
-            column = column.fill_null(0)
-        values = column.to_numpy(zero_copy_only=False)
-        wrong = np.flatnonzero(values > np.iinfo(np.int64).max) if values.dtype == np.uint64 else none
-        dtype, expected = (np.int64 if values.dtype.kind in "iu" else np.float64), "at most 2**63 - 1"
-    reasons = {row: f"{own}: expected {expected}, got {column[row].as_py()!r}" for row in wrong.tolist()}
-    values = values.astype(dtype, copy=False)
-    if reasons:
-        values[wrong] = 0
-    return values, nulls, reasons
+        is_whole = pa.types.is_integer(column.type)
+        values = (column.fill_null(0) if is_whole and column.null_count else column).to_numpy(zero_copy_only=False)
+        values = values.astype(np.int64 if is_whole else np.float64, copy=False)  # beyond, integers become negative
+        with np.errstate(invalid="ignore"):
+            is_wrong = ~(values >= (math.ceil(field.least) if is_whole else field.least))
+            is_wrong |= False if is_whole else values > MOST
+            is_wrong |= values % field.step != 0 if field.step else False
+        if column.null_count:
+            is_wrong |= column.is_null().to_numpy(zero_copy_only=False)
+    rows = np.flatnonzero(is_wrong)
+    if rows.size:
+        values = values.copy()
+        values[rows] = 0 if field.names else max(field.least, field.step, 1.0)
+    return values, {row: f"{own}: expected {_wrong(column[row].as_py(), field)}" for row in rows.tolist()}
+
+
+def _wrong(value: Any, field: Field) -> str:
+    """Return what is expected in place of a value."""
+    if value is None:
+        return f"a {field.what}, got null"
+    if field.names:
+        return f"one of {', '.join(field.names)}, got {value!r}"
+    if isinstance(value, int) and value > np.iinfo(np.int64).max:
+        return f"at most 2**63 - 1, got {value}"
+    bound = f"at least {field.least:g}{f', a multiple of {field.step}' if field.step else ''}"
+    return f"a {field.what} of {'at most 2**64' if value > MOST else bound}, got {value:g}"

@@ -1,13 +1,11 @@
 """What is asked of each row of a table: the columns that it needs, the columns that it gives, and one jitted program.
 
-A row is a pair of profiles, for a gate, or the inputs of a calibrated latency model. A row that cannot be evaluated has
-no answer; where there is such a row, the host finds the column and the reason.
+A row is a pair of profiles, for a gate, or the inputs of a calibrated latency model.
 """
 
 import dataclasses
 import functools
 import hashlib
-import math
 import pickle
 import threading
 from collections import OrderedDict
@@ -20,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from rlxjax._checks import MOST, fields_of
+from rlxjax._checks import fields_of
 from rlxjax._counts import as_temperature
 from rlxjax.calibration import CalibratedModel
 from rlxjax.gate import FusionBenefit, IoFusionGate
@@ -181,47 +179,21 @@ def _narrow(answers: Mapping[str, Array], names: Sequence[str]) -> dict[str, Arr
     return {name: values.astype("float32") if values.dtype.kind == "f" else values for name, values in own.items()}
 
 
-def bad_rows(
-    program: RowProgram, columns: dict[str, np.ndarray], nulls: Mapping[str, np.ndarray], source: Mapping[str, str]
-) -> dict[int, str]:
-    """Return the rows that cannot be evaluated, each with the reason; their values become harmless."""
+def refused_rows(check: Callable[[Columns], None], columns: Columns) -> dict[int, str]:
+    """Return the rows that a check refuses, each with the reason: they are found by halves."""
     found: dict[int, str] = {}
-    for name, values in columns.items():
-        field, shown = program.fields[name], source.get(name, name)
-        found = dict.fromkeys(nulls[name].tolist(), f"{shown}: expected a {field.what}, got null") | found
-        if field.names:
-            continue
-        for row in np.flatnonzero(~_is_right(values, field)).tolist():
-            multiple = f", a multiple of {field.step}" if field.step else ""
-            bound = "at most 2**64" if values[row] > MOST else f"at least {field.least:g}{multiple}"
-            found.setdefault(row, f"{shown}: expected a {field.what} of {bound}, got {values[row]:g}")
-    rows = np.fromiter(found, np.int64, len(found))
-    for name in columns if rows.size else ():
-        field = program.fields[name]
-        columns[name] = columns[name].copy()
-        columns[name][rows] = 0.0 if field.names else max(field.least, field.step, 1.0)
 
     def search(rows: np.ndarray) -> None:
-        """Find the rows that the check refuses, by halves."""
         try:
-            program.check({name: values[rows] for name, values in columns.items()})  # pyright: ignore
+            check({name: values[rows] for name, values in columns.items()})
         except ValueError as refusal:
             if len(rows) == 1:
-                found.setdefault(int(rows[0]), str(refusal))
+                found[int(rows[0])] = str(refusal)
             for half in np.array_split(rows, 2) if len(rows) > 1 else ():
                 search(half)
 
-    if program.check is not None:
-        search(np.arange(len(next(iter(columns.values())))))
+    search(np.arange(len(next(iter(columns.values())))))
     return found
-
-
-def _is_right(values: Any, field: Field) -> Any:
-    """Return whether each value is one that a field may have, on the host and in a program."""
-    with np.errstate(invalid="ignore"):
-        is_right = values >= (field.least if values.dtype.kind == "f" else math.ceil(field.least))
-        is_right &= values <= MOST if values.dtype.kind == "f" else True
-        return is_right & (values % field.step == 0) if field.step else is_right
 
 
 class Compiled:
@@ -260,15 +232,7 @@ class Compiled:
 
 
 def _in_chunks(program: RowProgram, most: int, columns: Columns) -> Any:
-    """Return the answers, and whether each row has one: of values that a field cannot have there is none."""
-
-    def judged(columns: Columns) -> tuple[dict[str, Array], Array]:
-        answers, is_answer = program.program(columns)
-        for name, values in columns.items():
-            if not program.fields[name].names:
-                is_answer &= _is_right(values, program.fields[name])
-        return answers, is_answer
-
+    """Return the answers, and whether each row has one."""
     n_rows = len(next(iter(columns.values())))  # a power of two
     chunks = jax.tree.map(lambda column: column.reshape(-1, min(most, n_rows)), columns)
-    return jax.tree.map(jnp.ravel, jax.lax.map(judged, chunks))
+    return jax.tree.map(jnp.ravel, jax.lax.map(program.program, chunks))
