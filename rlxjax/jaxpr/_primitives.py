@@ -69,12 +69,6 @@ def register_rule(primitive: "str | Primitive", rule: CountingRule, *, family: s
         raise ValueError(f"rule: expected a function of inputs, outputs and params, got {rule!r}")
     if name in RULES or name in RESERVED:
         raise ValueError(f"primitive: expected one without a rule, got {name!r}, which has one")
-    also = _rules_algebra.squares if family == "linear algebra" else None
-    RULES[name] = Rule(family, said=_checked(name, rule), also=also)
-
-
-def _checked(name: str, rule: CountingRule) -> Callable[[Operation], OperationCounts]:
-    """Return a registered rule that refuses what is no counts."""
 
     def checked(op: Operation) -> OperationCounts:
         counts = rule(*op)
@@ -85,7 +79,7 @@ def _checked(name: str, rule: CountingRule) -> Callable[[Operation], OperationCo
                 as_index(count, f"rule of {name!r}: {field}")
         return counts
 
-    return checked
+    RULES[name] = Rule(family, said=checked, also=_rules_algebra.squares if family == "linear algebra" else None)
 
 
 UNKNOWN_LINE = "unknown line"

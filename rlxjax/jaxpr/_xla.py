@@ -22,6 +22,9 @@ _TRITON = re.compile(r'"fusion_backend_config":\{"kind":"_*([^"]+)"')
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 _INDEX = re.compile(r"\bindex=(\d+)")
 _DIRECTION = re.compile(r"\bdirection=(\w+)")
+_INTEGERS = {"pred": np.dtype(bool)} | {
+    f"{'su'[kind == 'u']}{8 * size}": np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)
+}
 #: What a loop's counter meets, by the names of primitives; a comparison is named by its direction.
 _SCALARS = dict.fromkeys(("copy", "bitcast", "convert", "copy-done", "copy-start", "reshape"), "copy") | {"add": "add"}
 
@@ -133,16 +136,15 @@ class CompiledProgram:
             sides.append([])
             for name, each in side.instructions.items():
                 reads = [carried.get(operand, (len(sides), operand)) for operand in each.operands]
-                place, index = (len(sides), name), _INDEX.search(each.attributes)
-                direction = _DIRECTION.search(each.attributes) if each.opcode == "compare" else None
-                if each.opcode == "get-tuple-element" and index and side.operands(each)[0].opcode == "parameter":
-                    carried[name] = int(index[1])
+                place, text = (len(sides), name), each.attributes
+                direction = _DIRECTION.search(text) if each.opcode == "compare" else None
+                if each.opcode == "get-tuple-element" and side.operands(each)[0].opcode == "parameter":
+                    carried[name] = next(map(int, _INDEX.findall(text)), None)
                 elif each.opcode == "constant" and each.inside.lstrip("-").isdecimal():
                     known[place] = int(each.inside)
-                elif (opcode := direction[1].lower() if direction else _SCALARS.get(each.opcode)) and each.arrays:
-                    kind = each.arrays[0].kind.replace("s", "int").replace("u", "uint").replace("pred", "bool")
-                    if "int" in kind or kind == "bool":
-                        sides[-1].append(Scalar(opcode, np.dtype(kind), reads, place))
+                elif opcode := direction[1].lower() if direction else _SCALARS.get(each.opcode):
+                    if each.arrays and (dtype := _INTEGERS.get(each.arrays[0].kind)) is not None:
+                        sides[-1].append(Scalar(opcode, dtype, reads, place))
                 elif name == side.root and each.opcode == "tuple" and side is inside[1]:
                     moves = dict(enumerate(reads))
         given = outside.instructions[loop.operands[0]]
