@@ -76,10 +76,7 @@ def difference(before: Columns, after: Columns, name: str) -> Count:
 
 
 def _difference_in_64_bits(before: np.ndarray, after: np.ndarray) -> np.ndarray | None:
-    """Return the difference of columns by NumPy, None unless their extremes say that 64 bits hold it.
-
-    It is taken modulo 2**64, so that operands of any integer type give what fits.
-    """
+    """Return the difference of columns by NumPy, modulo 2**64, None unless their extremes say that 64 bits hold it."""
     is_column = before.ndim > 0 or after.ndim > 0
     if not is_column or not before.size or not after.size or object in (before.dtype, after.dtype):
         return None
@@ -133,13 +130,9 @@ def _held_float(value: Columns, name: str) -> np.ndarray | float:
         except OverflowError:
             return math.inf if value > 0 else -math.inf
     array = np.asarray(value)
-    if array.dtype == object:
-        array = array.astype(np.float64)
-    if array.dtype.kind not in "biuf":
+    if array.dtype.kind not in "biufO":
         raise ValueError(f"{name}: expected real numbers, got an array of {array.dtype}")
-    if array.dtype.kind != "f":
-        array = array.astype(np.float64)
-    return array
+    return array if array.dtype.kind == "f" else array.astype(np.float64)
 
 
 def _narrowed(array: np.ndarray) -> jax.Array:

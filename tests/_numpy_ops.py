@@ -15,36 +15,21 @@ INTEGERS = {"i8": np.int8, "i32": np.int32}
 ULPS = 4
 
 
-def _gelu(x):
-    return 0.5 * x * (1 + np.tanh(0.7978845608 * (x + 0.044715 * x**3)))
-
-
 def _extreme(choose):
     return lambda x: choose.reduce(x.reshape(-1), keepdims=True) if x.size else np.zeros(1, x.dtype)
 
 
 UNARY = {
+    **{name: getattr(np, name) for name in ("tanh", "sqrt", "exp", "log", "abs")},
+    "neg": np.negative,
     "relu": lambda x: np.fmax(x, 0),
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-    "tanh": np.tanh,
-    "gelu": _gelu,
-    "sqrt": np.sqrt,
     "rsqrt": lambda x: 1 / np.sqrt(x),
-    "exp": np.exp,
-    "log": np.log,
-    "neg": np.negative,
-    "abs": np.abs,
+    "gelu": lambda x: 0.5 * x * (1 + np.tanh(0.7978845608 * (x + 0.044715 * x**3))),
     **dict.fromkeys(("load", "store", "copy"), lambda x: x),
 }
-BINARY = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "max": np.fmax,
-    "min": np.fmin,
-    "pow": np.power,
-}
+BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "pow": np.power}
+BINARY |= {"max": np.fmax, "min": np.fmin}
 REDUCE = {
     "reduce_sum": lambda x: x.sum().reshape(1),
     "reduce_mean": lambda x: (x.mean() if x.size else x.sum()).reshape(1),
@@ -90,15 +75,10 @@ def limits_of(dtype):
 def error_of(node, operands, errors, dtype=None):
     """Return how far a kernel's value of a node may be from that of `value_of`; infinite is anywhere.
 
-    What the operands' errors can do to the value, evaluated at both ends of each, and the rounding of the
-    op itself. Anywhere: where the ends are not of one kind (a number, NaN, an infinity), where a number is
-    beyond the dtype (a kernel that fuses need not compute it), and where an integer is.
-
-    Args:
-        node: the node.
-        operands: what it reads.
-        errors: of these, of the same shapes.
-        dtype: that it computes in; the node's own unless given.
+    What the errors of the operands, of the same shapes, can do to the value, evaluated at both ends of each, and the
+    rounding of the op itself, in the node's dtype unless given. Anywhere: where the ends are not of one kind (a
+    number, NaN, an infinity), where a number is beyond the dtype (a kernel that fuses need not compute it), and where
+    an integer is.
     """
     ulp, largest, least = limits_of(dtype or node.dtype)
     operands = [np.asarray(x, np.longdouble) for x in operands]

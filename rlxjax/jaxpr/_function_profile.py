@@ -191,10 +191,13 @@ def _disagreements(
     devices: int,
 ) -> tuple[Disagreement, ...]:
     """Return the counts that differ: of the equations, of the compiled program, and of XLA's own analysis."""
-    more = ["XLA's figure counts the body of a loop once"] if program.loops else []
-    if program.custom_calls:
-        more.append(f"XLA's figure has nothing for custom calls ({', '.join(program.custom_calls)})")
-    more += [f"compiled figures are those of one of {devices} devices"] if devices > 1 else []
+    calls = ", ".join(program.custom_calls)
+    applies = {
+        "XLA's figure counts the body of a loop once": program.loops,
+        f"XLA's figure has nothing for custom calls ({calls})": calls,
+        f"compiled figures are those of one of {devices} devices": devices > 1,
+    }
+    more = [reason for reason, is_so in applies.items() if is_so]
     is_silent = devices > 0 and not costs  # a compiler for a GPU that is not there gives no figures
     of_flops = [*more, "XLA's figure has integer operations and comparisons in it"]
     found = []

@@ -189,10 +189,7 @@ def transposed(shape: Sequence[int], axis: int, itemsize: int) -> str:
 
 
 def reuse(name: str, rule: Rule, op: Operation) -> list[str]:
-    """Return how an equation reads each operand: `SPREAD` if it repeats it along an axis before its last one.
-
-    Along the last axis a loop keeps it.
-    """
+    """Return how an equation reads each operand; one that is repeated along its last axis alone is read once."""
     if rule.reads_part:
         return [EACH] + [""] * (len(op.inputs) - 1)
     if rule.in_memory != 0 or rule.writes_memory or not op.outputs or name in _NO_REPEATS:

@@ -141,12 +141,9 @@ def _for_libraries(steps: Sequence[Step]) -> Iterable[int]:
 
 
 def _executed(number: int, last: Step, makers: Mapping[int, tuple[int, Step]], claimed: set[int]) -> list[Work]:
-    """Return what a kernel computes, its last step first, each value as often as the kernel computes it.
-
-    A value that lies in no memory is computed again by every kernel that reads it, for every element that a
-    broadcast repeats, and for every slice or gathered element that is taken of it. Few of the steps that some
-    kernel has claimed are looked at again, so that the count stays linear.
-    """
+    """Return what a kernel computes, its last step first, each value as often as the kernel computes it."""
+    # What lies in no memory is computed again by every kernel that reads it, and for every element that a broadcast
+    # repeats or that is taken of it. Few of the steps that some kernel has claimed are looked at again, in linear time.
     found: list[Work] = []
     again = 0
     #: By number of the step: the step, how many of its elements are wanted, and by how many places of the code.
@@ -276,11 +273,8 @@ def _scattered_into_sums(steps: Sequence[Step], constant: Container[int], output
 
 
 def _without_transposes(steps: Sequence[Step], outputs: Container[int]) -> list[Step]:
-    """A product reads a transposed matrix as it lies; transposed itself, it is another product.
-
-    A matrix whose elements change one by one may lie transposed meanwhile: until a product reads it, or until it is
-    transposed back.
-    """
+    """A product reads a transposed matrix as it lies; transposed itself, it is another product."""
+    # A matrix whose elements change one by one may lie transposed until a product reads it, or it is transposed back.
     readers = _readers(steps)
     by_products = _readers(step for step in steps if step.work.operation == "dot_general")
     #: By buffer: which of the steps that are left transposes it, multiplies it, or makes it; and what stands for it.

@@ -132,10 +132,7 @@ def _steps_of_a_point(length: int) -> float:
 
 
 def _matrix(flops: Callable[[Operation], int], copies: bool = False, operand: int = 0) -> Rule:
-    """Return the rule of a factorisation: FLOP of one matrix, times the batch before the two axes of an operand.
-
-    Some libraries want a matrix of their own, in their own order.
-    """
+    """Return the rule of a factorisation: FLOP of one matrix, times the batch; some libraries want a copy of it."""
     return Rule(
         "linear algebra",
         lambda op: math.prod(op.inputs[operand].shape[:-2]) * flops(op),
