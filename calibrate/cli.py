@@ -1,37 +1,40 @@
-"""The commands. Bad input is one line on standard error and exit status 2, never a traceback."""
+"""The commands that measure and fit, and the command line of all. Bad input is one line and exit status 2."""
 
 import contextlib
 import sys
 import time
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 _STARTED_S = time.perf_counter()
 
 import typer  # noqa: E402
+from typer import Argument, Option  # noqa: E402
+from typer.main import get_command  # noqa: E402
 
 import rlxjax  # noqa: E402
 
+from . import decisions, evaluate, questions, report  # noqa: E402, F401  (which add their commands)
 from .command_line import (  # noqa: E402
     NOT_WRITTEN_STATUS,
-    OVERVIEW,
+    OF_PRINTING,
     AsJson,
     File,
+    Force,
+    Prior,
     Quiet,
+    Strict,
     Suites,
+    Verbose,
+    app,
     calibration_file,
+    command,
     command_line,
-    epilog,
-    one_line_errors,
     run,
     set_up_jax,
     warn,
 )
-from .decisions import decisions  # noqa: E402
-from .evaluate import Prior, evaluate, fleet  # noqa: E402
 from .interrupts import last_act  # noqa: E402
-from .questions import advise, explain, predict, profile  # noqa: E402
-from .report_command import report  # noqa: E402
 from .terminal import Progress, console, json_text, say  # noqa: E402
 
 if TYPE_CHECKING:
@@ -39,19 +42,13 @@ if TYPE_CHECKING:
 
     from .outcome import Outcome
 
-_TYPER: Any = {
-    "pretty_exceptions_enable": False,
-    "context_settings": {"help_option_names": ["-h", "--help"]},
-}
-app = typer.Typer(**_TYPER, epilog=OVERVIEW)
-
 #: Exit status of a calibration that is not good enough, where that was asked.
 NOT_READY_STATUS = 3
 #: Seconds of the calibrate job for each suite, and the least; the suites that are timed unless others are given.
 MODEL_BUDGET_S, MIN_BUDGET_S, SHIPPED = 60.0, 10.0, ("welch", "functions")
-Verbose = Annotated[bool, typer.Option("--verbose", help="Also print tables of errors, coefficients and workloads.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Exit status 3 unless the calibration is good enough.")]
-Force = Annotated[bool, typer.Option("--force", help="Write the file even if the fit did not converge.")]
+#: The commands as the help lists them.
+ORDER = ["profile", "advise", "evaluate", "fleet", "calibrate", "refit", "validate", "report", "predict", "explain"]
+_FITTED = {1: "a fit did not converge, and was not written", 3: "with --strict: not good enough"}
 
 
 def _print_version(is_asked: bool | None) -> None:
@@ -64,38 +61,36 @@ def _print_version(is_asked: bool | None) -> None:
 def commands(
     version: Annotated[
         bool | None,
-        typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version),
+        Option("--version", help="Print the version.", is_eager=True, callback=_print_version),
     ] = None,
 ) -> None:
     """Decide, with numbers measured on this machine, whether fusing work on a device pays."""
 
 
-for _command in (profile, advise, evaluate, fleet):
-    app.command(epilog=epilog(_command.__name__))(_command)
-
-
-@app.command(epilog=epilog("calibrate"))
-@one_line_errors
+@command(
+    "rlxjax calibrate",
+    "rlxjax calibrate --only functions --budget 30",
+    statuses=_FITTED | {130: "interrupted; what was measured until then is printed and written"},
+)
 def calibrate(
-    device: Annotated[str | None, typer.Option(help="JAX platform to calibrate: cpu, gpu, cuda, rocm or tpu.")] = None,
+    context: typer.Context,
+    device: Annotated[str | None, Option(help="JAX platform to calibrate: cpu, gpu, cuda, rocm or tpu.")] = None,
     budget: Annotated[
         float | None,
-        typer.Option(help="Seconds for all of it, compiling and fitting included; 60 for each suite unless given."),
+        Option(help="Seconds for all of it, compiling and fitting included; 60 for each suite unless given."),
     ] = None,
     only: Annotated[
-        Literal["welch", "functions"] | None, typer.Option(help="One of the two suites; both unless given.")
+        Literal["welch", "functions"] | None, Option(help="One of the two suites; both unless given.")
     ] = None,
     suite: Annotated[
         list[str] | None,
-        typer.Option(help="A suite of your own in their place, as module:NAME or installed; may be given again."),
+        Option(help="A suite of your own in their place, as module:NAME or installed; may be given again."),
     ] = None,
-    out: Annotated[
-        FilePath | None, typer.Option(help="The calibration file; by default where rlxjax looks for it.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the samples of an earlier run.")] = False,
+    out: Annotated[FilePath | None, Option(help="The calibration file; by default where rlxjax looks for it.")] = None,
+    resume: Annotated[bool, Option("--resume", help="Go on with the samples of an earlier run.")] = False,
     model: Annotated[
-        list[str] | None,
-        typer.Option(help="A learned FFT to time as well; may be given again."),
+        list[FilePath] | None,
+        Option(help="A learned FFT to time as well; may be given again."),
     ] = None,
     prior: Prior = None,
     force: Force = False,
@@ -112,8 +107,7 @@ def calibrate(
     if only is not None and suite:
         raise ValueError("--only: expected no --suite beside it")
     names = suite or ([only] if only else list(SHIPPED))
-    budget_s = MODEL_BUDGET_S * len(names) if budget is None else budget
-    least_s = MIN_BUDGET_S * len(names)
+    budget_s, least_s = MODEL_BUDGET_S * len(names) if budget is None else budget, MIN_BUDGET_S * len(names)
     if not least_s <= budget_s < float("inf"):
         raise ValueError(f"--budget: expected at least {least_s:g} seconds, {MIN_BUDGET_S:g} a suite, got {budget_s:g}")
     progress = Progress(ends_s=_STARTED_S + budget_s, is_quiet=quiet)
@@ -125,17 +119,15 @@ def calibrate(
         from .samples import samples_path
         from .suites import suite_of
 
-    given = {"device": device, "only": only, "suite": suite, "out": out, "model": model, "prior": prior}
-    command = command_line("calibrate", budget=f"{budget_s:g}", **given, resume=resume, force=force)
     path = default_calibration_path() if out is None else out
     suites, failed = {}, []
     for name in names:
         try:
-            suites[name] = suite_of(name, [FilePath(file) for file in model or []])
+            suites[name] = suite_of(name, model or [])
         except ValueError as error:
             failed.append(str(error))
     begun = [name for name, one in suites.items() if samples_path(path, one.model.name).exists()] or names
-    with _told(strict=strict, verbose=verbose, quiet=quiet, as_json=as_json) as tell, locked(path):
+    with _told(context) as tell, locked(path):
         for number, (name, one) in enumerate(suites.items()):
             try:
                 outcome = run_campaign(
@@ -145,7 +137,7 @@ def calibrate(
                     budget_s=budget_s / len(suites),
                     path=path,
                     resume=resume and name in begun,
-                    command=command,
+                    command=command_line(context),
                     progress=progress,
                     force=force,
                     prior=prior,
@@ -160,17 +152,17 @@ def calibrate(
             raise ValueError("; ".join(failed))
 
 
-@app.command(epilog=epilog("refit"))
-@one_line_errors
+@command("rlxjax refit calibration-cpu.functions.samples.jsonl --verbose", statuses=_FITTED)
 def refit(
-    samples: Annotated[FilePath, typer.Argument(help="A samples file of calibrate, of any machine.")],
+    context: typer.Context,
+    samples: Annotated[FilePath, Argument(help="A samples file of calibrate, of any machine.")],
     out: Annotated[
         FilePath | None,
-        typer.Option(help="The calibration file; by default NAME.json beside NAME.MODEL.samples.jsonl."),
+        Option(help="The calibration file; by default NAME.json beside NAME.MODEL.samples.jsonl."),
     ] = None,
     prior: Prior = None,
     suite: Annotated[
-        str | None, typer.Option(help="The suite of the samples, as module:NAME, where it is one of your own.")
+        str | None, Option(help="The suite of the samples, as module:NAME, where it is one of your own.")
     ] = None,
     force: Force = False,
     strict: Strict = False,
@@ -191,25 +183,20 @@ def refit(
     log = read_samples(samples)
     set_up_jax("cpu" if log.fingerprint.platform == "cpu" else None)
     of = suite_of(suite) if suite else suite_of_file(log.header.suite, "")
-    with _told(strict=strict, verbose=verbose, quiet=quiet, as_json=as_json) as tell:
-        outcome = fit_again(
-            of,
-            log,
-            samples,
-            out=out,
-            command=command_line("refit", samples, out=out, prior=prior, suite=suite, force=force),
-            progress=progress,
-            force=force,
-            prior=prior,
-        )
+    with _told(context) as tell:
+        said = command_line(context)
+        outcome = fit_again(of, log, samples, out=out, command=said, progress=progress, force=force, prior=prior)
         tell(of.model.name, outcome)
 
 
-@app.command(epilog=epilog("validate"))
-@one_line_errors
+@command(
+    "rlxjax validate",
+    "rlxjax validate calibration.json --quiet",
+    statuses={0: "it holds", 1: "it drifted", 2: "another machine's, or bad input"},
+)
 def validate(
     file: File = None,
-    budget: Annotated[float, typer.Option(help="Seconds for all of it, compiling included.")] = 20.0,
+    budget: Annotated[float, Option(help="Seconds for all of it, compiling included.")] = 20.0,
     suite: Suites = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -233,9 +220,7 @@ def validate(
     raise typer.Exit(verdict.status)
 
 
-for _command in (report, predict, explain):
-    app.command(epilog=epilog(_command.__name__))(_command)
-app.add_typer(decisions, name="decisions")
+app.registered_commands.sort(key=lambda own: ORDER.index(own.callback.__name__ if own.callback else ""))
 
 
 def main() -> None:
@@ -245,18 +230,18 @@ def main() -> None:
 
 def calibrate_main() -> None:
     """Run the calibrate job itself."""
-    job = typer.Typer(**_TYPER, add_completion=False)
-    job.command(name="calibrate", epilog=epilog("calibrate"))(calibrate)
-    run(job, sys.argv[1:], "python -m calibrate")
+    job = get_command(app)
+    run(getattr(job, "commands", {})["calibrate"], sys.argv[1:], "python -m calibrate")
 
 
 @contextlib.contextmanager
-def _told(*, strict: bool, verbose: bool, quiet: bool, as_json: bool) -> "Iterator[Callable[[str, Outcome], None]]":
+def _told(context: typer.Context) -> "Iterator[Callable[[str, Outcome], None]]":
     """Yield what prints the outcome of a model as soon as it is known, then end with the exit status of all.
 
     JSON comes at the end, of those outcomes that there are should a later suite fail.
     """
     outcomes: dict[str, Outcome] = {}
+    strict, verbose, quiet, as_json = (context.params[name] for name in OF_PRINTING)
 
     def tell(model: str, outcome: "Outcome") -> None:
         from .outcome import print_outcome

@@ -1,15 +1,23 @@
-"""What the commands share: options, help, JAX set up for a calibration, and bad input as one line and a status."""
+"""What the commands share: options, help, bad input as one line and a status, and JAX set up with what it compiled."""
 
 import errno
 import functools
+import hashlib
+import os
+import platform
+import re
 import shlex
+import stat
 import sys
+import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
 import rlxjax
 
@@ -17,8 +25,19 @@ from .interrupts import INTERRUPTED_STATUS
 from .terminal import plain, say
 
 NOT_WRITTEN_STATUS, BAD_INPUT_STATUS = 1, 2
-#: What every mistake in a command's arguments derives from.
-_UsageError: Any = typer.BadParameter.__base__
+#: Exit statuses that mean the same everywhere.
+SHARED = {0: "done", 2: "bad input, said in one line", 130: "interrupted"}
+_SETTINGS: Any = {"context_settings": {"help_option_names": ["-h", "--help"]}}
+app = typer.Typer(
+    pretty_exceptions_enable=False,
+    epilog="Examples:\n  rlxjax calibrate\n  rlxjax profile mymodule:loss --arg 'f32[2048,1024]'\n"
+    "  rlxjax advise mymodule:scale mymodule:energy --arg 'f32[2048,1024]'\n\n"
+    "Each command has a help of its own, with an example and its exit statuses: rlxjax advise -h",
+    **_SETTINGS,
+)
+
+# --- Options -------------------------------------------------------------------------------------
+
 #: Largest size of a workload: what arrays of JAX are indexed by.
 MAX_SIZE = 2**31 - 1
 
@@ -30,28 +49,29 @@ def _no_larger(size: int) -> int:
     return size
 
 
-def size_option(help: str, *names: str) -> Any:
-    """Return the option of a size of a workload."""
-    return typer.Option(*names, help=help, callback=_no_larger)
-
-
-Batch = Annotated[int, size_option("Rows of the signal.")]
-NFft = Annotated[int, size_option("Samples of a segment, even, at most 2**25.")]
-Peaks = Annotated[int, size_option("Peaks of a row, of n_fft / 2 + 1 bins at most.", "--k")]
-Segments = Annotated[int, size_option("Segments of a row.")]
-File = Annotated[
-    FilePath | None, typer.Argument(help="A calibration file; the saved one of this machine unless given.")
-]
+Batch = Annotated[int, Option(help="Rows of the signal.", callback=_no_larger)]
+NFft = Annotated[int, Option(help="Samples of a segment, even, at most 2**25.", callback=_no_larger)]
+Peaks = Annotated[int, Option("--k", help="Peaks of a row, of n_fft / 2 + 1 bins at most.", callback=_no_larger)]
+Segments = Annotated[int, Option(help="Segments of a row.", callback=_no_larger)]
+File = Annotated[FilePath | None, Argument(help="A calibration file; the saved one of this machine unless given.")]
 Suites = Annotated[
     list[str] | None,
-    typer.Option("--suite", help="The suite of a section of your own, as module:NAME; may be given again."),
+    Option("--suite", help="The suite of a section of your own, as module:NAME; may be given again."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, with keys that stay.")]
+Prior = Annotated[
+    FilePath | None, Option(help="A calibration to start from, of another machine or day: few timings then do.")
+]
 Engine = Annotated[
-    Literal["local", "ray"], typer.Option(help="local, all processors of this machine, or ray, a cluster of machines.")
+    Literal["local", "ray"], Option(help="local, all processors of this machine, or ray, a cluster of machines.")
 ]
-Address = Annotated[str | None, typer.Option(help="Of a Ray cluster, as host:port; one is started here unless given.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings, errors and what --json asks for only.")]
+Address = Annotated[str | None, Option(help="Of a Ray cluster, as host:port; one is started here unless given.")]
+Strict = Annotated[bool, Option("--strict", help="Exit status 3 unless the calibration is good enough.")]
+Force = Annotated[bool, Option("--force", help="Write the file even if the fit did not converge.")]
+Verbose = Annotated[bool, Option("--verbose", help="Also print tables of errors, coefficients and workloads.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON, with keys that stay.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Print warnings, errors and what --json asks for only.")]
+#: Options that change what is said, and not what is done.
+OF_PRINTING = ("strict", "verbose", "quiet", "as_json")
 
 
 def workload(batch: int, n_fft: int, k: int, segments: int) -> dict[str, int]:
@@ -64,55 +84,130 @@ def workload(batch: int, n_fft: int, k: int, segments: int) -> dict[str, int]:
     return {"batch": batch, "n_fft": params.n_fft, "k": params.k, "n_segments": params.n_segments}
 
 
-def set_up_jax_as(file: FilePath | None) -> None:
-    """Choose the platform of a calibration, if one is given: the processor also where JAX would take an accelerator."""
-    from rlxjax.calibration import sections_of_file
+def refuse_input(out: FilePath, what: str, inputs: Iterable[tuple[str, FilePath | None]]) -> None:
+    """Refuse to write where an input of the command is, also by another name of it."""
+    for name, given in inputs:
+        if given is not None and given.exists() and out.exists() and out.samefile(given):
+            raise ValueError(f"--out: expected a file for {what}, got that of {name}: {out}")
 
-    platforms: set[str] = set()
-    if file is not None:
-        content, *_ = sections_of_file(file)
-        platforms = {section.fingerprint.platform for section in content.sections().values()}
-    set_up_jax("cpu" if platforms == {"cpu"} else None)
+
+# --- Commands ------------------------------------------------------------------------------------
+
+
+def command(
+    *examples: str, statuses: Mapping[int, str] | None = None, of: typer.Typer = app, name: str | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add a command, whose help ends with examples and with exit statuses besides those that all commands share."""
+
+    def added(function: Callable[..., None]) -> Callable[..., None]:
+        lines = ["Example:" if len(examples) == 1 else "Examples:", *(f"  {example}" for example in examples)]
+        means = sorted((SHARED | dict(statuses or {})).items())
+        lines += ["", "Exit status:", *(f"  {status}: {meaning}" for status, meaning in means)]
+        return of.command(name, epilog="\n".join(lines), **_SETTINGS)(one_line_errors(function))
+
+    return added
+
+
+def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
+    """Turn a refusal, or a package that is not installed, into one line and an exit status."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("default")
+                warnings.showwarning = warn
+                function(*args, **kwargs)
+        except (ValueError, OSError, ImportError) as error:
+            raise typer.Exit(_refused(error)) from None
+        except KeyboardInterrupt as interrupt:
+            typer.echo(plain("; ".join(["interrupted", *map(str, interrupt.args)])), err=True)
+            raise typer.Exit(INTERRUPTED_STATUS) from None
+
+    return wrapped
+
+
+def run(commands: Callable[..., Any], arguments: list[str], name: str) -> None:
+    """Run a command line of a program of this name; a mistake in its arguments is one line, as any other bad input."""
+    usage_error: Any = typer.BadParameter.__base__  # what every mistake in a command's arguments derives from
+    try:
+        status = commands(arguments, prog_name=name, standalone_mode=False)
+    except usage_error as error:
+        message = " ".join(error.format_message().split()).removesuffix(".")
+        status = _refused(f"{message} (see `{error.ctx.command_path if error.ctx else name} -h`)")
+    except OSError as error:
+        status = _refused(error)
+    except typer.Abort:
+        status = INTERRUPTED_STATUS
+    sys.exit(status)
+
+
+def _refused(error: Exception | str) -> int:
+    """Print an error in one line, and return the status; only standard output has no name that the error says."""
+    said = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.filename is None and error.errno in (errno.ENOSPC, errno.EPIPE, errno.EIO):
+        said = f"standard output: cannot be written ({error.strerror})"
+    typer.echo(plain(f"error: {said}"), err=True)
+    return BAD_INPUT_STATUS
+
+
+def warn(message: Warning | str, *_: object, **__: object) -> None:
+    """Print a warning, a line on standard error."""
+    typer.echo(plain(f"warning: {' '.join(str(message).split())}"), err=True)
+
+
+def command_line(context: typer.Context) -> str:
+    """Return the command that runs, with what was given otherwise than by default and changes what is done."""
+    parts = ["rlxjax", context.command.name or ""]
+    for own in context.command.params:
+        value = context.params.get(own.name or "")
+        if not value or value == own.default or own.name in OF_PRINTING:
+            continue
+        option = [max(own.opts, key=len)] if own.param_type_name == "option" else []
+        values = [] if value is True else value if isinstance(value, (list, tuple)) else [value]
+        parts += option if value is True else [part for one in values for part in (*option, str(one))]
+    return shlex.join(parts)
+
+
+# --- Calibrations and JAX ------------------------------------------------------------------------
 
 
 def calibration_file(file: FilePath | None) -> FilePath:
-    """Return the file of a calibration that was measured here, or another one that is given, with JAX set up for it."""
-    from rlxjax.calibration import default_calibration_path, is_there
+    """Return the file of a calibration that was measured here, or another one that is given, with JAX set up for it.
 
-    set_up_jax_as(file)
+    A calibration of the processor starts it also where JAX would take an accelerator.
+    """
+    from rlxjax.calibration import default_calibration_path, is_there, sections_of_file
+
+    sections = {} if file is None else sections_of_file(file)[0].sections()
+    set_up_jax("cpu" if {section.fingerprint.platform for section in sections.values()} == {"cpu"} else None)
     path = default_calibration_path() if file is None else file
     if file is None and not is_there(path):
-        raise _nothing_measured(path)
+        raise ValueError(f"{path}: no such file; measure this machine with `rlxjax calibrate`")
     return path
 
 
 def calibration_of(file: FilePath | None) -> "rlxjax.Calibration":
     """Return the calibration of a file, or the one that is used where none is given, with JAX set up for it."""
-    from rlxjax.calibration import default_calibration_path
-
-    set_up_jax_as(file)
-    if file is not None:
-        return rlxjax.load_calibration(file)
-    found = rlxjax.default_calibration()
-    if found is None:
-        raise _nothing_measured(default_calibration_path())
-    return found
+    if file is None:
+        set_up_jax(None)
+        if (found := rlxjax.default_calibration()) is not None:
+            return found
+    return rlxjax.load_calibration(calibration_file(file))
 
 
-def _nothing_measured(path: FilePath) -> ValueError:
-    return ValueError(f"{path}: no such file; measure this machine with `rlxjax calibrate`")
+def source_of(calibration: "rlxjax.Calibration", model: str) -> dict[str, Any]:
+    """Return which calibration was used, and what a user of one of its models should know, as JSON has it."""
+    cautions: Sequence[str] = calibration.models[model].cautions if model in calibration.models else ()
+    return {"calibration": calibration.source, "cautions": cautions}
 
 
 def say_source(calibration: "rlxjax.Calibration", model: str) -> None:
     """Print which calibration was used, and what a user of one of its models should know."""
-    say(f"by {calibration.source}")
-    for caution in cautions_of(calibration, model):
+    source = source_of(calibration, model)
+    say(f"by {source['calibration']}")
+    for caution in source["cautions"]:
         say(f"caution: {caution}")
-
-
-def cautions_of(calibration: "rlxjax.Calibration", model: str) -> Sequence[str]:
-    """Return what a user of one of a calibration's models should know."""
-    return calibration.models[model].cautions if model in calibration.models else ()
 
 
 def set_up_jax(device: str | None) -> None:
@@ -131,150 +226,77 @@ def set_up_jax(device: str | None) -> None:
         reason = (str(error).splitlines() or ["it failed to start"])[0]
         asked = f"--device {device}" if device else "JAX_PLATFORMS"
         raise ValueError(f"{asked}: JAX finds no such device here ({reason})") from None
-    from .compiled import keep_compiled_programs
-
     keep_compiled_programs()
 
 
-def command_line(command: str, *arguments: object, **options: object) -> str:
-    """Return a command with the options that have a value; those of several values come again for each."""
-    parts = ["rlxjax", command, *map(str, arguments)]
-    for name, value in options.items():
-        option = f"--{name.replace('_', '-')}"
-        if value is True:
-            parts.append(option)
-        elif value:
-            values = value if isinstance(value, list) else [value]
-            parts += [part for one in values for part in (option, str(one))]
-    return shlex.join(parts)
+# --- Compiled programs ---------------------------------------------------------------------------
+
+#: Bytes of what is kept for one kind of processor; the oldest programs go first.
+MAX_BYTES = 2**28
+#: Names that JAX gives to the files of its cache: of a program, and of the time at which it was last used.
+_CACHE_FILE = re.compile(r".+-[0-9a-f]{64}-(cache|atime)")
+#: An earlier one prints an error for every CPU program that it loads (https://github.com/jax-ml/jax/issues/38445).
+_OLDEST_JAXLIB = (0, 10, 2)
+#: What /proc/cpuinfo says of the instructions and the tuning that XLA compiles for.
+_PROCESSOR_FIELDS = ("vendor_id", "cpu family", "model", "stepping", "flags", "CPU ", "Features", "isa")
 
 
-def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn a refusal, or a package that is not installed, into one line and an exit status."""
+def keep_compiled_programs() -> None:
+    """Let JAX keep what it compiles, unless a user keeps it or wants no cache, or the folder is not safe: it is run."""
+    import jax
 
-    @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> None:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("default")
-                warnings.showwarning = warn
-                command(*args, **kwargs)
-        except (ValueError, OSError, ImportError) as error:
-            typer.echo(plain(f"error: {_said_of(error)}"), err=True)
-            raise typer.Exit(BAD_INPUT_STATUS) from None
-        except KeyboardInterrupt as interrupt:
-            typer.echo(plain("; ".join(["interrupted", *map(str, interrupt.args)])), err=True)
-            raise typer.Exit(INTERRUPTED_STATUS) from None
-
-    return wrapped
-
-
-def _said_of(error: Exception) -> str:
-    """Return an error in one line; files that cannot be written are named by it, and so the output alone is not."""
-    if isinstance(error, OSError) and error.filename is None and error.errno in (errno.ENOSPC, errno.EPIPE, errno.EIO):
-        return f"standard output: cannot be written ({error.strerror})"
-    return " ".join(str(error).split())
-
-
-def refuse_input(out: FilePath, what: str, inputs: Iterable[tuple[str, FilePath | None]]) -> None:
-    """Refuse to write where an input of the command is, also by another name of it."""
-    for name, given in inputs:
-        if given is not None and given.exists() and out.exists() and out.samefile(given):
-            raise ValueError(f"--out: expected a file for {what}, got that of {name}: {out}")
-
-
-def run(commands: typer.Typer, arguments: list[str], name: str) -> None:
-    """Run a command line of a program of this name; a mistake in its arguments is one line, as any other bad input."""
+    version = tuple(int(part) for part in re.findall(r"\d+", metadata.version("jaxlib"))[:3])
+    settings = jax.config.values
+    if settings["jax_compilation_cache_dir"] or not settings["jax_enable_compilation_cache"]:
+        return
+    if jax.default_backend() == "cpu" and version < _OLDEST_JAXLIB:
+        return
     try:
-        status = commands(arguments, prog_name=name, standalone_mode=False)
-    except _UsageError as error:
-        asked = error.ctx.command_path if error.ctx else name
-        message = " ".join(error.format_message().split()).removesuffix(".")
-        typer.echo(plain(f"error: {message} (see `{asked} -h`)"), err=True)
-        status = BAD_INPUT_STATUS
-    except OSError as error:
-        typer.echo(plain(f"error: {_said_of(error)}"), err=True)
-        status = BAD_INPUT_STATUS
-    except typer.Abort:
-        status = INTERRUPTED_STATUS
-    sys.exit(status)
+        folder = compiled_programs_path()
+        folder.parent.parent.mkdir(parents=True, exist_ok=True)
+        for private in (folder.parent, folder):
+            private.mkdir(mode=0o700, exist_ok=True)
+            if reason := _why_unsafe(private.lstat()):
+                warnings.warn(f"{private}: {reason}: compiled programs are not kept there", stacklevel=2)
+                return
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        files = [(file.lstat(), file) for file in folder.iterdir() if _CACHE_FILE.fullmatch(file.name)]
+        files = [(status, file) for status, file in files if stat.S_ISREG(status.st_mode)]
+        excess = sum(status.st_size for status, _ in files) - MAX_BYTES
+        for status, file in sorted(files, key=lambda one: one[0].st_mtime):  # nothing else is touched
+            if excess > 0:
+                file.unlink(missing_ok=True)
+                excess -= status.st_size
+    except (OSError, ValueError):
+        return
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
-def warn(message: Warning | str, *_: object, **__: object) -> None:
-    """Print a warning, a line on standard error."""
-    typer.echo(plain(f"warning: {' '.join(str(message).split())}"), err=True)
+def compiled_programs_path() -> FilePath:
+    """Return where compiled programs are kept: with the calibrations in `RLXJAX_HOME`, else in the user's cache."""
+    from rlxjax.calibration import CalibrationFileError, home_folder
+
+    # Each kind of processor has a folder of its own: JAX loads a program with instructions of another one.
+    processor = hashlib.sha256(_processor().encode()).hexdigest()[:12]
+    return home_folder("cache", CalibrationFileError) / "compiled" / f"{platform.machine()}-{processor}"
 
 
-#: Exit statuses that mean the same everywhere.
-SHARED = {0: "done", 2: "bad input, said in one line", 130: "interrupted"}
-_KEPT = {130: "interrupted; what was measured until then is printed and written"}
-_FITTED = {1: "a fit did not converge, and was not written", 3: "with --strict: not good enough"}
-
-#: What stands below the options of a command: command lines, and what each exit status means besides those of `SHARED`.
-ENDINGS: dict[str, tuple[tuple[str, ...], dict[int, str]]] = {
-    "calibrate": (
-        (
-            "rlxjax calibrate",
-            "rlxjax calibrate --only functions --budget 30",
-        ),
-        _FITTED | _KEPT,
-    ),
-    "fleet": (
-        ("rlxjax fleet 'timings/*.parquet' fleet",),
-        {1: "some devices were left out, and are named"},
-    ),
-    "refit": (("rlxjax refit calibration-cpu.functions.samples.jsonl --verbose",), _FITTED),
-    "validate": (
-        ("rlxjax validate", "rlxjax validate calibration.json --quiet"),
-        {0: "it holds", 1: "it drifted", 2: "another machine's, or bad input"},
-    ),
-    "predict": (("rlxjax predict --batch 8192 --n-fft 256 --k 16",), {}),
-    "explain": (("rlxjax explain --batch 8192 --n-fft 256 --k 16",), {}),
-    "profile": (
-        (
-            "rlxjax profile stages:scale --arg 'f32[2048,1024]'",
-            "rlxjax profile stages:scale --arg 'f32[2048,1024]' --target tpu-v5e",
-        ),
-        {1: "part of what it does is not counted, or it does not fit a target"},
-    ),
-    "advise": (
-        (
-            "rlxjax advise stages:scale stages:energy --arg 'f32[64]' --measure undecided",
-            "rlxjax advise stages:scale stages:energy --arg 'f32[2048]' --target h100",
-        ),
-        {0: "fuse or keep", 1: "undecided, or it cannot be modelled"},
-    ),
-    "evaluate": (
-        (
-            "rlxjax evaluate 'pairs/*.parquet' scored --gate cuda",
-            "rlxjax evaluate runs picked --model welch --want pick,time_ns,probability",
-        ),
-        {1: "some rows could not be evaluated, and are named", 130: "interrupted; --resume goes on"},
-    ),
-    "decisions list": (("rlxjax decisions list",), {}),
-    "decisions show": (("rlxjax decisions show a4f02c19",), {}),
-    "decisions pin": (("rlxjax decisions pin a4f02c19 fused", "rlxjax decisions pin a4f02c19 --off"), {}),
-    "decisions forget": (("rlxjax decisions forget a4f02c19", "rlxjax decisions forget --all"), {}),
-    "decisions export": (("rlxjax decisions export decisions.json",), {}),
-    "decisions import": (
-        ("rlxjax decisions import decisions.json",),
-        {1: "some decisions say what no measurement says, are named and left out"},
-    ),
-    "report": (
-        ("rlxjax report", "rlxjax report calibration.json -o report.html --against earlier.json"),
-        {0: "the page is written", 2: "bad input, or a place that cannot be written"},
-    ),
-}
-OVERVIEW = (
-    "Examples:\n  rlxjax calibrate\n  rlxjax profile mymodule:loss --arg 'f32[2048,1024]'\n"
-    "  rlxjax advise mymodule:scale mymodule:energy --arg 'f32[2048,1024]'\n\n"
-    "Each command has a help of its own, with an example and its exit statuses: rlxjax advise -h"
-)
+def _processor() -> str:
+    try:
+        first, _, _ = FilePath("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")
+    except OSError:
+        return platform.processor()
+    return "\n".join(line for line in first.splitlines() if line.startswith(_PROCESSOR_FIELDS))
 
 
-def epilog(command: str) -> str:
-    """Return the text below the options of a command."""
-    examples, statuses = ENDINGS[command]
-    lines = ["Example:" if len(examples) == 1 else "Examples:", *(f"  {example}" for example in examples)]
-    lines += ["", "Exit status:", *(f"  {code}: {what}" for code, what in sorted((SHARED | statuses).items()))]
-    return "\n".join(lines)
+def _why_unsafe(status: os.stat_result) -> str:
+    """Return why programs from a folder are not run, empty if they may be: somebody else could write them."""
+    if stat.S_ISLNK(status.st_mode):
+        return "is a symbolic link"
+    if os.name == "posix" and status.st_uid != os.geteuid():
+        return "belongs to another user"
+    if os.name == "posix" and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "may be written by others (chmod go-w mends that)"
+    return ""

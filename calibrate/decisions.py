@@ -1,101 +1,31 @@
 """Choices that were measured: commands to see, pin, forget and move them, and what explanations say of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from .command_line import NOT_WRITTEN_STATUS, AsJson, epilog, one_line_errors, set_up_jax, warn
-from .terminal import Progress, console, counted, json_text, ns, print_table, say
+from .command_line import NOT_WRITTEN_STATUS, AsJson, app, command, set_up_jax, warn
+from .terminal import Progress, Row, console, counted, json_text, ns, print_rows, say
 
 if TYPE_CHECKING:
     from rlxjax.calibration import CalibratedModel
-    from rlxjax.choices import Choice, Memory, Way
+    from rlxjax.choices import Choice, Memory
 
 #: Characters of a key that are shown at least, and of a workload at most.
 KEY_WIDTH, LABEL_WIDTH = 8, 44
-Key = Annotated[str, typer.Argument(help="The key of a decision, or the start of it.")]
+Key = Annotated[str, Argument(help="The key of a decision, or the start of it.")]
 
 decisions = typer.Typer(help="See, pin, forget, export and import what was decided by measuring.")
+app.add_typer(decisions, name="decisions")
 
 
 def _memory() -> "Memory":
     from rlxjax.choices import Memory
 
     return Memory(strict=True)
-
-
-@decisions.command("list", epilog=epilog("decisions list"))
-@one_line_errors
-def list_decisions(as_json: AsJson = False) -> None:
-    """List what is remembered, the newest first: what runs, by what it was chosen, and the next best."""
-    memory = _memory()
-    found = memory.all()
-    if as_json:
-        typer.echo(json_text({"decisions": [summary(one) for one in found]}))
-    elif not found:
-        say(f"nothing is remembered in {memory.path}")
-    else:
-        headings = ["key", "kind", "workload", "chosen", "by", "ns", "next best", "its ns", "when, UTC"]
-        length = _key_length([one.key for one in found])
-        print_table(console(), counted(len(found), "decision"), headings, [_row(one, length) for one in found])
-
-
-def _row(one: "Choice", length: int) -> list[str]:
-    """Return a decision as a row of the table, with so many characters of its key."""
-    label = one.label if len(one.label) <= LABEL_WIDTH else f"{one.label[: LABEL_WIDTH - 3]}..."
-    by = ", ".join([one.by, *(["tie"] if one.is_tie else [])])
-    next_best = ("-", "-") if one.next_best is None else (one.next_best.name, _time(one.next_best.measured_ns))
-    when = one.created[:16].replace("T", " ")
-    return [one.key[:length], one.kind, label, one.name, by, _time(one.chosen.measured_ns), *next_best, when]
-
-
-def _key_length(keys: Sequence[str]) -> int:
-    """Return so many characters of keys that no two are alike."""
-    return next(n for n in range(KEY_WIDTH, KEY_WIDTH + max(map(len, keys))) if len({k[:n] for k in keys}) == len(keys))
-
-
-def _time(time_ns: float | None) -> str:
-    return "-" if time_ns is None else ns(time_ns)
-
-
-@decisions.command("show", epilog=epilog("decisions show"))
-@one_line_errors
-def show(key: Key, as_json: AsJson = False) -> None:
-    """Show one decision: what each alternative was predicted to take and took, how sure it is, and which machine."""
-    one = _found(_memory(), key)
-    if as_json:
-        typer.echo(json_text(one.as_dict()))
-        return
-    say(f"{one.kind}, {one.label}: {one.name}, {one.by}")
-    say(_how_sure(one))
-    headings = ["alternative", "predicted ns", "from", "to", "measured ns", "from", "to"]
-    print_table(console(), "What a call takes", headings, map(_times, one.alternatives))
-    for alternative in one.alternatives:
-        if alternative.failed:
-            say(f"{alternative.name} could not run: {alternative.failed}")
-    assert (machine := one.machine) is not None  # what is remembered was measured on one
-    device = " ".join(dict.fromkeys((machine.platform, machine.device_kind)))
-    software = f"jax {machine.jax}, jaxlib {machine.jaxlib}"
-    cores = counted(machine.cores, "core")
-    say(f"measured {one.created} on {machine.cpu_model}, {cores}, {device}, {software}")
-    say(f"key {one.key}")
-
-
-def _how_sure(one: "Choice") -> str:
-    """Return how clear the measurement was, in a sentence; a pin says what it overrules."""
-    name, within = one.without_pin or one.name, f"within {100 * one.regret:.3g} %"
-    clear = f"{name} is the fastest {within}, probability {100 * (one.probability or 0.0):.1f} %"
-    if one.is_tie:
-        clear = f"a tie: others are as fast as {name} {within}"
-    return f"{'measured without the pin: ' if one.without_pin else ''}{clear}; {counted(one.rounds, 'round')}"
-
-
-def _times(way: "Way") -> list[str]:
-    none = (None, None)
-    predicted, measured = way.predicted_interval_ns or none, way.measured_interval_ns or none
-    return [way.name, *map(_time, (way.predicted_ns, *predicted, way.measured_ns, *measured))]
 
 
 def _found(memory: "Memory", start: str) -> "Choice":
@@ -105,12 +35,66 @@ def _found(memory: "Memory", start: str) -> "Choice":
     return found
 
 
-@decisions.command("pin", epilog=epilog("decisions pin"))
-@one_line_errors
+@command("rlxjax decisions list", of=decisions, name="list")
+def list_decisions(as_json: AsJson = False) -> None:
+    """List what is remembered, the newest first: what runs, by what it was chosen, and the next best."""
+    memory = _memory()
+    found = memory.all()
+    if as_json:
+        typer.echo(json_text({"decisions": [summary(one) for one in found]}))
+        return
+    if not found:
+        say(f"nothing is remembered in {memory.path}")
+        return
+    keys, length = {one.key for one in found}, KEY_WIDTH
+    while len({key[:length] for key in keys}) < len(keys):  # no two are alike
+        length += 1
+    rows = [
+        {"key": one.key[:length]}
+        | row_of(one)
+        | {"workload": one.label if len(one.label) <= LABEL_WIDTH else f"{one.label[: LABEL_WIDTH - 3]}..."}
+        | {"when, UTC": one.created[:16].replace("T", " ")}
+        for one in found
+    ]
+    print_rows(console(), counted(len(found), "decision"), rows)
+
+
+@command("rlxjax decisions show a4f02c19", of=decisions)
+def show(key: Key, as_json: AsJson = False) -> None:
+    """Show one decision: what each alternative was predicted to take and took, how sure it is, and which machine."""
+    one = _found(_memory(), key)
+    if as_json:
+        typer.echo(json_text(one.as_dict()))
+        return
+    say(f"{one.kind}, {one.label}: {one.name}, {one.by}")
+    name, within = one.without_pin or one.name, f"within {100 * one.regret:.3g} %"  # a pin says what it overrules
+    clear = f"{name} is the fastest {within}, probability {100 * (one.probability or 0.0):.1f} %"
+    if one.is_tie:
+        clear = f"a tie: others are as fast as {name} {within}"
+    say(f"{'measured without the pin: ' if one.without_pin else ''}{clear}; {counted(one.rounds, 'round')}")
+    rows = [
+        {"alternative": way.name, "predicted (ns)": way.predicted_ns}
+        | dict(zip(("from (ns)", "to (ns)"), way.predicted_interval_ns or (None, None), strict=True))
+        | {"measured (ns)": way.measured_ns}
+        | dict(zip(("at least (ns)", "at most (ns)"), way.measured_interval_ns or (None, None), strict=True))
+        for way in one.alternatives
+    ]
+    print_rows(console(), "What a call takes", rows)
+    for way in one.alternatives:
+        if way.failed:
+            say(f"{way.name} could not run: {way.failed}")
+    assert (machine := one.machine) is not None  # what is remembered was measured on one
+    device = " ".join(dict.fromkeys((machine.platform, machine.device_kind)))
+    software = f"jax {machine.jax}, jaxlib {machine.jaxlib}"
+    say(f"measured {one.created} on {machine.cpu_model}, {counted(machine.cores, 'core')}, {device}, {software}")
+    say(f"key {one.key}")
+
+
+@command("rlxjax decisions pin a4f02c19 fused", "rlxjax decisions pin a4f02c19 --off", of=decisions)
 def pin(
     key: Key,
-    name: Annotated[str | None, typer.Argument(help="The alternative that is to run.")] = None,
-    off: Annotated[bool, typer.Option("--off", help="Take the pin away.")] = False,
+    name: Annotated[str | None, Argument(help="The alternative that is to run.")] = None,
+    off: Annotated[bool, Option("--off", help="Take the pin away.")] = False,
 ) -> None:
     """Have one alternative run whatever was measured, so that two runs of a program differ in nothing else."""
     memory = _memory()
@@ -123,13 +107,10 @@ def pin(
     say(f"{one.kind}, {one.label}: {one.name}, {one.by}")
 
 
-@decisions.command("forget", epilog=epilog("decisions forget"))
-@one_line_errors
+@command("rlxjax decisions forget a4f02c19", "rlxjax decisions forget --all", of=decisions)
 def forget(
-    keys: Annotated[
-        list[str] | None, typer.Argument(help="Keys of decisions, or the starts of them.", metavar="KEY")
-    ] = None,
-    all: Annotated[bool, typer.Option("--all", help="Forget everything, pins too.")] = False,
+    keys: Annotated[list[str] | None, Argument(help="Keys of decisions, or the starts of them.", metavar="KEY")] = None,
+    all: Annotated[bool, Option("--all", help="Forget everything, pins too.")] = False,
 ) -> None:
     """Forget decisions, pins too: the next call decides anew."""
     if bool(keys) == all:
@@ -139,16 +120,19 @@ def forget(
     say(f"{counted(count, 'decision')} forgotten")
 
 
-@decisions.command("export", epilog=epilog("decisions export"))
-@one_line_errors
-def export(file: Annotated[FilePath, typer.Argument(help="The JSON file to write.")]) -> None:
+@command("rlxjax decisions export decisions.json", of=decisions)
+def export(file: Annotated[FilePath, Argument(help="The JSON file to write.")]) -> None:
     """Write all that is remembered to a file, for machines of the same kind."""
     say(f"{counted(_memory().export(file), 'decision')} in {file}")
 
 
-@decisions.command("import", epilog=epilog("decisions import"))
-@one_line_errors
-def import_decisions(file: Annotated[FilePath, typer.Argument(help="A file of `rlxjax decisions export`.")]) -> None:
+@command(
+    "rlxjax decisions import decisions.json",
+    statuses={1: "some decisions say what no measurement says, are named and left out"},
+    of=decisions,
+    name="import",
+)
+def import_decisions(file: Annotated[FilePath, Argument(help="A file of `rlxjax decisions export`.")]) -> None:
     """Remember what a file holds of machines of the same kind as this one; of one key the newer decision counts."""
     with Progress().waiting("starting JAX"):
         set_up_jax(None)
@@ -171,12 +155,12 @@ def decided_here(calibrated: "CalibratedModel", sizes: Mapping[str, float]) -> "
     from rlxjax.calibration import current_fingerprint, fingerprint_differences
     from rlxjax.choices import Memory
 
-    def is_own(one: "Choice") -> bool:
-        return any(run["inputs"] == sizes for own in one.alternatives for run in own.runs)
-
     here = current_fingerprint()
-    found = (one for one in Memory().all(kind=calibrated.model.name) if is_by(one, calibrated) and is_own(one))
-    return next((one for one in found if one.machine and not fingerprint_differences(one.machine, here)), None)
+    for one in Memory().all(kind=calibrated.model.name):
+        is_of_sizes = any(run["inputs"] == sizes for way in one.alternatives for run in way.runs)
+        if is_of_sizes and is_by(one, calibrated) and one.machine and not fingerprint_differences(one.machine, here):
+            return one
+    return None
 
 
 def is_by(one: "Choice", calibrated: "CalibratedModel") -> bool:
@@ -189,12 +173,7 @@ def is_by(one: "Choice", calibrated: "CalibratedModel") -> bool:
 def summary(one: "Choice") -> dict[str, Any]:
     """Return what JSON says of a choice in a few keys."""
     return {
-        "key": one.key,
-        "kind": one.kind,
-        "label": one.label,
-        "name": one.name,
-        "by": one.by,
-        "is_tie": one.is_tie,
+        **{name: getattr(one, name) for name in ("key", "kind", "label", "name", "by", "is_tie")},
         "time_ns": one.chosen.measured_ns,
         "next_best": None if one.next_best is None else one.next_best.name,
         "next_best_ns": None if one.next_best is None else one.next_best.measured_ns,
@@ -202,10 +181,18 @@ def summary(one: "Choice") -> dict[str, Any]:
     }
 
 
+def row_of(one: "Choice") -> Row:
+    """Return what tables say of a choice."""
+    said = summary(one)
+    return {
+        **{"workload": one.label, "model": one.kind, "chosen": one.name, "by": one.by, "a tie": one.is_tie},
+        **{"takes (ns)": said["time_ns"], "next best": said["next_best"], "its time (ns)": said["next_best_ns"]},
+    }
+
+
 def in_words(one: "Choice") -> str:
     """Return what was measured, and what runs by that, in a sentence."""
-    timed = sorted((own.measured_ns, own.name) for own in one.alternatives if own.measured_ns is not None)
+    timed = sorted((way.measured_ns, way.name) for way in one.alternatives if way.measured_ns is not None)
     times = ", ".join(f"{name} {ns(time_ns)} ns" for time_ns, name in timed)
-    tie = " (a tie)" if one.is_tie else ""
     pinned = f"; pinned, and runs: {one.name}" if one.without_pin else ""
-    return f"measured here: {times}; chosen: {one.without_pin or one.name}{tie}{pinned}"
+    return f"measured here: {times}; chosen: {one.without_pin or one.name}{' (a tie)' if one.is_tie else ''}{pinned}"

@@ -4,6 +4,7 @@ from pathlib import Path as FilePath
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 import rlxjax
 
@@ -12,11 +13,12 @@ from .command_line import (
     Address,
     AsJson,
     Engine,
+    Prior,
     Quiet,
     calibration_file,
     calibration_of,
+    command,
     command_line,
-    one_line_errors,
     set_up_jax,
     warn,
 )
@@ -24,10 +26,7 @@ from .terminal import Progress, counted, json_text, say
 
 Columns = Annotated[
     list[str] | None,
-    typer.Option("--column", help="A column that is called otherwise, as field=name; may be given again."),
-]
-Prior = Annotated[
-    FilePath | None, typer.Option(help="A calibration to start from, of another machine or day: few timings then do.")
+    Option("--column", help="A column that is called otherwise, as field=name; may be given again."),
 ]
 
 
@@ -41,39 +40,39 @@ def _columns_by_field(given: list[str] | None) -> dict[str, str]:
     return columns
 
 
-@one_line_errors
+@command(
+    "rlxjax evaluate 'pairs/*.parquet' scored --gate cuda",
+    "rlxjax evaluate runs picked --model welch --want pick,time_ns,probability",
+    statuses={1: "some rows could not be evaluated, and are named", 130: "interrupted; --resume goes on"},
+)
 def evaluate(
-    source: Annotated[list[str], typer.Argument(help="Parquet files, globs, or folders of them.")],
-    sink: Annotated[FilePath, typer.Argument(help="The folder to write.")],
-    gate: Annotated[str | None, typer.Option(help="A built-in gate, as cuda; rows are pairs of profiles.")] = None,
+    source: Annotated[list[str], Argument(help="Parquet files, globs, or folders of them.")],
+    sink: Annotated[FilePath, Argument(help="The folder to write.")],
+    gate: Annotated[str | None, Option(help="A built-in gate, as cuda; rows are pairs of profiles.")] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            help="A latency model of the calibration, as welch, or yours as module:NAME; rows are its inputs."
-        ),
+        Option(help="A latency model of the calibration, as welch, or yours as module:NAME; rows are its inputs."),
     ] = None,
     calibration: Annotated[
         FilePath | None,
-        typer.Option(help="The calibration, whose gate is taken without --model; the saved one unless given."),
+        Option(help="The calibration, whose gate is taken without --model; the saved one unless given."),
     ] = None,
     want: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Columns to add. Of a gate: score_ns, should_fuse, fuse_probability, fuse_log_odds; of a model: "
             "pick, time_ns, low_ns, high_ns, terms, margin_ns, probability, undecided, in_domain."
         ),
     ] = None,
     column: Columns = None,
-    temperature_ns: Annotated[
-        float | None, typer.Option(help="Nanoseconds, of a gate's probability and log-odds.")
-    ] = None,
+    temperature_ns: Annotated[float | None, Option(help="Nanoseconds, of a gate's probability and log-odds.")] = None,
     strategy: Annotated[
-        str | None, typer.Option(help="Of a model, whose time is given; the picked one unless given.")
+        str | None, Option(help="Of a model, whose time is given; the picked one unless given.")
     ] = None,
-    level: Annotated[float, typer.Option(help="Probability of a model's interval.")] = 0.9,
-    rows_per_batch: Annotated[int, typer.Option(help="Rows that each processor holds at a time.", min=1)] = 2**17,
-    strict: Annotated[bool, typer.Option("--strict", help="End at the first row that cannot be evaluated.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the parts that are there.")] = False,
+    level: Annotated[float, Option(help="Probability of a model's interval.")] = 0.9,
+    rows_per_batch: Annotated[int, Option(help="Rows that each processor holds at a time.", min=1)] = 2**17,
+    strict: Annotated[bool, Option("--strict", help="End at the first row that cannot be evaluated.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Go on with the parts that are there.")] = False,
     engine: Engine = "local",
     address: Address = None,
     quiet: Quiet = False,
@@ -107,7 +106,14 @@ def evaluate(
     if as_json:
         typer.echo(json_text(done.as_dict()))
     elif not quiet:
-        _print(done)
+        resumed = f", {done.resumed} of them from an earlier run" if done.resumed else ""
+        parts = f"{counted(done.parts, 'part')}{resumed} in {done.sink}"
+        say(f"{counted(done.rows, 'row')} in {done.seconds:.1f} s: {parts}.")
+        shares_s = {"reading": done.decode_s, "evaluating": done.evaluate_s, "writing": done.encode_s}
+        if working_s := sum(shares_s.values()):
+            say(", ".join(f"{name} {share_s / working_s:.0%}" for name, share_s in shares_s.items()) + " of the time.")
+        if done.rejected:
+            say(f"{counted(done.rejected, 'row')} could not be evaluated: {done.rejects} names each.")
     raise typer.Exit(NOT_WRITTEN_STATUS if done.rejected else 0)
 
 
@@ -131,22 +137,13 @@ def _asked(gate: str | None, model: str | None, file: FilePath | None) -> Any:
     return known.gate
 
 
-def _print(done: "rlxjax.tables.Evaluation") -> None:
-    resumed = f", {done.resumed} of them from an earlier run" if done.resumed else ""
-    say(f"{counted(done.rows, 'row')} in {done.seconds:.1f} s: {counted(done.parts, 'part')}{resumed} in {done.sink}.")
-    if working_s := done.decode_s + done.evaluate_s + done.encode_s:
-        shares = {"reading": done.decode_s, "evaluating": done.evaluate_s, "writing": done.encode_s}
-        say(", ".join(f"{name} {share / working_s:.0%}" for name, share in shares.items()) + " of the time.")
-    if done.rejected:
-        say(f"{counted(done.rejected, 'row')} could not be evaluated: {done.rejects} names each.")
-
-
-@one_line_errors
+@command("rlxjax fleet 'timings/*.parquet' fleet", statuses={1: "some devices were left out, and are named"})
 def fleet(
-    source: Annotated[list[str], typer.Argument(help="Timings of devices: Parquet files, globs, or folders of them.")],
-    sink: Annotated[FilePath, typer.Argument(help="The new folder for a calibration of each device, and their prior.")],
+    context: typer.Context,
+    source: Annotated[list[str], Argument(help="Timings of devices: Parquet files, globs, or folders of them.")],
+    sink: Annotated[FilePath, Argument(help="The new folder for a calibration of each device, and their prior.")],
     model: Annotated[
-        str, typer.Option(help="The latency model of the timings, as welch, or yours as module:NAME.")
+        str, Option(help="The latency model of the timings, as welch, or yours as module:NAME.")
     ] = "welch",
     column: Columns = None,
     prior: Prior = None,
@@ -174,7 +171,7 @@ def fleet(
         fleet_of(source, of, columns, sink),
         sink,
         known=None if prior is None else read_prior(prior, of)[0],
-        command=command_line("fleet", *source, sink, model=model, column=column, prior=prior),
+        command=command_line(context),
         progress=progress,
         pool=job.on_ray_pool(address) if engine == "ray" else job.pool_of,
     )

@@ -1,12 +1,16 @@
 """The commands that ask: what runs take, why one is picked, and whether functions should be one."""
 
 import contextlib
+import dataclasses
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.console import Console
+from typer import Argument, Option
 
 import rlxjax
 
@@ -18,20 +22,25 @@ from .command_line import (
     Peaks,
     Segments,
     calibration_of,
-    cautions_of,
-    one_line_errors,
+    command,
     say_source,
     set_up_jax,
+    source_of,
     workload,
 )
 from .decisions import decided_here, in_words, summary
-from .terminal import Progress, console, json_text, plain, say
+from .terminal import Progress, Row, console, finite_ns, json_text, ns, print_rows, print_table, say
 
 #: Exit status of an advice that decides nothing.
 UNSURE_STATUS = 1
+#: Characters of the longest bar and the shortest one that is drawn, and flips that are shown.
+BAR_WIDTH, LEAST_BAR_WIDTH, FLIPS_SHOWN = 16, 4, 6
 
 
-@one_line_errors
+# --- Welch peaks ---------------------------------------------------------------------------------
+
+
+@command("rlxjax predict --batch 8192 --n-fft 256 --k 16")
 def predict(
     batch: Batch,
     file: File = None,
@@ -47,15 +56,36 @@ def predict(
     with Progress().waiting("predicting"):
         sizes = workload(batch, n_fft, k, segments)
         known = calibration_of(file)
-        from rlxjax.models import WELCH
+        own = known.of("welch")
+        candidates = [own.name_of(name, **sizes) for name in own.alternatives(**sizes)]
+        runs = {"ultra": {**sizes, "n_segments": 1}} if segments == 2 else {}
+        runs |= dict.fromkeys(candidates, sizes)
+        times_ns = {name: finite_ns(own.predict_ns(name, **run), name) for name, run in runs.items()}
+        ends_ns = {name: [finite_ns(end, name) for end in own.interval_ns(name, **run)] for name, run in runs.items()}
+        pick, next_best = sorted(candidates, key=times_ns.__getitem__)[:2]  # of equals the earlier one
+        decided = own.compare(pick, next_best, **sizes)
+        probability, in_domain = float(decided.probability), bool(decided.in_domain)
+        verdict = pick if decided.verdict() == "fuse" else "undecided"
+        ratio = times_ns[pick] / times_ns[next_best]
+    if as_json:
+        found = {**sizes, "predicted_ns": times_ns, "interval_ns": ends_ns, "pick": pick, "next_best": next_best}
+        found |= {"ratio_to_next_best": ratio, "probability": probability, "verdict": verdict}
+        found |= {"in_domain": in_domain, "extrapolated": not in_domain}
+        typer.echo(json_text(found | source_of(known, "welch")))
+        return
+    for name, time_ns in times_ns.items():
+        low, high = map(ns, ends_ns[name])
+        say(f"{name:7} {ns(time_ns):>15} ns  (90 %: {low} to {high}){'  <- pick' if name == pick else ''}")
+    say(
+        f"{'undecided: ' if verdict == 'undecided' else ''}{pick} is faster than {next_best} with "
+        f"{100 * probability:.0f} %: {ratio:.2f} times its time (less is better)"
+    )
+    if not in_domain:
+        say("outside the calibrated domain: an extrapolation")
+    say_source(known, "welch")
 
-        from .explanation import prediction_of, print_prediction
 
-        found = prediction_of(known.of(WELCH.name), sizes)
-    _answer(known, WELCH.name, found if as_json else None, lambda: print_prediction(found))
-
-
-@one_line_errors
+@command("rlxjax explain --batch 8192 --n-fft 256 --k 16")
 def explain(
     batch: Batch,
     file: File = None,
@@ -68,48 +98,113 @@ def explain(
     with Progress().waiting("explaining"):
         sizes = workload(batch, n_fft, k, segments)
         known = calibration_of(file)
-        from rlxjax.models import WELCH
-
-        from .explanation import possible, print_explanation
-
-        explanation = possible(known.explain(**sizes, model=WELCH.name), WELCH)
-        decided = decided_here(known.of(WELCH.name), sizes)
-    found = explanation.as_dict() | {"remembered": None if decided is None else summary(decided)}
-
-    def print_text() -> None:
-        print_explanation(explanation, console())
-        if decided is not None:
-            say(in_words(decided))
-
-    _answer(known, WELCH.name, found if as_json else None, print_text)
-
-
-def _answer(
-    known: "rlxjax.Calibration | None", model: str, found: dict[str, Any] | None, print_text: Callable[[], None]
-) -> None:
-    """Print what was found, as JSON if that is given, and which calibration says so, if one does."""
-    source, cautions = (None, []) if known is None else (known.source, cautions_of(known, model))
-    if found is not None:
-        typer.echo(json_text(found | {"calibration": source, "cautions": cautions}))
+        own = known.of("welch")
+        explanation = possible(own, known.explain(**sizes, model="welch"))
+        decided = decided_here(own, sizes)
+    if as_json:
+        found = explanation.as_dict() | {"remembered": None if decided is None else summary(decided)}
+        typer.echo(json_text(found | source_of(known, "welch")))
         return
-    print_text()
-    if known is not None:
-        say_source(known, model)
+    to = console()
+    _print_waterfall(explanation, to)
+    for text in reasons(explanation):
+        say(text, to)
+    if rows := flip_rows(explanation)[:FLIPS_SHOWN]:
+        print_rows(to, flips_title(explanation), rows)
+        say("standard deviations are of what the timings say: a change of more of them is less likely", to)
+    else:
+        say("no single input or coefficient changes the choice within a factor of 100", to)
+    if not explanation.in_domain:
+        say("outside the calibrated domain: all of this is extrapolated", to)
+    if decided is not None:
+        say(in_words(decided))
+    say_source(known, "welch")
 
 
-Arg = Annotated[list[str] | None, typer.Option(help="An argument, as f32[1024,256]; may be given again.")]
-Args = Annotated[
-    str | None, typer.Option(help="All arguments, as module:name of a tuple or of a function that returns it.")
-]
+def possible(
+    calibrated: "rlxjax.calibration.CalibratedModel", explanation: "rlxjax.calibration.Explanation"
+) -> "rlxjax.calibration.Explanation":
+    """Return an explanation without the changes that no run of the model can have."""
+    for strategy in explanation.strategies:
+        finite_ns(strategy.time_ns, strategy.strategy)
+
+    def can_be(flip: "rlxjax.calibration.Flip") -> bool:
+        changed = {flip.name: flip.value * (flip.factor or 1.0)} if flip.kind == "input" else {}
+        try:
+            calibrated.model.check({**explanation.inputs, **changed})
+        except ValueError:
+            return False
+        return True
+
+    return dataclasses.replace(explanation, flips=tuple(filter(can_be, explanation.flips)))
+
+
+def reasons(explanation: "rlxjax.calibration.Explanation") -> list[str]:
+    """Return by how much the pick is ahead, how sure that is, the verdict, and where strategies change places."""
+    verdict, crossover = explanation.verdict, explanation.crossover
+    ends = "" if crossover.interval is None else "; 90 % between {:,.0f} and {:,.0f}".format(*crossover.interval)
+    return [
+        f"{explanation.pick} before {explanation.runner_up} by {ns(explanation.margin_ns)} ns, give or take "
+        f"{ns(explanation.margin_sd_ns)} ns; probability {100 * explanation.probability:.1f} %: "
+        f"{'undecided, too close to call' if verdict == 'undecided' else verdict}",
+        f"crossover: {'' if ends else 'none, '}{crossover.sentence}{ends}",
+    ]
+
+
+def flips_title(explanation: "rlxjax.calibration.Explanation") -> str:
+    """Return what a table of the changes that turn the choice is called."""
+    return f"The smallest changes with which {explanation.runner_up} would be before {explanation.pick}"
+
+
+def flip_rows(explanation: "rlxjax.calibration.Explanation") -> list[Row]:
+    """Return the changes that turn the choice, the smallest first."""
+    return [
+        {"input or coefficient": flip.name, "value": flip.value, "unit": flip.unit, "factor": flip.factor}
+        | {"new value": flip.value * flip.factor, "standard deviations": "known" if flip.kind == "input" else flip.sds}
+        | {"note": ", ".join(["a jump"] * flip.is_jump + ["extrapolated"] * (flip.in_domain is False))}
+        for flip in explanation.flips
+        if flip.factor is not None
+    ]
+
+
+def _print_waterfall(explanation: "rlxjax.calibration.Explanation", to: Console) -> None:
+    """Print a row a term; each bar begins where the one above it ends, all on one scale."""
+    strategies = explanation.strategies
+    names = [name.removesuffix("_ns").replace("_", " ") for name in strategies[0].terms_ns]
+    rows: list[list[str]] = [[name] for name in (*names, "total", "90 %: from", "90 %: to")]
+    times = [[*map(ns, (*one.terms_ns.values(), one.time_ns, *one.interval_ns))] for one in strategies]
+    texts = [*names, "90 %: from"], *([one.strategy, *own] for one, own in zip(strategies, times, strict=True))
+    left = to.width - sum(max(map(len, column)) for column in texts)
+    width = min(left // len(strategies) - 3, BAR_WIDTH)
+    ends = [[*itertools.accumulate(one.terms_ns.values(), initial=0.0)] for one in strategies]
+    scale, headings, parts = width / max(map(max, ends)), ["term"], 2 if width >= LEAST_BAR_WIDTH else 1
+    for own, sums, one in zip(times, ends, strategies, strict=True):
+        bars = [_bar(*span, scale) for span in (*itertools.pairwise(sums), (0.0, one.time_ns))]
+        headings += [one.strategy, ""][:parts]
+        for row, cells in zip(rows, itertools.zip_longest(own, bars, fillvalue=""), strict=True):
+            row += cells[:parts]
+    sizes = ", ".join(f"{name} {value:,g}" for name, value in explanation.inputs.items())
+    title = f"{sizes}: predicted ns{'' if explanation.in_domain else ', extrapolated'}"
+    print_table(to, title, headings, rows)
+
+
+def _bar(start: float, end: float, scale: float) -> str:
+    """Return a bar between two places; of lighter shade where a term takes time away."""
+    first, last = (round(max(place * scale, 0.0)) for place in sorted((start, end)))
+    return " " * first + ("█" if end >= start else "░") * (last - first)
+
+
+# --- Functions -----------------------------------------------------------------------------------
+
+Arg = Annotated[list[str] | None, Option(help="An argument, as f32[1024,256]; may be given again.")]
+Args = Annotated[str | None, Option(help="All arguments, as module:name of a tuple or of a function that returns it.")]
 Given = Annotated[
-    FilePath | None, typer.Option("--calibration", help="The calibration; the saved one of this machine unless given.")
+    FilePath | None, Option("--calibration", help="The calibration; the saved one of this machine unless given.")
 ]
 Trips = Annotated[
-    list[int] | None, typer.Option(help="How often a loop turns whose length depends on data; in order.", min=0)
+    list[int] | None, Option(help="How often a loop turns whose length depends on data; in order.", min=0)
 ]
-
-
-Target = Annotated[str | None, typer.Option(help="A device to compile for, as tpu-v5e or h100, or a file of one.")]
+Target = Annotated[str | None, Option(help="A device to compile for, as tpu-v5e or h100, or a file of one.")]
 
 
 @contextlib.contextmanager
@@ -135,9 +230,13 @@ def _asked(file: FilePath | None) -> "rlxjax.Calibration":
     return known or rlxjax.load_calibration(file)
 
 
-@one_line_errors
+@command(
+    "rlxjax profile stages:scale --arg 'f32[2048,1024]'",
+    "rlxjax profile stages:scale --arg 'f32[2048,1024]' --target tpu-v5e",
+    statuses={1: "part of what it does is not counted, or it does not fit a target"},
+)
 def profile(
-    function: Annotated[str, typer.Argument(help="The function, as module:function.")],
+    function: Annotated[str, Argument(help="The function, as module:function.")],
     arg: Arg = None,
     args: Args = None,
     calibration: Given = None,
@@ -150,67 +249,61 @@ def profile(
     The module is imported, from the current folder too. Nothing is compiled or run, unless a target is given: then the
     function is compiled for that device, which need not be there, and kernels, memory and estimates are its compiler's.
     """
-    if target is not None:
-        known = rlxjax.load_calibration(calibration) if calibration else None
-        return _profile_for(target, function, arg, args, trips, known, as_json)
-    with _users_functions("profiling", [function], arg, args) as ((fn,), given):
-        known = _asked(calibration)
-        found = known.predict_function(fn, *given, trip_counts=trips)
-    text = plain(f"{found.profile}\n\n{found}")
-    _answer(known, "functions", found.as_dict() if as_json else None, lambda: typer.echo(text))
-    raise typer.Exit(UNSURE_STATUS if found.uncounted else 0)
+    known = None
+    what = f"compiling for {target}" if target else "profiling"
+    with _users_functions(what, [function], arg, args) as ((fn,), given):
+        if target is None:
+            known = _asked(calibration)
+            predicted = known.predict_function(fn, *given, trip_counts=trips)
+            found, parts = predicted.as_dict() | source_of(known, "functions"), [predicted.profile, predicted]
+            is_sure = not predicted.uncounted
+        else:
+            found, parts, is_sure = _profiled_for(target, fn, given, calibration, trips)
+    if as_json:
+        typer.echo(json_text(found))
+    else:
+        say("\n\n".join(map(str, parts)))
+        if known is not None:
+            say_source(known, "functions")
+    raise typer.Exit(0 if is_sure else UNSURE_STATUS)
 
 
-def _profile_for(
-    target: str,
-    function: str,
-    arg: list[str] | None,
-    args: str | None,
-    trips: list[int] | None,
-    known: "rlxjax.Calibration | None",
-    as_json: bool,
-) -> None:
-    """Print what a function takes of a device that it is compiled for."""
+def _profiled_for(
+    target: str, fn: Callable, given: tuple, calibration: FilePath | None, trips: list[int] | None
+) -> tuple[dict[str, Any], list[object], bool]:
+    """Return what a function takes of a device, as JSON and as parts to read, and whether that is all, and fits."""
     from rlxjax.calibration import predict_for_target
     from rlxjax.targets import DoesNotFitError
 
-    found, predicted, refused = None, None, ""
-    with _users_functions(f"compiling for {target}", [function], arg, args) as ((fn,), given):
-        try:
-            found = rlxjax.profile_function(fn, *given, level="compiled", target=target, trip_counts=trips)
-            if found.target is not None and found.target.devices == 1:
-                predicted = predict_for_target(fn, *given, target=target, calibration=known, trip_counts=trips)
-        except DoesNotFitError as error:  # which is an answer
-            refused = str(error)
-    if found is None:
-        answer = json_text({"target": {"name": target, "fits": False, "reason": refused}})
-        typer.echo(answer if as_json else plain(refused))
-        raise typer.Exit(UNSURE_STATUS)
-    if as_json:
-        time = None if predicted is None else predicted.time_as_dict()
-        typer.echo(json_text(found.as_dict() | {"prediction": time}))
-    else:
-        text = f"{found}" if predicted is None else f"{found}\n\n{predicted}"
-        typer.echo(plain(text))
-    fits = found.target is not None and found.target.fits
-    raise typer.Exit(UNSURE_STATUS if found.uncounted or not fits else 0)
+    known, predicted = rlxjax.load_calibration(calibration) if calibration else None, None
+    try:
+        found = rlxjax.profile_function(fn, *given, level="compiled", target=target, trip_counts=trips)
+        if found.target is not None and found.target.devices == 1:
+            predicted = predict_for_target(fn, *given, target=target, calibration=known, trip_counts=trips)
+    except DoesNotFitError as error:  # which is an answer
+        return {"target": {"name": target, "fits": False, "reason": str(error)}}, [error], False
+    is_sure = found.target is not None and found.target.fits and not found.uncounted
+    answer = found.as_dict() | {"prediction": None if predicted is None else predicted.time_as_dict()}
+    return answer, [found] if predicted is None else [found, predicted], is_sure
 
 
-@one_line_errors
+@command(
+    "rlxjax advise stages:scale stages:energy --arg 'f32[64]' --measure undecided",
+    "rlxjax advise stages:scale stages:energy --arg 'f32[2048]' --target h100",
+    statuses={0: "fuse or keep", 1: "undecided, or it cannot be modelled"},
+)
 def advise(
     stages: Annotated[
-        list[str], typer.Argument(help="Functions as module:function, in order; of one, its parts are compared.")
+        list[str], Argument(help="Functions as module:function, in order; of one, its parts are compared.")
     ],
     arg: Arg = None,
     args: Args = None,
     calibration: Given = None,
-    min_gain: Annotated[
-        float, typer.Option(help="Nanoseconds that fewer programs have to save in a call.", min=0)
-    ] = 0.0,
+    min_gain: Annotated[float, Option(help="Nanoseconds that fewer programs have to save in a call.", min=0)] = 0.0,
     trips: Trips = None,
     measure: Annotated[
         Literal["never", "undecided", "always"] | None,
-        typer.Option(
+        Option(
             help="Compile and time the forms that the model does not rule out, or always; RLXJAX_MEASURE, else never."
         ),
     ] = None,
@@ -228,15 +321,14 @@ def advise(
     what = "timing the forms" if is_timed else f"compiling for {target}" if target else "advising"
     with _users_functions(what, stages, arg, args) as (functions, given):
         known = None if target else _asked(calibration)
-        advice = rlxjax.advise(
-            functions if len(functions) > 1 else functions[0],
-            *given,
-            calibration=known,
-            min_gain_ns=min_gain,
-            trip_counts=trips,
-            measure=measure,
-            target=target,
-        )
-
-    _answer(known, "functions", advice.as_dict() if as_json else None, lambda: say(str(advice)))
+        options: dict[str, Any] = {"calibration": known, "trip_counts": trips, "measure": measure, "target": target}
+        asked = functions if len(functions) > 1 else functions[0]
+        advice = rlxjax.advise(asked, *given, min_gain_ns=min_gain, **options)
+    if as_json:
+        source = {"calibration": None, "cautions": []} if known is None else source_of(known, "functions")
+        typer.echo(json_text(advice.as_dict() | source))
+    else:
+        say(advice)
+        if known is not None:
+            say_source(known, "functions")
     raise typer.Exit(0 if advice.verdict in ("fuse", "group", "keep") else UNSURE_STATUS)

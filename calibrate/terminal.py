@@ -1,6 +1,7 @@
 """What the commands print: sentences, tables, times in ns as JSON has them, and progress on standard error."""
 
 import contextlib
+import functools
 import json
 import math
 import sys
@@ -19,6 +20,8 @@ from rich.text import Text
 LONG_NS = 1e12
 #: Columns of a table where there is no terminal.
 WIDE = 1000
+#: Figures and texts by heading; the unit of a number stands in brackets at the end of its heading.
+Row = dict[str, Any]
 
 
 def console() -> Console:
@@ -26,7 +29,7 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else WIDE)
 
 
-def say(text: str, to: Console | None = None) -> None:
+def say(text: object, to: Console | None = None) -> None:
     """Print a text without a break, so that what it names can be copied, on standard output or another place."""
     if to is None:
         typer.echo(plain(text))
@@ -81,14 +84,43 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
+def shown(value: Any, heading: str) -> str:
+    """Return a figure as it is read, by the unit in its heading; text as it is.
+
+    Examples:
+        >>> shown(1234.5, "time (ns)"), shown(0.0234, "error (%)"), shown(True, "timed"), shown(None, "noise (%)")
+        ('1,234', '2.3', 'yes', '')
+    """
+    if isinstance(value, (bool, str)):
+        return value if isinstance(value, str) else "yes" if value else "no"
+    if value is None or math.isnan(value):
+        return ""
+    if heading.endswith("(%)"):
+        return f"{100 * value:.1f}"
+    text = ns(value) if heading.endswith("(ns)") else number(abs(value))
+    return f"−{text.lstrip('-')}" if value < 0 else text
+
+
+def headings_of(rows: Iterable[Row]) -> list[str]:
+    """Return the headings of which any row has something."""
+    return list(dict.fromkeys(name for row in rows for name, value in row.items() if value not in (None, "")))
+
+
+def print_rows(console: Console, title: str, rows: Sequence[Row]) -> None:
+    """Print rows of figures as a table; the first entry of each names it."""
+    headings = headings_of(rows)
+    print_table(console, title, headings, [[shown(row.get(name), name) for name in headings] for row in rows])
+
+
 def print_table(
     console: Console, title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1
 ) -> None:
-    """Print a table, whose first columns are texts; no cell is cut where the console is narrow."""
+    """Print a table, whose first columns are texts, as those without a heading; a narrow console cuts no cell."""
     console.print(Text(plain(title), style="bold"))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for place, heading in enumerate(headings):
-        table.add_column(Text(plain(heading)), justify="left" if place < texts else "right", overflow="fold")
+        is_text = place < texts or not heading
+        table.add_column(Text(plain(heading)), justify="left" if is_text else "right", overflow="fold")
     for row in rows:
         table.add_row(*(Text(plain(cell)) for cell in row))
     console.print(table)
@@ -119,53 +151,11 @@ class Progress:
         self._ends_s, self._is_quiet = ends_s, is_quiet
 
     @contextlib.contextmanager
-    def waiting(self, name: str) -> Iterator[None]:
-        """Show what is waited for, on a terminal; nothing stays of it."""
-        with self._shown(name, None, None):
-            yield
-
-    @contextlib.contextmanager
-    def phase(
-        self, name: str, deadline: Deadline | None = None, total: int | None = None
-    ) -> Iterator[Callable[[], None]]:
-        """Show a phase; yield what to call at each step. With a deadline, the bar shows time."""
-        begun_s = time.perf_counter()
-        with self._shown(name, deadline, total) as advance:
-            yield advance
-        if not self._is_quiet:
-            self._console.print(f"{name}: {time.perf_counter() - begun_s:.1f} s", highlight=False)
-
-    @contextlib.contextmanager
-    def counting(self, name: str, what: str) -> Iterator[Callable[[int, int], None]]:
-        """Show how many of something are done, and how fast; yield what to call with those done and those there are."""
+    def waiting(self, name: str, total: float | None = None) -> Iterator[Callable[..., None]]:
+        """Show what is waited for, on a terminal; nothing stays of it. Yield what changes the bar."""
         if self._is_quiet or not self._console.is_terminal:
-            yield lambda done, total: None
+            yield lambda **_: None
             return
-        columns = (
-            rich_progress.TextColumn("{task.description:16}"),
-            rich_progress.BarColumn(bar_width=24),
-            rich_progress.TextColumn("{task.fields[steps]}"),
-            _TimeLeft(None),
-        )
-        begun: tuple[float, int] | None = None
-        with rich_progress.Progress(*columns, console=self._console, transient=True) as bar:
-            task = bar.add_task(name, total=None, steps="")
-
-            def advance(done: int, total: int) -> None:
-                nonlocal begun
-                begun = begun or (time.perf_counter(), done)  # what an earlier run did has no speed
-                rate = (done - begun[1]) / max(time.perf_counter() - begun[0], 1e-3)
-                steps = f"{done:,} of {counted(total, what)}, {rate:,.0f} a second"
-                bar.update(task, completed=done, total=total, steps=steps)
-
-            yield advance
-
-    @contextlib.contextmanager
-    def _shown(self, name: str, deadline: Deadline | None, total: int | None) -> Iterator[Callable[[], None]]:
-        if self._is_quiet or not self._console.is_terminal:
-            yield lambda: None
-            return
-        begun_s, steps = time.perf_counter(), 0
         columns = (
             rich_progress.TextColumn("{task.description:16}"),
             rich_progress.BarColumn(bar_width=24),
@@ -173,16 +163,40 @@ class Progress:
             rich_progress.TimeElapsedColumn(),
             _TimeLeft(self._ends_s),
         )
-        span_s = None if deadline is None else max(deadline.left_s(), 0.1)
         with rich_progress.Progress(*columns, console=self._console, transient=True) as bar:
-            task = bar.add_task(name, total=total if span_s is None else span_s, steps="")
+            yield functools.partial(bar.update, bar.add_task(name, total=total, steps=""))
 
-            def advance() -> None:
-                nonlocal steps
-                steps += 1
-                done = steps if span_s is None else time.perf_counter() - begun_s
-                bar.update(task, completed=done, steps=f"{steps}/{total}" if total else counted(steps, "round"))
+    @contextlib.contextmanager
+    def phase(
+        self, name: str, deadline: Deadline | None = None, total: int | None = None
+    ) -> Iterator[Callable[[], None]]:
+        """Show a phase; yield what to call at each step. With a deadline, the bar shows time."""
+        begun_s, steps = time.perf_counter(), 0
+        span_s = None if deadline is None else max(deadline.left_s(), 0.1)
 
+        def advance() -> None:
+            nonlocal steps
+            steps += 1
+            done = steps if span_s is None else time.perf_counter() - begun_s
+            update(completed=done, steps=f"{steps}/{total}" if total else counted(steps, "round"))
+
+        with self.waiting(name, total if span_s is None else span_s) as update:
+            yield advance
+        if not self._is_quiet:
+            self._console.print(f"{name}: {time.perf_counter() - begun_s:.1f} s", highlight=False)
+
+    @contextlib.contextmanager
+    def counting(self, name: str, what: str) -> Iterator[Callable[[int, int], None]]:
+        """Show how many of something are done, and how fast; yield what to call with those done and those there are."""
+        begun: tuple[float, int] | None = None
+
+        def advance(done: int, total: int) -> None:
+            nonlocal begun
+            begun = begun or (time.perf_counter(), done)  # what an earlier run did has no speed
+            rate = (done - begun[1]) / max(time.perf_counter() - begun[0], 1e-3)
+            update(completed=done, total=total, steps=f"{done:,} of {counted(total, what)}, {rate:,.0f} a second")
+
+        with self.waiting(name) as update:
             yield advance
 
 

@@ -7,7 +7,7 @@ import pytest
 from _campaigns import made_up
 from _content import content, sealed
 
-from calibrate.report import calibration_page
+from calibrate.report.calibration import calibration_page
 from calibrate.suites.welch import WelchSuite
 from rlxjax.calibration import sha256_of
 from rlxjax.models import WELCH

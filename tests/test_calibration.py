@@ -30,7 +30,7 @@ from typer.testing import CliRunner
 
 import rlxjax as rx
 from calibrate.cli import app
-from calibrate.compiled import compiled_programs_path, keep_compiled_programs
+from calibrate.command_line import compiled_programs_path, keep_compiled_programs
 from rlxjax.calibration import (
     CalibrationFileError,
     MachineMismatchWarning,

@@ -19,7 +19,7 @@ from _pages import Document
 from typer.testing import CliRunner
 
 from calibrate.cli import app
-from calibrate.report.advice import decided_sections
+from calibrate.report.calibration import decided_sections
 from calibrate.report.page import page
 from rlxjax._files import digest_of
 from rlxjax.calibration import MachineMismatchWarning, current_fingerprint, load_calibration, sections_of_file
@@ -402,7 +402,7 @@ def test_the_commands_show_what_runs_by_what_it_was_chosen_and_that_a_tie_is_one
     assert (pinned["name"], pinned["by"], pinned["next_best"], pinned["time_ns"]) == ("host", "pinned", "fused", 2e5)
     assert (tie["name"], tie["by"], tie["is_tie"], tie["next_best_ns"]) == ("fused", "measured", True, 2e5)
     text = invoke("list")
-    for part in ("2 decisions", key[:8], tie["label"], "measured, tie", "120,000", "200,000", "2026-01-01 00:00"):
+    for part in ("2 decisions", key[:8], tie["label"], "measured", "120,000", "200,000", "2026-01-01 00:00"):
         assert part in text
     text, found = invoke("show", key[:8]), printed("show", key)
     assert "a tie: others are as fast as fused within 2 %; 12 rounds" in text

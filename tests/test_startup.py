@@ -10,7 +10,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from calibrate import compiled
+from calibrate import command_line
+from calibrate.command_line import compiled_programs_path
 
 ROOT = Path(__file__).parents[1]
 CALIBRATION = ROOT / "notebooks" / "data" / "calibration-cpu.json"
@@ -105,37 +106,34 @@ def kept_in():
     """Return where compiled programs are kept once a command has said so, and the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        compiled.keep_compiled_programs()
+        command_line.keep_compiled_programs()
     return jax.config.values["jax_compilation_cache_dir"], [str(one.message) for one in caught]
 
 
-def test_the_users_own_cache_is_used_as_it_is_and_none_where_none_is_wanted(home, tmp_path):
+def test_no_cache_is_made_where_the_user_has_one_or_wants_none_or_it_cannot_be_written(home, tmp_path):
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "own"))
     assert kept_in() == (str(tmp_path / "own"), [])
     jax.config.update("jax_compilation_cache_dir", None)
     jax.config.update("jax_enable_compilation_cache", False)
     assert kept_in() == (None, [])
     assert not home.exists()
-
-
-def test_a_folder_that_cannot_be_written_is_no_failure_and_no_warning(home):
+    jax.config.update("jax_enable_compilation_cache", True)
     home.touch()
     assert kept_in() == (None, [])
 
 
-def test_the_cache_is_with_the_calibrations_or_with_the_users_caches(home, tmp_path, monkeypatch):
-    assert compiled.compiled_programs_path().is_relative_to(home)
+def test_the_cache_is_with_the_calibrations_or_with_the_users_caches_one_a_kind_of_processor(
+    home, tmp_path, monkeypatch
+):
+    here = compiled_programs_path()
+    assert here.is_relative_to(home)
+    assert compiled_programs_path() == here
+    monkeypatch.setattr(command_line, "_processor", lambda: "flags : fewer")
+    assert compiled_programs_path() != here
     monkeypatch.delenv("RLXJAX_HOME")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     if sys.platform == "linux":
-        assert compiled.compiled_programs_path().is_relative_to(tmp_path / "caches" / "rlxjax")
-
-
-def test_another_processor_has_another_folder(monkeypatch):
-    here = compiled.compiled_programs_path()
-    assert compiled.compiled_programs_path() == here
-    monkeypatch.setattr(compiled, "_processor", lambda: "flags : fewer")
-    assert compiled.compiled_programs_path() != here
+        assert compiled_programs_path().is_relative_to(tmp_path / "caches" / "rlxjax")
 
 
 def cache_file(folder, name):
@@ -147,31 +145,27 @@ def cache_file(folder, name):
 
 def test_the_oldest_programs_go_first(home, monkeypatch):
     for most_bytes, kept in [(100, 4), (40, 4), (39, 3), (20, 2), (0, 0)]:
-        files = [cache_file(compiled.compiled_programs_path(), age) for age in range(4)]
+        files = [cache_file(compiled_programs_path(), age) for age in range(4)]
         for age, file in enumerate(files):
             os.utime(file, (1000 - age, 1000 - age))
-        monkeypatch.setattr(compiled, "MAX_BYTES", most_bytes)
+        monkeypatch.setattr(command_line, "MAX_BYTES", most_bytes)
         assert kept_in() == (str(files[0].parent), [])
         assert files_of(home) == set(files[:kept])
         jax.config.update("jax_compilation_cache_dir", None)
 
 
 def test_only_what_the_cache_wrote_in_its_own_folder_is_removed(home, tmp_path, monkeypatch):
-    folder, elsewhere = compiled.compiled_programs_path(), tmp_path / "elsewhere"
+    folder, elsewhere = compiled_programs_path(), tmp_path / "elsewhere"
     cache_file(folder, "own")
-    users = [
-        cache_file(folder / "below", "x"),
-        cache_file(folder.parent, "x"),
-        cache_file(folder.parent / "other", "x"),
-    ]
-    users += [folder / "data.bin", folder / "notes-cache", cache_file(elsewhere, "x")]
-    for file in users:
+    users = [cache_file(one, "x") for one in (folder / "below", folder.parent, folder.parent / "other", elsewhere)]
+    for file in (folder / "data.bin", folder / "notes-cache"):
         file.write_bytes(bytes(10))
+        users.append(file)
     (folder / "link").symlink_to(elsewhere, target_is_directory=True)
     link = cache_file(folder, "link")
     link.unlink()
-    link.symlink_to(users[-1])
-    monkeypatch.setattr(compiled, "MAX_BYTES", 0)
+    link.symlink_to(users[3])
+    monkeypatch.setattr(command_line, "MAX_BYTES", 0)
     kept_in()
     assert files_of(tmp_path) == {*users, link}
 
@@ -180,8 +174,8 @@ def test_only_what_the_cache_wrote_in_its_own_folder_is_removed(home, tmp_path, 
 @pytest.mark.parametrize("is_above", [True, False])
 @pytest.mark.parametrize("said", ["may be written by others", "symbolic link", "belongs to another user"])
 def test_a_folder_that_others_could_write_programs_into_is_not_used(home, tmp_path, monkeypatch, said, is_above):
-    monkeypatch.setattr(compiled, "MAX_BYTES", 0)
-    folder = compiled.compiled_programs_path()
+    monkeypatch.setattr(command_line, "MAX_BYTES", 0)
+    folder = compiled_programs_path()
     spoilt = folder.parent if is_above else folder
     target = cache_file(tmp_path / "target", "x").parent
     if said == "symbolic link":

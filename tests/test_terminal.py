@@ -12,37 +12,42 @@ from typer.testing import CliRunner
 
 from calibrate.cli import app
 from calibrate.command_line import say_source, warn
-from calibrate.terminal import Progress, console, print_table
+from calibrate.terminal import Progress, console, print_rows
 from rlxjax import load_calibration
 from rlxjax.calibration import MachineMismatchWarning
 
 
-@pytest.mark.parametrize("width", [40, 1000])
-def test_a_table_holds_every_character_of_its_cells_on_any_terminal(width):
-    headings = ["strategy", *(f"time {i}" for i in range(6))]
-    rows = [[name, *(f"{name[0]}{i:04d}" for i in range(6))] for name in ("fused", "host", "[red]block")]
-    shown = Console(file=io.StringIO(), width=width)
-    print_table(shown, "What each [red]takes", headings, rows)
-    text = shown.file.getvalue()
-    assert "What each [red]takes" in text
-    assert all(len(line) <= width for line in text.splitlines())
-    cells = [cell for row in rows for cell in row]
-    assert width < 80 or all(text.split().count(cell) == 1 for cell in cells)
-    # A cell that is folded keeps all its characters.
-    letters = re.sub(r"[\s─]", "", text)
-    assert sorted(letters) == sorted(re.sub(r"\s", "", "".join(["What each [red]takes", *headings, *cells])))
+def test_a_table_holds_every_character_of_its_cells_on_any_terminal():
+    rows = [
+        {"strategy": name, **{f"time {i} (ns)": 1e4 * (i + 1) for i in range(6)}}
+        for name in ("fused", "host", "[red]block")
+    ]
+    cells = [text for row in rows for text in (row["strategy"], *(f"{i + 1}0,000" for i in range(6)))]
+    for width in (40, 1000):
+        shown = Console(file=io.StringIO(), width=width)
+        print_rows(shown, "What each [red]takes", rows)
+        text = shown.file.getvalue()
+        assert "What each [red]takes" in text
+        assert all(len(line) <= width for line in text.splitlines())
+        assert width < 80 or all(text.split().count(cell) == cells.count(cell) for cell in cells)
+        # A cell that is folded keeps all its characters.
+        letters, given = re.sub(r"[\s─]", "", text), "".join(["What each [red]takes", *rows[0], *cells])
+        assert sorted(letters) == sorted(re.sub(r"\s", "", given))
 
 
 def test_progress_says_the_time_left_on_a_terminal_and_a_line_a_phase_elsewhere_and_nothing_if_quiet():
     for is_terminal in (True, False):
-        shown = Console(file=io.StringIO(), width=80, force_terminal=is_terminal)
+        shown = Console(file=io.StringIO(), width=100, force_terminal=is_terminal)
         progress = Progress(shown, ends_s=float("inf"))
         with progress.waiting("starting JAX"):
             pass
+        with progress.counting("evaluating", "row") as count:
+            count(10, 2000)
         with progress.phase("measuring", total=4) as advance:
             advance()
         text = shown.file.getvalue()
-        assert ("starting JAX" in text, "1/4" in text, "inf s left" in text) == (is_terminal,) * 3
+        for said in ("starting JAX", "10 of 2,000 rows, 0 a second", "1/4", "inf s left"):
+            assert (said in text) == is_terminal
         assert re.search(r"measuring: \d+\.\d s$", text)
         assert is_terminal or text.count("\n") == 1
     shown = Console(file=io.StringIO(), force_terminal=True)
@@ -68,7 +73,7 @@ def test_what_a_file_says_does_not_steer_a_terminal(tmp_path, monkeypatch, capsy
         lambda: say_source(known, "welch"),
         lambda: warn(warned[0].message),
         lambda: warn(f"{EVIL}\nerror: no"),
-        lambda: print_table(console(), EVIL, [EVIL], [[EVIL]]),
+        lambda: print_rows(console(), EVIL, [{EVIL: EVIL}]),
     ):
         print_it()
         said.append("".join(capsys.readouterr()))

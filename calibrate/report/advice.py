@@ -1,4 +1,4 @@
-"""The page of an advice, with its verdict, terms and savings, and the section of choices that were measured."""
+"""The page of an advice: its verdict, where the time goes, and what one program saves."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -7,22 +7,12 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from calibrate.decisions import is_by, summary
-from calibrate.terminal import ns
-from calibrate.terminal import plain as readable
+from calibrate.terminal import ns, plain
 from rlxjax import Advice, plot
-from rlxjax.calibration import (
-    MACHINE_FIELDS,
-    Calibration,
-    CalibrationFile,
-    StrategyExplanation,
-    fingerprint_differences,
-    first_refusal,
-    read_json,
-)
-from rlxjax.choices import DECIDED, Memory
+from rlxjax.calibration import StrategyExplanation, first_refusal, read_json
+from rlxjax.choices import DECIDED
 
-from .page import Section, Table, Verdict, drawn, page
+from .page import Section, Table, Verdict, drawn, page, sentence
 
 #: What the verdicts are called, and whether one program is good news.
 _WORDS = {
@@ -34,25 +24,28 @@ _WORDS = {
 }
 #: Nanoseconds of a time at least, and any number at most.
 LEAST_NS, MOST = 1e-3, 1e18
-ENDS = ("from (ns)", "to (ns)")
 _MEND = "write one with `rlxjax advise ... --json > FILE`"
 
 
-def advice_page(path: FilePath, *, command: str) -> str:
-    """Return the page of an advice as HTML.
-
-    Args:
-        path: of what `rlxjax advise --json` printed.
-        command: that makes the page, for its foot.
-
-    Raises:
-        ValueError: a file that holds no advice; one line with the mend.
-    """
+def advice_page(path: FilePath, command: str) -> str:
+    """Return the page of what `rlxjax advise --json` printed as HTML."""
     advice, source = read_advice(path)
     sections = [Section("verdict", "Verdict", verdicts=[_verdict(advice)])]
-    is_predicted = len(advice.pair) == 2 and None not in [own.predicted_ns for own in advice.pair]
+    forms = list(zip(("apart", "together"), advice.pair, strict=False))
+    is_predicted = len(forms) == 2 and None not in [own.predicted_ns for own in advice.pair]
     if is_predicted and all(own.terms_ns for own in advice.pair):
-        sections.append(_terms(advice))
+        explained = [
+            StrategyExplanation(name, {plain(term): ns for term, ns in own.terms_ns.items()}, time_ns, interval)
+            for name, own in forms
+            if (time_ns := own.predicted_ns) and (interval := own.predicted_interval_ns or (time_ns, time_ns))
+        ]
+        pictures, rows = drawn({"A call of all stages": lambda: plot.terms(explained)})
+        said = (
+            "Parts of the predicted time of a call. Each term begins where the one before it ends; the grey bar is "
+            "their sum, with the interval that holds a call with 90 %."
+        )
+        table = Table("Parts of the time, a call of all stages", rows)
+        sections.append(Section("terms", "Where the time goes", [said], pictures, [table]))
     if advice.stages:
         rows = [
             {"stage": one.name, "takes (ns)": one.time_ns, "limited by": one.limit, "peak (bytes)": one.peak_bytes}
@@ -63,18 +56,25 @@ def advice_page(path: FilePath, *, command: str) -> str:
     if len(able) > 2:
         rows = [
             {"programs": one.name, "takes (ns)": one.predicted_ns}
-            | dict(zip(ENDS, one.predicted_interval_ns or (None, None), strict=True))
-            | ({"measured (ns)": one.measured_ns} if advice.rounds else {})
-            | {"peak (bytes)": one.peak_bytes}
+            | dict(zip(("from (ns)", "to (ns)"), one.predicted_interval_ns or (None, None), strict=True))
+            | {"measured (ns)": one.measured_ns if advice.rounds else None, "peak (bytes)": one.peak_bytes}
             for one in able
         ]
         sections.append(Section("groupings", "The groupings", tables=[Table("The fastest, the best first", rows, "")]))
     if is_predicted:
-        sections.append(_counts(advice))
+        # No compiler says what it computes again.
+        kept = ("saved", "recomputed") if advice.target is None else ("saved",)
+        names = [own.name for own in dataclasses.fields(advice) if own.name.startswith(kept)]
+        counts = {name.replace("_", " "): getattr(advice, name) for name in names}
+        counts |= {f"{name} peak bytes": own.peak_bytes for name, own in forms}
+        table = Table(
+            "In a call; what is negative is lost", [{"what": name, "count": n} for name, n in counts.items()], ""
+        )
+        sections.append(Section("counts", "What one program saves", tables=[table]))
     if advice.code:
         sections.append(Section("code", "The change", code=advice.code))
     names = " → ".join(stage.name for stage in advice.stages)
-    subtitle = " · ".join(filter(None, (names, f"by {source}" if source else "")))
+    subtitle = " · ".join(filter(None, (names, source and f"by {source}")))
     return page("Should they be one program?", subtitle, sections, command)
 
 
@@ -85,14 +85,12 @@ def read_advice(path: FilePath) -> tuple[Advice, str]:
         advice = TypeAdapter(Advice).validate_python(content)
     except ValidationError as error:
         raise ValueError(f"{path}: {first_refusal(error)}; {_MEND}") from None
-    if advice.verdict not in _WORDS:
-        raise ValueError(f"{path}: verdict: expected one of {', '.join(_WORDS)}, got {advice.verdict!r}; {_MEND}")
-    if advice.by not in DECIDED:
-        raise ValueError(f"{path}: by: expected one of {', '.join(DECIDED)}, got {advice.by!r}; {_MEND}")
+    for name, known in {"verdict": _WORDS, "by": DECIDED}.items():
+        if (got := getattr(advice, name)) not in known:
+            raise ValueError(f"{path}: {name}: expected one of {', '.join(known)}, got {got!r}; {_MEND}")
     times_ns = [time_ns for own in advice.pair for time_ns in (own.predicted_ns, own.measured_ns)]
-    if not all(time_ns is None or time_ns >= LEAST_NS for time_ns in times_ns) or not all(
-        abs(one) <= MOST for one in _numbers(content)
-    ):
+    is_sound = all(time_ns is None or time_ns >= LEAST_NS for time_ns in times_ns)
+    if not is_sound or not all(abs(number) <= MOST for number in _numbers(content)):
         raise ValueError(f"{path}: expected times of {LEAST_NS:g} ns at least, and numbers up to {MOST:g}; {_MEND}")
     source = content.get("calibration")
     return advice, source if isinstance(source, str) else ""
@@ -108,8 +106,7 @@ def _numbers(content: Any) -> Iterator[float]:
 
 def _verdict(advice: Advice) -> Verdict:
     is_good, word = _WORDS[advice.verdict]
-    said = [f"{advice.reason[:1].upper()}{advice.reason[1:]} ({advice.reason_code})."]
-    by_model = ""
+    said, by_model = [sentence(f"{advice.reason} ({advice.reason_code})")], ""
     if advice.by != "model":
         by_model = ", by the model"
         said.append(f"Decided by {DECIDED[advice.by]}{': a tie' if advice.is_tie else ''}.")
@@ -118,81 +115,18 @@ def _verdict(advice: Advice) -> Verdict:
         grouped = "One program" if len(advice.groups) < 2 else " | ".join(map(" + ".join, advice.groups))
         said.append(f"{grouped} {gain} with a probability of {100 * advice.probability:.1f} %{by_model}.")
     if advice.rounds:
-        said.append(_measured(advice))
+        took = [own.measured_ns for own in advice.pair]
+        told = [f"{ns(ns_)} ns {name}" for ns_, name in zip(took, ("apart", "together"), strict=False) if ns_]
+        if len(told) == 2:
+            told.append(f"{(took[0] or 0.0) / (took[1] or 1.0):.3g} × as fast together")
+        said.append(f"Measured: {', '.join(told) or 'others, which the groupings show'}.")
+        if advice.pair and (seconds := advice.pair[1].compile_s) is not None:
+            calls = advice.calls_to_pay_back
+            pays = "never pays" if calls is None else f"pays after {calls:,} calls"
+            said[-1] += f" Compiling took {seconds:.2f} s and {pays}."
     if advice.flip:
-        said.append(f"{advice.flip[:1].upper()}{advice.flip[1:]}.")
+        said.append(sentence(advice.flip))
     cautions = ["Some count lies outside what was measured: this is an extrapolation."] if advice.extrapolated else []
     if advice.target is not None:  # nothing of this machine is in it
         cautions = [f"For {advice.target}: {advice.stands_on or 'its compiler says so'}."]
     return Verdict(is_good, word, said, cautions)
-
-
-def _measured(advice: Advice) -> str:
-    """Return what was timed, in sentences."""
-    took = [own.measured_ns for own in advice.pair]
-    forms = zip(took, ("apart", "together"), strict=False)
-    times = [f"{ns(time_ns)} ns {name}" for time_ns, name in forms if time_ns is not None]
-    if len(times) == 2:
-        times.append(f"{(took[0] or 0.0) / (took[1] or 1.0):.3g} × as fast together")
-    said = f"Measured: {', '.join(times) or 'others, which the groupings show'}."
-    if not advice.pair or (seconds := advice.pair[1].compile_s) is None:
-        return said
-    calls = advice.calls_to_pay_back
-    pays = "never pays" if calls is None else f"pays after {calls:,} calls"
-    return f"{said} Compiling took {seconds:.2f} s and {pays}."
-
-
-def _terms(advice: Advice) -> Section:
-    forms = [
-        StrategyExplanation(name, {readable(term): ns for term, ns in own.terms_ns.items()}, time_ns, interval)
-        for name, own in zip(("apart", "together"), advice.pair, strict=True)
-        if (time_ns := own.predicted_ns) and (interval := own.predicted_interval_ns or (time_ns, time_ns))
-    ]
-    pictures = drawn(**{"A call of all stages": lambda: plot.terms(forms)})
-    said = (
-        "Parts of the predicted time of a call. Each term begins where the one before it ends; the grey bar is their "
-        "sum, with the interval that holds a call with 90 %."
-    )
-    table = Table("Parts of the time, a call of all stages", pictures[0].rows)
-    return Section("terms", "Where the time goes", [said], pictures, [table])
-
-
-def _counts(advice: Advice) -> Section:
-    # No compiler says what it computes again.
-    kept = ("saved", "recomputed") if advice.target is None else ("saved",)
-    names = [own.name for own in dataclasses.fields(advice) if own.name.startswith(kept)]
-    found = {name: getattr(advice, name) for name in names}
-    found |= dict(
-        zip(("apart peak bytes", "together peak bytes"), [own.peak_bytes for own in advice.pair], strict=True)
-    )
-    rows = [{"what": name.replace("_", " "), "count": value} for name, value in found.items()]
-    return Section("counts", "What one program saves", tables=[Table("In a call; what is negative is lost", rows, "")])
-
-
-def decided_sections(content: CalibrationFile, calibration: Calibration) -> Iterator[Section]:
-    """Yield the section of what is remembered of choices on the machine of a calibration, if anything is."""
-    rows = []
-    for one in Memory().all():
-        section = content.models.get(one.kind)
-        if (
-            section is None
-            or not one.machine
-            or fingerprint_differences(one.machine, section.fingerprint, MACHINE_FIELDS)
-        ):
-            continue
-        said = summary(one)
-        is_own = one.kind in calibration.models and is_by(one, calibration.of(one.kind))
-        rows.append(
-            {"workload": one.label, "model": one.kind, "chosen": said["name"], "by": said["by"]}
-            | {"a tie": "yes" if one.is_tie else "no", "takes (ns)": said["time_ns"]}
-            | {"next best": said["next_best"], "its time (ns)": said["next_best_ns"]}
-            | {"beside this calibration": "yes" if is_own else "no"}
-        )
-    if rows:
-        said = (
-            "Where the model was not sure, the alternatives were timed on this machine, and what was measured is "
-            "remembered: later calls choose by it, and the model learns from it. A tie is between alternatives "
-            "that the measurement does not tell apart: the model's favourite stays. What was decided beside another "
-            "calibration is not used with this one."
-        )
-        yield Section("decided", "What was decided, by what", [said], tables=[Table("The newest first", rows, "")])

@@ -7,27 +7,27 @@ from pathlib import Path as FilePath
 
 import numpy as np
 
-from calibrate.decisions import decided_here, in_words
-from calibrate.explanation import crossed, flip_notes, flips_title, margin, possible
+from calibrate.decisions import decided_here, in_words, is_by, row_of
 from calibrate.judge import ERROR_COLUMNS, said_of_pace, verdict_on, what_pays
+from calibrate.questions import flip_rows, flips_title, possible, reasons
 from rlxjax import plot
 from rlxjax.calibration import (
+    MACHINE_FIELDS,
     CalibratedModel,
     Calibration,
     CalibrationFile,
-    Explanation,
     ModelSection,
     explain,
+    fingerprint_differences,
     load_calibration,
     sections_of_file,
 )
-from rlxjax.choices import Choice
+from rlxjax.choices import Memory
 from rlxjax.fit import LatencyModel
 from rlxjax.models import BUILT_IN
 
-from .advice import decided_sections
-from .changes import Measured, change_section, earlier_calibration, measured_beside, model_of, some
-from .page import Section, Table, Verdict, drawn, page, rows_of
+from .changes import Measured, change_section, earlier_calibration, measured_beside, model_of
+from .page import Section, Table, Verdict, drawn, page, rows_of, sentence
 
 #: Values of the first input along which a picture goes.
 ALONG = 36
@@ -35,7 +35,6 @@ ALONG = 36
 
 def calibration_page(
     path: FilePath,
-    *,
     command: str,
     workload: Mapping[str, int],
     samples: FilePath | None = None,
@@ -44,17 +43,8 @@ def calibration_page(
 ) -> str:
     """Return the page of a calibration file as HTML.
 
-    Args:
-        path: of the file.
-        command: that makes the page, for its foot.
-        workload: sizes of what is explained, of the model that has these inputs; of another one sizes in the middle.
-        samples: what was timed, of the model that it is of; the files beside the calibration unless given.
-        against: an earlier calibration of the same machine.
-        models: that the file may speak of.
-
-    Raises:
-        ValueError: a file that is no calibration, or holds no model that is known; samples or an earlier calibration
-            that are none or of another machine; a workload that cannot be. One line with the mend.
+    Sizes are explained of the model that has these inputs, of another one sizes in the middle. Samples are those of
+    one model; for others the files beside the calibration are taken.
     """
     content, left_out, _ = sections_of_file(path, models)
     calibration = load_calibration(path, models)
@@ -62,8 +52,8 @@ def calibration_page(
         raise ValueError(f"{path}: holds no model that is known; measure one with `rlxjax calibrate`")
     given = None if samples is None else model_of(samples, calibration)
     known = {
-        name: measured_beside(calibrated, content.models[name], path, samples if name == given else None)
-        for name, calibrated in calibration.models.items()
+        name: measured_beside(own, content.models[name], path, samples if name == given else None)
+        for name, own in calibration.models.items()
     }
     sections = [
         Section("verdict", "Verdict", verdicts=[*_verdicts(content, calibration, left_out, workload)]),
@@ -71,14 +61,18 @@ def calibration_page(
     ]
     if against is not None:
         earlier, before = earlier_calibration(against, content, models)
-        for name in (name for name in calibration.models if name in before.models):
-            pair = (earlier.models[name], content.models[name])
-            sections.append(change_section(pair, (before.of(name), calibration.of(name)), known[name][0]))
-    for name, calibrated in calibration.models.items():
+        sections += [
+            change_section(
+                (earlier.models[name], content.models[name]), (before.of(name), calibration.of(name)), known[name][0]
+            )
+            for name in calibration.models
+            if name in before.models
+        ]
+    for name, own in calibration.models.items():
         sections.append(_errors(name, content.models[name]))
-        sections.append(_residuals(calibrated, content.models[name], *known[name]))
-        sections += _choices(calibrated, known[name][0], workload)
-        sections.append(_coefficients(calibrated))
+        sections.append(_residuals(own, content.models[name], *known[name]))
+        sections += _choices(own, known[name][0], workload)
+        sections.append(_coefficients(own))
     sections += decided_sections(content, calibration)
     section = content.models[next(iter(calibration.models))]
     machine = section.fingerprint
@@ -86,17 +80,19 @@ def calibration_page(
     return page(title, f"{section.created} · {machine.cores} cores · {machine.platform}", sections, command)
 
 
+# --- The whole file ------------------------------------------------------------------------------
+
+
 def _verdicts(
     content: CalibrationFile, calibration: Calibration, left_out: list[str], workload: Mapping[str, float]
 ) -> Iterator[Verdict]:
-    machine = content.machine
     for name, calibrated in calibration.models.items():
         section = content.models[name]
         judged = verdict_on(section.held_out, section.noise_floor, math.inf)  # the file has the caution
         cautions = list(dict.fromkeys([*judged.cautions, *section.cautions]))
         said = [*judged.said, *what_pays(calibrated, _sizes(calibrated, workload))]
         yield Verdict(not cautions, f"{name}: {'not ready' if cautions else 'ready'}.", said, cautions)
-    if machine is not None:
+    if (machine := content.machine) is not None:
         said, cautions = said_of_pace(machine.pace, machine.fingerprint.cores) if machine.pace else ([], [])
         cautions = list(dict.fromkeys([*cautions, *machine.cautions]))
         if said or cautions:
@@ -108,24 +104,47 @@ def _verdicts(
 def _what_was_measured(content: CalibrationFile, calibration: Calibration) -> Section:
     facts, tables = {}, []
     for name in calibration.models:
-        own, machine = content.models[name], content.models[name].fingerprint.model_dump(mode="json")
-        of = (
-            own.samples and f"{own.samples.timings:,} of {own.samples.workloads:,} cells in {own.samples.rounds} rounds"
-        )
-        noise = None if own.noise_floor is None else f"{100 * own.noise_floor:.1f} %"
-        facts[name] = {"made": own.created, "by": own.command, "timings": of, "noise": noise, "fit": own.fit.message}
-        facts[name] |= {"samples": own.samples and own.samples.file, "files that ran": ", ".join(own.given), **machine}
+        own = content.models[name]
+        taken, noise = own.samples, own.noise_floor
+        facts[name] = {
+            "made": own.created,
+            "by": own.command,
+            "timings": taken and f"{taken.timings:,} of {taken.workloads:,} cells in {taken.rounds} rounds",
+            "noise": None if noise is None else f"{100 * noise:.1f} %",
+            "fit": own.fit.message,
+            "samples": taken and taken.file,
+            "files that ran": ", ".join(own.given),
+            **own.fingerprint.model_dump(mode="json"),
+        }
         sizes = [{"size": size, "from": span.low, "to": span.high} for size, span in own.domain.items()]
-        tables.append(
-            Table(f"{name}: beyond these a prediction is an extrapolation", sizes, f"{name}: sizes that were timed")
-        )
+        beyond = f"{name}: beyond these a prediction is an extrapolation"
+        tables.append(Table(beyond, sizes, f"{name}: sizes that were timed"))
         for of, lines in {"not timed": own.skipped, "timings far off": own.fit.outliers}.items():
             tables.append(Table(f"{name}: {of}", [{of: line} for line in lines], f"{name}: {of}"))
-    names = dict.fromkeys(key for own in facts.values() for key, value in own.items() if value)
-    rows = [
-        {"what": key.replace("_", " "), **{name: str(own[key] or "") for name, own in facts.items()}} for key in names
-    ]
+    keys = dict.fromkeys(key for own in facts.values() for key, value in own.items() if value)
+    rows = [{"what": key.replace("_", " ")} | {name: str(facts[name][key] or "") for name in facts} for key in keys]
     return Section("measured", "What was measured, and on what", tables=[Table("Each model", rows, ""), *tables])
+
+
+def decided_sections(content: CalibrationFile, calibration: Calibration) -> Iterator[Section]:
+    """Yield the section of what is remembered of choices on the machine of a calibration, if anything is."""
+    rows = []
+    for one in Memory().all():
+        section = content.models.get(one.kind)
+        if section and one.machine and not fingerprint_differences(one.machine, section.fingerprint, MACHINE_FIELDS):
+            is_own = one.kind in calibration.models and is_by(one, calibration.of(one.kind))
+            rows.append(row_of(one) | {"beside this calibration": is_own})
+    if rows:
+        said = (
+            "Where the model was not sure, the alternatives were timed on this machine, and what was measured is "
+            "remembered: later calls choose by it, and the model learns from it. A tie is between alternatives "
+            "that the measurement does not tell apart: the model's favourite stays. What was decided beside another "
+            "calibration is not used with this one."
+        )
+        yield Section("decided", "What was decided, by what", [said], tables=[Table("The newest first", rows, "")])
+
+
+# --- Each model ----------------------------------------------------------------------------------
 
 
 def _errors(name: str, section: ModelSection) -> Section:
@@ -149,16 +168,15 @@ def _residuals(calibrated: CalibratedModel, section: ModelSection, measured: Mea
     ident, title = f"{name}-residuals", f"{name}: predicted against measured"
     if measured is None:
         return Section(ident, title, [said])
-    draws = {}
-    for code in np.unique(measured.timings.runs.variant).tolist():
-        own = some(measured, np.asarray(measured.timings.runs.variant) == code)
+    variants, draws = np.asarray(measured.timings.runs.variant), {}
+    for code in np.unique(variants).tolist():
+        own = measured.some(variants == code)
         options = {"names": own.each("name"), "noise": section.noise_floor, "is_ratio": True}
         draws[calibrated.model.variants[code]] = partial(plot.predicted_vs_measured, calibrated, own.timings, **options)
-    pictures = drawn(**draws)
+    pictures, rows = drawn(draws)
     columns = {"of": measured.each("group"), "held out": measured.each("held_out"), "noise (%)": measured.noise}
     about = dict(zip(measured.each("name"), rows_of(columns), strict=True))
-    rows = [{**row, **about[row["run"]]} for picture in pictures for row in picture.rows]
-    rows.sort(key=lambda row: -abs(np.log(row["predicted / measured"])))
+    rows = sorted(rows, key=lambda row: -abs(np.log(row["predicted / measured"])))
     off = np.mean([abs(row["predicted / measured"] - 1.0) for row in rows])
     inside = np.mean([row["from (ns)"] <= row["measured (ns)"] <= row["to (ns)"] for row in rows])
     sentences = [
@@ -168,7 +186,8 @@ def _residuals(calibrated: CalibratedModel, section: ModelSection, measured: Mea
         f"Predictions are off by {100 * off:.1f} % in the mean, and {100 * inside:.0f} % of the measured times lie "
         "within their interval. The fit saw these timings; errors of what it never saw are in the table above.",
     ]
-    return Section(ident, title, sentences, pictures, [Table(f"Every cell of {name}, the furthest off first", rows)])
+    table = Table(f"Every cell of {name}, the furthest off first", [{**row, **about[row["run"]]} for row in rows])
+    return Section(ident, title, sentences, pictures, [table])
 
 
 def _choices(calibrated: CalibratedModel, measured: Measured | None, asked: Mapping[str, float]) -> Iterator[Section]:
@@ -185,62 +204,45 @@ def _choices(calibrated: CalibratedModel, measured: Measured | None, asked: Mapp
     lengths = [{}] if second is None else [{second: n} for n in sorted({sizes[second], *calibrated.domain[second]})]
     timings = None if measured is None else measured.timings
     at = along if timings is None else np.union1d(along, timings.runs.inputs[first])
-    draws = {
-        _in_words(rest | own): partial(plot.time_by, calibrated, first, at, timings=timings, **rest, **own)
-        for own in lengths
-    }
-    pictures = drawn(**draws)
+    time_by = partial(plot.time_by, calibrated, first, at, timings=timings, **rest)
+    pictures, rows = drawn({_in_words(rest | own): partial(time_by, **own) for own in lengths})
     said = (
         "What a run takes by each strategy that gives the same result. Lines are predictions, dotted beyond what was "
         f"timed; a band holds a run with 90 %.{'' if timings is None else ' Points were measured, at the same sizes.'}"
     )
-    table = Table(f"Time by {first} of every strategy", [row for picture in pictures for row in picture.rows])
+    table = Table(f"Time by {first} of every strategy", rows)
     yield Section(f"{name}-times", f"{name}: time by {first}", [said], pictures, [table])
     if second is not None and len(up := _values(calibrated, second, ALONG // 2)) > 1:
         over = {first: along, second: up}
-        pictures = drawn(**{_in_words(rest): partial(plot.decision_map, calibrated, over, **rest)})
-        timed = [row["verdict"] != "undecided" for row in pictures[0].rows if row["timed"]]
+        pictures, rows = drawn({_in_words(rest): partial(plot.decision_map, calibrated, over, **rest)})
+        timed = [row["verdict"] != "undecided" for row in rows if row["timed"]]
         said = (
             "A cell has the colour of the strategy that beats every other one with 90 % at least, and is grey where "
             "none does. At a solid line the fastest one by prediction changes. Pale cells lie outside what was "
             f"measured; of the others {100 * np.mean(timed or [0.0]):.0f} % are decided."
         )
-        table = Table(f"What is picked, by {first} and {second}", pictures[0].rows)
+        table = Table(f"What is picked, by {first} and {second}", rows)
         yield Section(f"{name}-picks", f"{name}: what is picked where", [said], pictures, [table])
-    yield _terms(possible(explain(calibrated, **sizes), model), name, decided_here(calibrated, sizes))
-
-
-def _terms(explanation: Explanation, name: str, decided: Choice | None) -> Section:
-    sizes = _in_words(explanation.inputs)
+    explanation, decided = possible(calibrated, explain(calibrated, **sizes)), decided_here(calibrated, sizes)
+    told, sized = reasons(explanation), _in_words(explanation.inputs)
     said = [
-        f"The workload is {sizes}. Each term begins where the one before it ends; the grey bar is their sum, with the "
+        f"The workload is {sized}. Each term begins where the one before it ends; the grey bar is their sum, with the "
         "interval that holds a run with 90 %.",
-        f"{margin(explanation)}.",
-        f"Crossover: {crossed(explanation.crossover)}.",
+        f"{told[0]}.",
+        *map(sentence, [*told[1:], *([] if decided is None else [in_words(decided)])]),
+        *["The workload lies outside what was measured: all of this is extrapolated."] * (not explanation.in_domain),
     ]
-    if decided is not None:
-        told = in_words(decided)
-        said.append(f"{told[0].upper()}{told[1:]}.")
-    if not explanation.in_domain:
-        said.append("The workload lies outside what was measured: all of this is extrapolated.")
-    flips = [
-        {"what": flip.name, "value": flip.value, "unit": flip.unit, "factor": flip.factor}
-        | {"new value": flip.value * flip.factor, "standard deviations": flip.sds, "note": ", ".join(flip_notes(flip))}
-        for flip in explanation.flips
-        if flip.factor is not None
-    ]
-    pictures = drawn(**{sizes: lambda: plot.terms(explanation)})
+    pictures, rows = drawn({sized: lambda: plot.terms(explanation)})
     tables = [
-        Table(f"Parts of the time, {sizes}", pictures[0].rows),
-        Table(flips_title(explanation), flips, "What would change the choice"),
+        Table(f"Parts of the time, {sized}", rows),
+        Table(flips_title(explanation), flip_rows(explanation), "What would change the choice"),
     ]
-    return Section(f"{name}-terms", f"{name}: where the time goes", said, pictures, tables)
+    yield Section(f"{name}-terms", f"{name}: where the time goes", said, pictures, tables)
 
 
 def _coefficients(calibrated: CalibratedModel) -> Section:
     name = calibrated.model.name
-    pictures = drawn(Coefficients=lambda: plot.coefficients(calibrated))
-    rows = pictures[0].rows
+    pictures, rows = drawn({"Coefficients": lambda: plot.coefficients(calibrated)})
     said = (
         "Each coefficient over the median of the model's own prior, with the interval that holds it with 90 %. The "
         "pale bar is that prior, which is wide: what is believed of any machine. A fit may begin from a narrower one, "

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from calibrate.samples import noise_floor, quantile_ns, read_samples
-from rlxjax import Timings
+from rlxjax import Timings, plot
 from rlxjax.calibration import (
     MACHINE_FIELDS,
     CalibratedModel,
@@ -20,9 +20,11 @@ from rlxjax.calibration import (
     sha256_of,
 )
 from rlxjax.fit import LatencyModel, cell_runs, estimate, named, unit_of
-from rlxjax.plot import coefficients
 
-from .page import Row, Section, Table, drawn, rows_of
+from .page import Section, Table, drawn, rows_of
+
+#: A change of more joint standard deviations than this is more than chance.
+SURE_SDS = 2.0
 
 
 class Measured(NamedTuple):
@@ -39,10 +41,9 @@ class Measured(NamedTuple):
         """Return a field of each cell."""
         return [getattr(cell, field) for cell in self.cells]
 
-
-def some(measured: Measured, kept: np.ndarray) -> Measured:
-    """Return the cells of a mask."""
-    return jax.tree.map(lambda column: np.asarray(column)[kept], measured)
+    def some(self, kept: np.ndarray) -> "Measured":
+        """Return the cells of a mask."""
+        return jax.tree.map(lambda column: np.asarray(column)[kept], self)
 
 
 def model_of(path: FilePath, calibration: Calibration) -> str:
@@ -58,14 +59,15 @@ def measured_beside(
     calibrated: CalibratedModel, section: ModelSection, path: FilePath, samples: FilePath | None
 ) -> tuple[Measured | None, str]:
     """Return what was timed for a section, and a sentence on where it is from or why it is not shown."""
+    fitted = section.samples
     if samples is None:
-        if section.samples is None:
+        if fitted is None:
             return None, "The calibration names no samples, so that no measured times are shown."
-        samples = path.parent / section.samples.file
+        samples = path.parent / fitted.file
         show = "give it with --samples to see measured times"
         if not samples.is_file():
             return None, f"The samples file {samples.name} is not beside the calibration: {show}."
-        if sha256_of(samples) != section.samples.sha256:
+        if sha256_of(samples) != fitted.sha256:
             return None, f"{samples.name} beside the calibration is not what was fitted: {show}."
     log = read_samples(samples)
     places = ("in the samples", "in the calibration")
@@ -80,17 +82,13 @@ def measured_beside(
     except ValueError as reason:
         return None, f"{samples.name} holds no runs of this version of the model: {reason}."
     timings = Timings.checked(calibrated.model, variant=runs.variant, time_ns=quantile_ns(visits), **runs.inputs)
-    measured = Measured(timings, np.array(cells), noise_floor(visits))
     # Of learned FFTs, say, the calibration may not know all that were timed.
     can_be = np.asarray(calibrated.model.same_result(runs, calibrated.posterior.facts))
-    measured = some(measured, np.take_along_axis(can_be, np.asarray(runs.variant)[:, None], -1)[:, 0])
+    kept = np.take_along_axis(can_be, np.asarray(runs.variant)[:, None], -1)[:, 0]
+    measured = Measured(timings, np.array(cells), noise_floor(visits)).some(kept)
     said = f"Measured times are those of {len(measured.cells)} cells in {samples.name}"
-    is_fitted = section.samples is not None and sha256_of(samples) == section.samples.sha256
+    is_fitted = fitted is not None and sha256_of(samples) == fitted.sha256
     return measured, f"{said}, to which the calibration was fitted." if is_fitted else f"{said}: not what was fitted."
-
-
-#: A change of more joint standard deviations than this is more than chance.
-SURE_SDS = 2.0
 
 
 def earlier_calibration(
@@ -116,29 +114,8 @@ def change_section(
     measured: Measured | None,
 ) -> Section:
     """Return what changed of one model, the surest changes first: coefficients, and predictions of what was timed."""
-    name, rows = models[1].model.name, _changes(models, measured)
-    kinds, verdicts = ([row[heading] for row in rows] for heading in ("kind", "verdict"))
-    sure = [row["kind"] for row in rows if row["verdict"] != "within chance"]
-    counts = [f"{sure.count(kind)} of {kinds.count(kind)} {kind}s" for kind in dict.fromkeys(sorted(kinds))]
-    slower, faster = (verdicts.count(word) or "none" for word in ("slower", "faster"))
-    said = [
-        f"Against the calibration of {sections[0].created}: {' and '.join(counts)} moved by more than {SURE_SDS:g} "
-        f"joint standard deviations, which chance alone does once in twenty. Of these predictions {slower} got slower "
-        f"and {faster} faster.",
-        "The change is the logarithm of later over earlier, in joint standard deviations: for a prediction those of "
-        "its interval, the machine's pace included. In the picture the earlier coefficients are grey.",
-    ]
-    before, after = (one.fingerprint for one in sections)
-    if software := fingerprint_differences(before, after, places=("earlier", "now")):
-        said.append(f"The software changed too: {'; '.join(software)}.")
-    pictures = drawn(Coefficients=lambda: coefficients(models[1], earlier=models[0]))
-    table = Table(f"Changes of {name}, the surest first", rows, "All changes, the surest first")
-    return Section(f"{name}-changes", f"{name}: what changed", said, pictures, [table])
-
-
-def _changes(models: tuple[CalibratedModel, CalibratedModel], measured: Measured | None) -> list[Row]:
-    """Return every change, the surest first."""
-    names, cells = list(named(models[0].coefficients)), [] if measured is None else measured.each("name")
+    name, names = models[1].model.name, list(named(models[0].coefficients))
+    cells = [] if measured is None else measured.each("name")
     columns = []
     for one in models:
         parts = (named(one.coefficients), named(one.posterior.coefficient_log_sd()))
@@ -152,15 +129,31 @@ def _changes(models: tuple[CalibratedModel, CalibratedModel], measured: Measured
     joint_sd, is_time = np.hypot(earlier_sd, later_sd), np.arange(len(earlier)) >= len(names)
     sds = np.log(later / earlier) / joint_sd
     words = np.where(is_time, np.where(sds > 0, "slower", "faster"), np.where(sds > 0, "larger", "smaller"))
+    is_sure, kinds = np.abs(sds) > SURE_SDS, np.where(is_time, "prediction", "coefficient")
     figures = {
         "what": [*names, *cells],
-        "kind": np.where(is_time, "prediction", "coefficient"),
+        "kind": kinds,
         "earlier": earlier,
         "later": later,
         "unit": [*map(unit_of, names), *["ns"] * len(cells)],
         "later / earlier": later / earlier,
         "joint standard deviation": joint_sd,
         "change in these": sds,
-        "verdict": np.where(np.abs(sds) > SURE_SDS, words, "within chance"),
+        "verdict": np.where(is_sure, words, "within chance"),
     }
-    return rows_of({name: np.asarray(column)[np.argsort(-np.abs(sds))] for name, column in figures.items()})
+    rows = rows_of({name: np.asarray(column)[np.argsort(-np.abs(sds))] for name, column in figures.items()})
+    counts = [f"{np.sum(is_sure[kinds == kind])} of {np.sum(kinds == kind)} {kind}s" for kind in np.unique(kinds)]
+    slower, faster = (np.sum(words[is_sure] == word) or "none" for word in ("slower", "faster"))
+    said = [
+        f"Against the calibration of {sections[0].created}: {' and '.join(counts)} moved by more than {SURE_SDS:g} "
+        f"joint standard deviations, which chance alone does once in twenty. Of these predictions {slower} got slower "
+        f"and {faster} faster.",
+        "The change is the logarithm of later over earlier, in joint standard deviations: for a prediction those of "
+        "its interval, the machine's pace included. In the picture the earlier coefficients are grey.",
+    ]
+    before, after = (one.fingerprint for one in sections)
+    if software := fingerprint_differences(before, after, places=("earlier", "now")):
+        said.append(f"The software changed too: {'; '.join(software)}.")
+    pictures, _ = drawn({"Coefficients": lambda: plot.coefficients(models[1], earlier=models[0])})
+    table = Table(f"Changes of {name}, the surest first", rows, "All changes, the surest first")
+    return Section(f"{name}-changes", f"{name}: what changed", said, pictures, [table])
