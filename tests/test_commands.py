@@ -14,9 +14,10 @@ from pathlib import Path
 
 import jax
 import pytest
-import user_script
+from _campaigns import made_up
 from _content import content, sealed
 from _documented import assert_documented, assert_narrow, documented_keys
+from _pages import FewCells
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -28,7 +29,6 @@ from rlxjax import load_calibration
 from rlxjax.calibration import CalibrationFile, default_calibration_path, write_json_file
 from rlxjax.models import WELCH
 
-SAMPLES = Path(__file__).parent.parent / "docs/evidence/campaign-3-cpu.welch.samples.jsonl.gz"
 TOP = get_command(app).commands
 #: Every command by its name, as "decisions list" of one in a group.
 COMMANDS = {
@@ -150,12 +150,6 @@ def test_a_terminal_has_colours_and_a_pipe_and_who_wants_none_have_not():
     assert colour.search(coloured)
     assert not colour.search(plain)
     assert_narrow(invoke("predict", "-h").stdout)
-
-
-def test_a_script_of_everyday_calls_runs():
-    lines = user_script.main()
-    assert lines[0].startswith("gate: fuse")
-    assert "strongest bin: 32" in lines
 
 
 def test_a_mistake_in_the_arguments_is_one_line_too(capsys, monkeypatch, tmp_path):
@@ -326,15 +320,20 @@ FILE_COMMANDS = {
     "predict": ("predict", "FILE", "--batch", 8),
     "explain": ("explain", "FILE", "--batch", 8),
     "validate": ("validate", "FILE"),
-    "refit": ("refit", SAMPLES, "--prior", "FILE", "--out", "OUT"),
+    "refit": ("refit", "SAMPLES", "--prior", "FILE", "--out", "OUT"),
     "calibrate": ("calibrate", "--prior", "FILE", "--out", "OUT"),
 }
 
 
-def refused_file(command, file, spoilt):
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory):
+    return made_up(tmp_path_factory.mktemp("samples") / "c.json", FewCells(), WELCH.prior.median)
+
+
+def refused_file(command, file, spoilt, samples=None):
     """Return the one line by which a command refuses a calibration file; nothing is written."""
     file.write_text(json.dumps(spoilt))
-    before, named = file.read_bytes(), {"FILE": file, "OUT": file.with_name("out.json")}
+    before, named = file.read_bytes(), {"FILE": file, "OUT": file.with_name("out.json"), "SAMPLES": samples}
     line = refused(*(named.get(part, part) for part in FILE_COMMANDS[command]))
     assert line.startswith(f"error: {file}: ")
     assert (file.read_bytes(), list(file.parent.iterdir())) == (before, [file])
@@ -355,15 +354,14 @@ def test_a_spoilt_file_is_refused_in_one_line_that_names_the_field(tmp_path):
         assert field in refused_file(command, tmp_path / "spoilt.json", sealed(spoilt))
 
 
-def test_a_file_of_an_earlier_schema_is_refused_in_one_line_that_says_how_to_refit(tmp_path):
+def test_a_file_of_an_earlier_schema_is_refused_in_one_line_that_says_how_to_refit(tmp_path, samples):
     file = tmp_path / "old calibration.json"
     # What version 3 held: one model's coefficients and domain at the top.
     earlier = {**content(), "schema_version": 3, "formula_version": 12}
     section = earlier.pop("models")["welch"]
+    earlier |= {name: section[name] for name in ("coefficients", "domain", "fit")}
     for command in FILE_COMMANDS:
-        line = refused_file(
-            command, file, earlier | {name: section[name] for name in ("coefficients", "domain", "fit")}
-        )
+        line = refused_file(command, file, earlier, samples)
         assert "schema_version: expected 5, got 3;" in line
         said = shlex.split(re.search("`(rlxjax refit .*?)`", line)[1])
         assert said == ["rlxjax", "refit", str(file.with_suffix(".welch.samples.jsonl")), "--out", str(file)]
