@@ -74,7 +74,7 @@ Quiet = Annotated[bool, Option("--quiet", "-q", help="Print warnings, errors and
 OF_PRINTING = ("strict", "verbose", "quiet", "as_json")
 
 
-def workload(batch: int, n_fft: int, k: int, segments: int) -> dict[str, int]:
+def workload(batch: int, n_fft: int, k: int, segments: int) -> dict[str, Any]:
     """Return the sizes of a workload by the names of the latency model's inputs."""
     params = rlxjax.WelchPeakParams(n_fft, segments, k)
     if batch < 1:

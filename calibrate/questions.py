@@ -58,7 +58,7 @@ def predict(
         known = calibration_of(file)
         own = known.of("welch")
         candidates = [own.name_of(name, **sizes) for name in own.alternatives(**sizes)]
-        runs = {"ultra": {**sizes, "n_segments": 1}} if segments == 2 else {}
+        runs: dict[str, Any] = {"ultra": {**sizes, "n_segments": 1}} if segments == 2 else {}
         runs |= dict.fromkeys(candidates, sizes)
         times_ns = {name: finite_ns(own.predict_ns(name, **run), name) for name, run in runs.items()}
         ends_ns = {name: [finite_ns(end, name) for end in own.interval_ns(name, **run)] for name, run in runs.items()}

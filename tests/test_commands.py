@@ -320,7 +320,7 @@ FILE_COMMANDS = {
     "predict": ("predict", "FILE", "--batch", 8),
     "explain": ("explain", "FILE", "--batch", 8),
     "validate": ("validate", "FILE"),
-    "refit": ("refit", "SAMPLES", "--prior", "FILE", "--out", "OUT"),
+    "refit": ("refit", "SAMPLES", "--suite", "_pages:FewCells", "--prior", "FILE", "--out", "OUT"),
     "calibrate": ("calibrate", "--prior", "FILE", "--out", "OUT"),
 }
 
