@@ -61,35 +61,26 @@ def dense(posterior, jacobian, log_ratio, variance, probe):
     return (covariance @ design.T @ noise @ log_ratio)[:size], covariance[:size, :size]
 
 
-def test_the_step_is_the_dense_formula_with_every_scale_an_unknown():
-    factor, found = POSTERIOR.factor, estimate(POSTERIOR, RUNS)
+@pytest.mark.parametrize("runs_a_time", [1, 2])
+def test_the_step_is_the_dense_formula_with_every_scale_an_unknown_of_times_of_several_runs_too(runs_a_time):
+    factor, found, count = POSTERIOR.factor, estimate(POSTERIOR, RUNS), COUNT // runs_a_time
     jacobian = np.linalg.solve(factor.T, np.asarray(found.scores).T).T
-    np.testing.assert_allclose(jacobian, jacobian_of(POSTERIOR, RUNS), atol=1e-8)
-    time_ns = measured(POSTERIOR, probe=PROBE)
-    known = condition(POSTERIOR, RUNS, time_ns, probe=PROBE)
-    log_ratio = np.log(time_ns / found.time_ns)
-    mean, covariance = dense(POSTERIOR, jacobian, log_ratio, np.asarray(found.spread) ** 2, PROBE)
+    if runs_a_time == 1:
+        np.testing.assert_allclose(jacobian, jacobian_of(POSTERIOR, RUNS), atol=1e-8)
+    of_time, probe = np.arange(COUNT) // runs_a_time, PROBE[:count]
+    sums_ns = np.bincount(of_time, found.time_ns)
+    shares = (of_time == np.arange(count)[:, None]) * np.asarray(found.time_ns) / sums_ns[:, None]
+    rng = np.random.default_rng(0)
+    time_ns = sums_ns * np.exp(rng.normal(0.0, 0.02, count) + rng.normal(0.0, 1.0, 9)[probe])
+    known = condition(POSTERIOR, RUNS, time_ns, measurement=of_time, probe=probe)
+    variance = shares**2 @ np.asarray(found.spread) ** 2
+    mean, covariance = dense(POSTERIOR, shares @ jacobian, np.log(time_ns / sums_ns), variance, probe)
     np.testing.assert_allclose(logs_of(known) - logs_of(POSTERIOR), mean, **EXACT)
     np.testing.assert_allclose(known.factor @ known.factor.T, covariance, **EXACT)
     assert np.all(np.triu(known.factor, 1) == 0.0)
     assert np.all(np.diag(known.factor) > 0.0)
     kept = {"coefficients": POSTERIOR.coefficients, "weights": POSTERIOR.weights, "factor": POSTERIOR.factor}
     assert dataclasses.replace(known, **kept) == POSTERIOR
-
-
-def test_a_time_of_several_runs_is_that_of_their_sum():
-    time_of = np.arange(COUNT) // 2
-    times_ns, shares = np.zeros(COUNT // 2), np.zeros((COUNT // 2, COUNT))
-    found = estimate(POSTERIOR, RUNS)
-    np.add.at(times_ns, time_of, found.time_ns)
-    shares[time_of, np.arange(COUNT)] = found.time_ns / times_ns[time_of]
-    noise = np.exp(np.random.default_rng(1).normal(0.0, 0.01, COUNT // 2))
-    known = condition(POSTERIOR, RUNS, times_ns * noise, measurement=time_of, probe=PROBE[: COUNT // 2])
-    jacobian = shares @ np.linalg.solve(POSTERIOR.factor.T, np.asarray(found.scores).T).T
-    variance = shares**2 @ np.asarray(found.spread) ** 2
-    mean, covariance = dense(POSTERIOR, jacobian, np.log(noise), variance, PROBE[: COUNT // 2])
-    np.testing.assert_allclose(logs_of(known) - logs_of(POSTERIOR), mean, **EXACT)
-    np.testing.assert_allclose(known.factor @ known.factor.T, covariance, **EXACT)
 
 
 def linear_posterior():
@@ -107,27 +98,20 @@ def test_probes_one_after_the_other_in_any_order_say_what_they_say_at_once():
     assert np.max(np.abs(logs_of(at_once) - logs_of(before))) > 1e-3
     for order in ([0, 1, 2], [2, 0, 1]):
         known = before
-        for probe in order:
-            mine = probe == PROBE
-            known = condition(
-                known, jax.tree.map(lambda column: np.broadcast_to(column, COUNT)[mine], RUNS), time_ns[mine]
-            )
+        for mine in (probe == PROBE for probe in order):
+            runs = jax.tree.map(lambda column: np.broadcast_to(column, COUNT)[mine], RUNS)  # noqa: B023 - used at once
+            known = condition(known, runs, time_ns[mine])
         np.testing.assert_allclose(logs_of(known), logs_of(at_once), rtol=1e-9, atol=1e-9)
         np.testing.assert_allclose(known.factor, at_once.factor, rtol=1e-8, atol=1e-12)
 
 
-def test_one_factor_of_all_times_of_a_probe_changes_nothing():
+def test_one_factor_of_all_times_of_a_probe_and_one_time_alone_say_nothing():
     time_ns = measured(POSTERIOR)
-    one, other = (
-        condition(POSTERIOR, RUNS, time_ns * pace, probe=PROBE) for pace in (1.0, np.array([3.0, 0.2, 50.0])[PROBE])
-    )
+    paces = (1.0, np.array([3.0, 0.2, 50.0])[PROBE])
+    one, other = (condition(POSTERIOR, RUNS, time_ns * pace, probe=PROBE) for pace in paces)
     np.testing.assert_allclose(logs_of(one), logs_of(other), rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(one.factor, other.factor, rtol=1e-10, atol=1e-14)
-
-
-def test_one_time_alone_says_nothing():
-    known = condition(POSTERIOR, RUNS, measured(POSTERIOR, sd=0.5), probe=np.arange(COUNT))
-    assert known == POSTERIOR
+    assert condition(POSTERIOR, RUNS, measured(POSTERIOR, sd=0.5), probe=np.arange(COUNT)) == POSTERIOR
     assert condition(POSTERIOR, runs_of(TILED, np.zeros(0)), []) is POSTERIOR
 
 
@@ -174,49 +158,55 @@ def test_a_calibration_follows_the_measured_ratio_and_its_other_models_stay():
     timings = Timings.checked(LINE, variant=runs.variant, n=runs.inputs["n"], time_ns=time_ns)
     after = before.updated(timings)
     ratios = [
-        made.predict_ns("blocked", at, model="line") / made.predict_ns("plain", at, model="line")
-        for made in (before, after)
+        now.predict_ns("blocked", at, model="line") / now.predict_ns("plain", at, model="line")
+        for now in (before, after)
     ]
     assert 1.05 < ratios[1] / ratios[0] < 1.21
     assert after.of("tiled") is before.of("tiled")
     assert [*after.models] == [*before.models]
     line, known = after.of("line"), before.of("line")
     assert (line.provenance, line.held_out, line.cautions) == (known.provenance, known.held_out, known.cautions)
-    assert [made.in_domain(size) for made in (known, line) for size in (2.0**14, 2.0**16)] == [
-        False,
-        False,
-        True,
-        False,
-    ]
+    inside = [of.in_domain(size) for of in (known, line) for size in (2.0**14, 2.0**16)]
+    assert inside == [False, False, True, False]
     # Times that say nothing leave all as it is.
     assert before.updated(timings, probe=np.arange(len(time_ns))) == before
 
 
-def test_what_cannot_be_is_refused_with_a_sentence():
-    time_ns = np.ones(COUNT)
-    for bad in (0.0, -1.0, np.nan, np.inf):
-        with pytest.raises(ValueError, match=r"^time_ns\[2\]: expected a positive finite number, got"):
-            condition(POSTERIOR, RUNS, np.where(np.arange(COUNT) == 2, bad, 1.0))
-    for said, given in {
-        "time_ns: expected shape": {"time_ns": np.ones(3)},
-        r"time_ns: expected times \[m\]": {"time_ns": np.ones((COUNT, 1))},
-        "probe: expected whole numbers of shape": {"probe": np.zeros(2, int)},
-        "probe: expected whole numbers": {"probe": np.full(COUNT, 0.5)},
-        "measurement: expected whole numbers": {"measurement": [0, 1]},
-        "measurement: expected the places of": {"measurement": np.zeros(COUNT, int)},
-        "runs: expected those of 'tiled' 3, got those of 'line' 1": {"runs": runs_of(LINE)},
-    }.items():
-        with pytest.raises(ValueError, match=f"^{said}"):
-            condition(POSTERIOR, **{"runs": RUNS, "time_ns": time_ns, **given})
-    with pytest.raises(ValueError, match="^spread: expected positive numbers, got"):
-        condition(dataclasses.replace(POSTERIOR, spread=np.zeros(3)), RUNS, time_ns)
-    with pytest.raises(ValueError, match=r"^runs\[1\]: expected a run that the model predicts, got 'loop' of inf ns"):
-        condition(POSTERIOR, Runs(TILED, 0, {"n": np.array([8.0, np.inf]), "depth": 1.0}), np.ones(2))
+OTHER = Timings.checked(FFT, variant="fft", batch=[8, 64], n_fft=[256, 256], time_ns=[1e5, 2e5])
+BEYOND = Runs(TILED, 0, {"n": np.array([8.0, np.inf]), "depth": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        *(
+            ({"time_ns": np.where(np.arange(COUNT) == 2, bad, 1.0)}, r"time_ns\[2\]: expected a positive finite number")
+            for bad in (0.0, -1.0, np.nan, np.inf)
+        ),
+        ({"time_ns": np.ones(3)}, "time_ns: expected shape"),
+        ({"time_ns": np.ones((COUNT, 1))}, r"time_ns: expected times \[m\]"),
+        ({"probe": np.zeros(2, int)}, "probe: expected whole numbers of shape"),
+        ({"probe": np.full(COUNT, 0.5)}, "probe: expected whole numbers"),
+        ({"measurement": [0, 1]}, "measurement: expected whole numbers"),
+        ({"measurement": np.zeros(COUNT, int)}, "measurement: expected the places of"),
+        ({"runs": runs_of(LINE)}, "runs: expected those of 'tiled' 3, got those of 'line' 1"),
+        ({"posterior": dataclasses.replace(POSTERIOR, spread=np.zeros(3))}, "spread: expected positive numbers, got"),
+        (
+            {"runs": BEYOND, "time_ns": np.ones(2)},
+            r"runs\[1\]: expected a run that the model predicts, got 'loop' of inf ns",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_sentence(given, said):
+    with pytest.raises(ValueError, match=f"^{said}"):
+        condition(**{"posterior": POSTERIOR, "runs": RUNS, "time_ns": np.ones(COUNT), **given})
+
+
+def test_traced_times_and_those_of_a_model_that_is_not_held_are_refused():
     with pytest.raises(ValueError, match="^condition: expected .* got traced ones"):
-        jax.jit(lambda time_ns: condition(POSTERIOR, RUNS, time_ns))(time_ns)
-    other = Timings.checked(FFT, variant="fft", batch=[8, 64], n_fft=[256, 256], time_ns=[1e5, 2e5])
+        jax.jit(lambda time_ns: condition(POSTERIOR, RUNS, time_ns))(np.ones(COUNT))
     with pytest.raises(ValueError, match="^model: expected one of line, tiled, got 'fft'"):
-        two_models().updated(other)
+        two_models().updated(OTHER)
 
 
 def probes_of(posterior, errors):

@@ -47,10 +47,11 @@ class Node:
 # --- Shape rules: (operands, attributes) -> (shape, dtype) ---------------------------------------
 
 Inferred = tuple[Shape, str]
-Rule = Callable[[Sequence[Node], dict[str, Any]], Inferred]
+Operands, Attributes = Sequence[Node], Mapping[str, Any]
+Rule = Callable[[Operands, Attributes], Inferred]
 
 
-def _same_shape(operands: Sequence[Node], attributes: dict[str, Any]) -> Inferred:
+def _same_shape(operands: Operands, attributes: Attributes) -> Inferred:
     first = operands[0]
     for other in operands[1:]:
         if other.shape != first.shape:
@@ -58,17 +59,17 @@ def _same_shape(operands: Sequence[Node], attributes: dict[str, Any]) -> Inferre
     return first.shape, first.dtype
 
 
-def _cast(operands: Sequence[Node], attributes: dict[str, Any]) -> Inferred:
+def _cast(operands: Operands, attributes: Attributes) -> Inferred:
     if attributes.get("from", operands[0].dtype) != operands[0].dtype:
         raise ValueError(f"it casts from {attributes['from']}, but its operand is {operands[0].dtype}")
     return operands[0].shape, parse_dtype(_required(attributes, "to"))
 
 
-def _to_given_shape(operands: Sequence[Node], attributes: dict[str, Any]) -> Inferred:
+def _to_given_shape(operands: Operands, attributes: Attributes) -> Inferred:
     raise ValueError("its output shape has to be given (shape=...)")
 
 
-def _transpose(operands: Sequence[Node], attributes: dict[str, Any]) -> Inferred:
+def _transpose(operands: Operands, attributes: Attributes) -> Inferred:
     shape = operands[0].shape
     order = tuple(listed(attributes.get("permutation", reversed(range(len(shape)))), "permutation"))
     if sorted(order) != list(range(len(shape))):
@@ -76,59 +77,50 @@ def _transpose(operands: Sequence[Node], attributes: dict[str, Any]) -> Inferred
     return tuple(shape[axis] for axis in order), operands[0].dtype
 
 
-def _narrow(operands: Sequence[Node], attributes: dict[str, Any]) -> Inferred:
-    shape = list(operands[0].shape)
+def _narrow(operands: Operands, attributes: Attributes) -> Inferred:
+    shape = operands[0].shape
     axis, length = _axis(attributes, shape), as_index(_required(attributes, "length"), "length")
     start, dim = as_index(attributes.get("start", 0), "start"), shape[axis]
     if dim is not None and start + length > dim:
         raise ValueError(f"start + length has to be at most {dim}, got {start} + {length}")
-    shape[axis] = length
-    return tuple(shape), operands[0].dtype
+    return (*shape[:axis], length, *shape[axis + 1 :]), operands[0].dtype
 
 
-def _concat(operands: Sequence[Node], attributes: dict[str, Any]) -> Inferred:
-    shape = list(operands[0].shape)
-    axis = _axis(attributes, shape)
-    total: int | None = 0
-    for operand in operands:
-        rest = operand.shape[:axis] + operand.shape[axis + 1 :]
-        if len(operand.shape) != len(shape) or rest != tuple(shape[:axis] + shape[axis + 1 :]):
-            raise ValueError(f"shapes have to agree but along axis {axis}, got {[o.shape for o in operands]}")
-        dim = operand.shape[axis]
-        total = None if total is None or dim is None else total + dim
-    shape[axis] = total
-    return tuple(shape), operands[0].dtype
+def _concat(operands: Operands, attributes: Attributes) -> Inferred:
+    shapes = [operand.shape for operand in operands]
+    axis = _axis(attributes, shapes[0])
+    if len({(len(shape), shape[:axis], shape[axis + 1 :]) for shape in shapes}) > 1:
+        raise ValueError(f"shapes have to agree but along axis {axis}, got {shapes}")
+    dims = [shape[axis] for shape in shapes]
+    total = None if None in dims else sum(dim for dim in dims if dim is not None)
+    return (*shapes[0][:axis], total, *shapes[0][axis + 1 :]), operands[0].dtype
 
 
-def _matmul(operands: Sequence[Node], attributes: dict[str, Any]) -> Inferred:
-    a, b = operands
-    if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
-        raise ValueError(f"shapes [..., m, k] and [..., k, n] are needed, got {a.shape} and {b.shape}")
-    return (*a.shape[:-1], b.shape[-1]), a.dtype
+def _matmul(operands: Operands, attributes: Attributes) -> Inferred:
+    a, b = (operand.shape for operand in operands)
+    if len(a) < 2 or len(b) < 2 or a[-1] != b[-2] or a[:-2] != b[:-2]:
+        raise ValueError(f"shapes [..., m, k] and [..., k, n] are needed, got {a} and {b}")
+    return (*a[:-1], b[-1]), operands[0].dtype
 
 
-def _attention(operands: Sequence[Node], attributes: dict[str, Any]) -> Inferred:
+def _attention(operands: Operands, attributes: Attributes) -> Inferred:
     if any(len(operand.shape) != 4 for operand in operands):
-        raise ValueError(
-            f"shapes [batch, heads, seq, head_dim] are needed, got {[operand.shape for operand in operands]}"
-        )
+        shapes = [operand.shape for operand in operands]
+        raise ValueError(f"shapes [batch, heads, seq, head_dim] are needed, got {shapes}")
     return _same_shape(operands, attributes)
 
 
-def _fft(operands: Sequence[Node], attributes: dict[str, Any]) -> Inferred:
+def _fft(operands: Operands, attributes: Attributes) -> Inferred:
     (operand,) = operands
     last = operand.shape[-1] if operand.shape else 1
     if not operand.dtype.startswith("c") and (last is None or last % 2):
-        raise ValueError(
-            "a real operand holds n real columns, then n imaginary ones: an even last axis is needed, "
-            f"got {operand.shape}"
-        )
+        holds = "a real operand holds n real columns, then n imaginary ones"
+        raise ValueError(f"{holds}: an even last axis is needed, got {operand.shape}")
     return operand.shape, operand.dtype
 
 
-def _welch_peaks(operands: Sequence[Node], attributes: dict[str, Any]) -> Inferred:
-    k = as_index(_required(attributes, "k"), "k", at_least=1)
-    n_segments = as_index(_required(attributes, "n_segments"), "n_segments", at_least=1)
+def _welch_peaks(operands: Operands, attributes: Attributes) -> Inferred:
+    k, n_segments = (as_index(_required(attributes, name), name, at_least=1) for name in ("k", "n_segments"))
     shape = operands[0].shape
     if len(shape) != 2 or (shape[0] is not None and shape[0] % n_segments):
         raise ValueError(f"an operand [batch * {n_segments}, 2 * n_fft] is needed, got {shape}")
@@ -162,7 +154,7 @@ class Op:
     fusable: bool = False
     may_be_source: bool = False
 
-    def inferred(self, operands: Sequence[Node], attributes: dict[str, Any]) -> Inferred:
+    def inferred(self, operands: Operands, attributes: Attributes) -> Inferred:
         """Return the shape and dtype of the output; raise a ValueError where they do not follow."""
         if len(operands) != self.arity if self.arity is not None else not operands:
             wanted = "at least 1" if self.arity is None else self.arity
@@ -173,12 +165,7 @@ class Op:
 _UNARY = ("relu", "sigmoid", "tanh", "gelu", "sqrt", "rsqrt", "exp", "log", "neg", "abs")
 _BINARY = ("add", "sub", "mul", "div", "max", "min", "pow")
 _REDUCE = ("reduce_sum", "reduce_max", "reduce_min", "reduce_mean")
-_MEMORY = ("load", "store", "copy")
-
-
-def _unary(infer: Rule) -> Op:
-    return Op(1, infer, elementwise=True, fusable=True, may_be_source=True)
-
+_RELU = Op(1, _same_shape, elementwise=True, fusable=True, may_be_source=True)
 
 OPS: Mapping[str, Op] = FrozenDict(
     {
@@ -186,11 +173,11 @@ OPS: Mapping[str, Op] = FrozenDict(
         "reshape": Op(1, metadata=True),
         "transpose": Op(1, _transpose, metadata=True),
         "narrow": Op(1, _narrow, metadata=True),
-        **dict.fromkeys(_UNARY, _unary(_same_shape)),
-        "cast": _unary(_cast),
+        **dict.fromkeys(_UNARY, _RELU),
+        "cast": dataclasses.replace(_RELU, infer=_cast),
         **dict.fromkeys(_BINARY, Op(2, _same_shape, elementwise=True, fusable=True)),
         **dict.fromkeys(_REDUCE, Op(1, lambda operands, _: ((1,), operands[0].dtype), reduction=True, fusable=True)),
-        **dict.fromkeys(_MEMORY, Op(1, _same_shape, fusable=True, may_be_source=True)),
+        **dict.fromkeys(("load", "store", "copy"), Op(1, _same_shape, fusable=True, may_be_source=True)),
         "broadcast": Op(1, fusable=True),
         "concat": Op(None, _concat),
         "matmul": Op(2, _matmul),
@@ -202,16 +189,16 @@ OPS: Mapping[str, Op] = FrozenDict(
 )
 
 
-def _required(attributes: Mapping[str, Any], name: str) -> Any:
+def _required(attributes: Attributes, name: str) -> Any:
     if name not in attributes:
         raise ValueError(f"the attribute {name!r} has to be given")
     return attributes[name]
 
 
-def _axis(attributes: Mapping[str, Any], shape: Sequence[int | None]) -> int:
+def _axis(attributes: Attributes, shape: Shape) -> int:
     axis = as_index(_required(attributes, "axis"), "axis", at_least=-len(shape))
     if axis >= len(shape):
-        raise ValueError(f"axis has to be an axis of {tuple(shape)}, got {axis!r}")
+        raise ValueError(f"axis has to be an axis of {shape}, got {axis!r}")
     return axis % len(shape)
 
 
