@@ -282,12 +282,15 @@ def _evaluate(gate: IoFusionGate, benefit: FusionBenefit, temperature_ns: RealLi
 
 def _checked(gate: IoFusionGate, before: Before, after: After, temperature_ns: Any) -> tuple[Any, Any, Any]:
     """Return a benefit, or that of two profiles, exact and in floats, and the temperature, when all values agree."""
-    if not isinstance(before, FusionBenefit) and after is None:
-        raise ValueError("after: expected a profile (or a FusionBenefit in place of both), got None")
-    if isinstance(before, FusionBenefit) and after is not None:
-        raise ValueError("after: expected nothing beside a FusionBenefit, got a profile")
     temperature_ns = None if temperature_ns is None else as_temperature(temperature_ns)
-    benefit = before if isinstance(before, FusionBenefit) else fusion_benefit(before, after)
+    if isinstance(before, FusionBenefit):
+        benefit = before
+        if after is not None:
+            raise ValueError("after: expected nothing beside a FusionBenefit, got a profile")
+    elif after is None:
+        raise ValueError("after: expected a profile (or a FusionBenefit in place of both), got None")
+    else:
+        benefit = fusion_benefit(before, after)
     counts = fields_of(benefit)
     for name, count in counts.items():
         check_not_nan(count, name)

@@ -47,7 +47,8 @@ class Node:
 # --- Shape rules: (operands, attributes) -> (shape, dtype) ---------------------------------------
 
 Inferred = tuple[Shape, str]
-Operands, Attributes = Sequence[Node], Mapping[str, Any]
+Operands = Sequence[Node]
+Attributes = Mapping[str, Any]
 Rule = Callable[[Operands, Attributes], Inferred]
 
 
