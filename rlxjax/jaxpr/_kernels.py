@@ -169,7 +169,7 @@ def work_of(name: str, rule: Rule, counts: OperationCounts, op: Operation) -> Wo
         sum(map(elements, op.outputs)),
         counts.flops,
         counts.integer_ops,
-        ({f"{name} slices": rule.slices(op)} if rule.slices else {}) | (rule.also(op) if rule.also else {}),
+        {**({f"{name} slices": rule.slices(op)} if rule.slices else {}), **(rule.also(op) if rule.also else {})},
         has_broadcast=any(elements(aval) < most for aval in op.inputs),
         # A loop over each row of the largest array is entered anew.
         rows=elements(longest) // max(longest.shape[-1], 1) if longest is not None else 1,

@@ -57,11 +57,10 @@ def number_of(value: Any) -> Number:
 
 def known_result(equation: Any, numbers: Sequence[Number]) -> Number:
     """Return the result of an equation, None where it is not one known number."""
-    aval = equation.outvars[0].aval if equation.outvars else None
-    if None in numbers or elements(aval) != 1:
+    if None in numbers or not equation.outvars or elements(equation.outvars[0].aval) != 1:
         return None
     try:
-        return _result(equation.primitive.name, aval.dtype, numbers, wraps=True)
+        return _result(equation.primitive.name, equation.outvars[0].aval.dtype, numbers, wraps=True)
     except _UNSURE:
         return None
 
@@ -97,8 +96,8 @@ def turns(
     test: Sequence[Scalar],
     body: Sequence[Scalar],
     holds: Hashable,
-    moves: Mapping[Hashable, Hashable],
-    known: Mapping[Hashable, Number],
+    moves: Mapping[Any, Hashable],
+    known: Mapping[Any, Number],
 ) -> int | None:
     """Return how often a loop runs whose test leaves its outcome at a place, None unless known numbers decide it.
 

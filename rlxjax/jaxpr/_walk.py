@@ -207,9 +207,8 @@ class Walk:
             needs = tuple(buffer for buffer in buffers if buffer not in flat.constant)
             return Step(equation, _INNER, buffers, writes, needs, fused_bytes, inside.temp_bytes)
         rule = RULES.get(name, _UNCOSTED)
-        operation = Operation(
-            *([var.aval for var in side] for side in (equation.invars, equation.outvars)), equation.params
-        )
+        operands, results = ([var.aval for var in side] for side in (equation.invars, equation.outvars))
+        operation = Operation(operands, results, equation.params)
         if (counts := rule.counts(operation)) is None:
             rule, counts = _UNCOSTED, OperationCounts()
         moved = sum(flat.sizes[buffer] for buffer in (*buffers, *writes)) if counts.bytes is None else counts.bytes

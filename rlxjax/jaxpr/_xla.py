@@ -153,7 +153,7 @@ class CompiledProgram:
                 name = first.operands[0]
             if first.opcode == "constant" and first.inside.lstrip("-").isdecimal():
                 known[place] = int(first.inside)
-        return turns(*sides, (1, inside[0].root), moves, known)
+        return turns(sides[0], sides[1], (1, inside[0].root), moves, known)
 
     def _family(self, instruction: Instruction) -> str:
         """Return the kind of an instruction, a custom call by its target, a fusion by what makes its code."""
