@@ -21,12 +21,10 @@ FUSED = f"""%fused (p: f32[{N}]) -> f32[{N}] {{
 """
 
 
-def entry(body, parameters=1, before=FUSED):
-    """Return a program whose arguments are vectors."""
-    given = "".join(f"  %x{i} = f32[{N}]{{0}} parameter({i})\n" for i in range(parameters))
-    return (
-        f"HloModule jit_f, is_scheduled=true\n\n{before}\nENTRY %main (x: f32[{N}]) -> f32[{N}] {{\n{given}{body}\n}}\n"
-    )
+def entry(body, *types, before=FUSED):
+    """Return a program whose arguments are of these types, a vector unless told."""
+    given = "".join(f"  %x{i} = {kind} parameter({i})\n" for i, kind in enumerate(types or (f"f32[{N}]{{0}}",)))
+    return f"HloModule jit_f, is_scheduled=true\n\n{before}\nENTRY %main (x: f32[1]) -> f32[1] {{\n{given}{body}\n}}\n"
 
 
 def chain(length):
@@ -39,10 +37,9 @@ def chain(length):
 
 def custom(target, operands, result, config="{}"):
     """Return a program of one custom call on operands of these types."""
-    given = "".join(f"  %x{i} = {kind} parameter({i})\n" for i, kind in enumerate(operands))
     names = ", ".join(f"%x{i}" for i in range(len(operands)))
     call = f'  ROOT %c = {result} custom-call({names}), custom_call_target="{target}", backend_config={config}'
-    return f"HloModule jit_f\n\nENTRY %main (x: f32[1]) -> f32[1] {{\n{given}{call}\n}}\n"
+    return entry(call, *operands, before="")
 
 
 def test_a_chain_of_fusions_is_counted_one_by_one_and_five_of_them_make_a_graph():
@@ -107,9 +104,9 @@ def test_a_product_that_a_fusion_holds_counts_its_batches():
     left, right, result = (f"f32[{batch},{rows},{columns}]{{2,1,0}}" for rows, columns in ((m, k), (k, n), (m, n)))
     axes = "lhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_batch_dims={0}, rhs_contracting_dims={1}"
     given = f"  %a = {left} parameter(0)\n  %b = {right} parameter(1)\n"
-    text = f"%gemm (a: f32[1], b: f32[1]) -> f32[1] {{\n{given}  ROOT %dot = {result} dot(%a, %b), {axes}\n}}\n"
-    fusion = f"  ROOT %g = {result} fusion(%a, %b), kind=kCustom, calls=%gemm\n"
-    (kernel,) = gpu_program(f"{text}\nENTRY %main (x: f32[1]) -> f32[1] {{\n{given}{fusion}}}").kernels
+    gemm = f"%gemm (a: f32[1], b: f32[1]) -> f32[1] {{\n{given}  ROOT %dot = {result} dot(%a, %b), {axes}\n}}\n"
+    fusion = f"  ROOT %g = {result} fusion(%x0, %x1), kind=kCustom, calls=%gemm"
+    (kernel,) = gpu_program(entry(fusion, left, right, before=gemm)).kernels
     assert (kernel.product.flop, kernel.product.tiles, kernel.is_library) == (2 * batch * m * k * n, batch, False)
 
 

@@ -245,7 +245,7 @@ def _most_live(
     return most + sum(sizes[buffer] for buffer in outputs) - taken
 
 
-def folded(steps: Sequence[Step], constant: Container[int], outputs: Sequence[int]) -> list[Step]:
+def folded(steps: Sequence[Step], constant: Container[int], outputs: Container[int]) -> list[Step]:
     """Return the steps that are left: products take and give transposed matrices, and zeros are scattered into sums."""
     return _without_transposes(_scattered_into_sums(steps, constant, outputs), outputs)
 
@@ -255,7 +255,7 @@ def _readers(steps: Iterable[Step]) -> Counter[int]:
     return Counter(buffer for step in steps for buffer in set(step.reads))
 
 
-def _scattered_into_sums(steps: Sequence[Step], constant: Container[int], outputs: Sequence[int]) -> list[Step]:
+def _scattered_into_sums(steps: Sequence[Step], constant: Container[int], outputs: Container[int]) -> list[Step]:
     """`a + zeros.at[i].add(u)`, which gradients of indexing have, is `a.at[i].add(u)`."""
     readers, left, scattered = _readers(steps), dict(enumerate(steps)), dict[int, int]()
     for number, step in enumerate(steps):

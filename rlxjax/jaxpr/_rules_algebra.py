@@ -159,9 +159,8 @@ def _lu_flops(op: Operation) -> int:
 def _householder_flops(op: Operation, n: int | None = None, k: int | None = None) -> int:
     """K reflectors of an m by n matrix, made into R or multiplied out into Q; as many as fit unless told."""
     m, columns = op.operand.shape[-2:]
-    n = columns if n is None else n
-    k = min(m, columns) if k is None else k
-    return (12 * m * n * k - 6 * (m + n) * k**2 + 4 * k**3) // 3
+    n, count = n or columns, min(m, columns) if k is None else k
+    return (12 * m * n * count - 6 * (m + n) * count**2 + 4 * count**3) // 3
 
 
 def _svd_flops(op: Operation) -> int:

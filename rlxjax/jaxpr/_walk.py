@@ -134,7 +134,7 @@ class Walk:
         given = [*inputs, *flat.constants.values()]
         totals.equations = flat.free_equations
         steps = [self._step(placed, flat, totals) for placed in _used(flat.placed, kept)]
-        steps = folded(steps, flat.constant, kept)
+        steps = folded(steps, flat.constant, {*kept})
         # What is given can be put in order at once, and compilers do.
         steps[:0] = [
             Step(None, _REORDERED, (old,), (new,), (old,), 0, work=reordering(flat.sizes[old]))
