@@ -75,13 +75,9 @@ def _serve(asked: "queue.SimpleQueue[Any]", answers: "queue.SimpleQueue[tuple[An
 
 
 class Party(NamedTuple):
-    """The processes whose devices hold the arguments of a choice.
+    """The processes whose devices hold the arguments of a choice; they run the same programs in the same order."""
 
-    Attributes:
-        devices: one of each process, in the order of the processes; none where this process chooses alone.
-    """
-
-    devices: tuple[Any, ...] = ()
+    devices: tuple[Any, ...] = ()  # one of each process, in their order; none where this process chooses alone
 
     @classmethod
     def of(cls, devices: Iterable[Any]) -> "Party":
@@ -95,21 +91,6 @@ class Party(NamedTuple):
     def is_first(self) -> bool:
         """Whether this process is the one that decides."""
         return not self.devices or self.devices[0].process_index == jax.process_index()
-
-    def of_first(self, ask: Callable[[], Any]) -> Any:
-        """Return what the first process answers, in words of JSON; all raise the `ValueError` that it raises."""
-        if not self.devices:
-            return ask()
-        said = None
-        if self.is_first:
-            try:
-                said = [True, ask()]
-            except ValueError as error:
-                said = [False, str(error)]
-        is_answer, answer = self.gathered(said)[0]
-        if not is_answer:
-            raise ValueError(answer)
-        return answer
 
     def first_text(self, said: str) -> str:
         """Return the first text that a process says which is not empty."""
@@ -142,17 +123,11 @@ ALONE = Party()
 
 def _exchanged(devices: tuple[Any, ...], block: bytes) -> list[bytes]:
     """Return the blocks of all processes."""
-    split, everywhere = _shardings(devices)
+    mesh = Mesh(np.array(devices), ("process",))
+    split, everywhere = NamedSharding(mesh, PartitionSpec("process")), NamedSharding(mesh, PartitionSpec())
     own = np.frombuffer(block, np.uint8)[None]
     given = jax.make_array_from_process_local_data(split, own, (len(devices), len(block)))
-    found = jax.device_put(given, everywhere)
-    return [one.tobytes() for one in np.asarray(found.addressable_data(0))]
-
-
-@functools.lru_cache(maxsize=8)
-def _shardings(devices: tuple[Any, ...]) -> tuple[NamedSharding, NamedSharding]:
-    mesh = Mesh(np.array(devices), ("process",))
-    return NamedSharding(mesh, PartitionSpec("process")), NamedSharding(mesh, PartitionSpec())
+    return [one.tobytes() for one in np.asarray(jax.device_put(given, everywhere).addressable_data(0))]
 
 
 # --- Whether two results are the same but for rounding, and how far rounding moves them ----------
@@ -225,7 +200,9 @@ def rounding_moves(call: Callable[[], Any], results: Sequence[Any]) -> list[np.n
     number that is finite in one run alone moves infinitely far.
     """
     closed = jax.make_jaxpr(call)()
-    unit = max((float(jnp.finfo(one.dtype).eps) for one in results if _is_float(one.dtype)), default=0.0)
+    unit = max(
+        (float(jnp.finfo(one.dtype).eps) for one in results if jnp.issubdtype(one.dtype, jnp.inexact)), default=0.0
+    )
 
     def moved(seed: jax.Array, consts: Sequence[Any]) -> list[Any]:
         arrays = [_nudged(jnp.asarray(one), seed, number, 1.0) for number, one in enumerate(consts)]
@@ -263,10 +240,6 @@ def distance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return np.where(is_same, 0.0, np.where(np.isfinite(one) & np.isfinite(other), apart, np.inf))
 
 
-def _is_float(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, jnp.inexact)
-
-
 def _run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], seed: Any, unit: float) -> list[Any]:
     """Return what a jaxpr gives, where each number that is computed is moved."""
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
@@ -286,7 +259,7 @@ def _run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], seed: Any, unit
 
 def _nudged(value: Any, seed: Any, number: int, most: float) -> Any:
     """Return floating-point numbers moved by one rounding, up or down as a hash of their bits says."""
-    if not _is_float(value.dtype):
+    if not jnp.issubdtype(value.dtype, jnp.inexact):
         return value
     if jnp.issubdtype(value.dtype, jnp.complexfloating):
         return jax.lax.complex(*(_nudged(part, seed, number, most) for part in (value.real, value.imag)))

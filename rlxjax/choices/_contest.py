@@ -39,27 +39,16 @@ WARMING = 0.25
 
 @by_value
 class Contest(NamedTuple):
-    """What programs took, and which is the one to run.
+    """What programs took, and which is the one to run; NaN of one that failed."""
 
-    Attributes:
-        best: its place; the favourite where none is ahead of it by more than the regret, as far as that is likely.
-        is_tie: whether others are as good as far as the rounds say: within the regret, or not told apart.
-        probability: that no other is faster by more than the regret.
-        time_ns: of each, the lower quartile of its visits, `[n]`; NaN of one that failed.
-        low_ns: the lower end of the interval that holds it with 90 %, `[n]`.
-        high_ns: its upper end, `[n]`.
-        rounds: in which two programs at least were left.
-        failed: why a program dropped out, by its place.
-    """
-
-    best: int
-    is_tie: bool
-    probability: float
-    time_ns: np.ndarray
+    best: int  # the favourite where none is ahead of it by more than the regret, as far as that is likely
+    is_tie: bool  # whether others are within the regret, or not told apart
+    probability: float  # that no other is faster by more than the regret
+    time_ns: np.ndarray  # of each, the lower quartile of its visits, `[n]`, and the ends that hold it with 90 %
     low_ns: np.ndarray
     high_ns: np.ndarray
-    rounds: int
-    failed: dict[int, str]
+    rounds: int  # in which two programs at least were left
+    failed: dict[int, str]  # why a program dropped out, by its place
 
 
 def longest_s(limit_s: float) -> float:
@@ -77,13 +66,9 @@ def contest(
     seed: int | None = None,
     party: Party = ALONE,
 ) -> Contest:
-    """Time programs that have run once, until one is surely the fastest, or surely none is by more than the regret.
-
-    A program that is surely slower than another by more than the regret is visited no more. Half of the limit has to
-    pass first.
-    """
+    """Time programs that have run once, until one is surely the fastest, or surely none is by more than the regret."""
     extras = np.zeros(len(calls)) if extra_ns is None else np.asarray(extra_ns, float)
-    rng = np.random.default_rng(seed if party is ALONE else party.of_first(lambda: seed or random.getrandbits(32)))
+    rng = np.random.default_rng(seed if party is ALONE else party.gathered(random.getrandbits(32))[0])
     medians, means = np.empty((2, 0, len(calls)))  # of the calls of a visit, with the extras
     failed, elapsed_s, begun_s = {}, 0.0, time.perf_counter()
     active, is_settled, is_first = list(range(len(calls))), False, True
@@ -109,26 +94,32 @@ def contest(
                 is_first = False  # it found caches and threads as other programs left them
                 continue
             is_first, medians, means = False, np.vstack([medians, row[0]]), np.vstack([means, row[1]])
+            # What is surely slower by more than the regret is visited no more.
             if len(medians) >= LEAST_ROUNDS and elapsed_s >= LEAST_SHARE * limit_s:
                 active, is_settled = _left(medians, active, regret)
     if not active:
         none = np.full(len(calls), np.nan)
         return Contest(favourite, False, 0.0, none, none, none, len(medians), failed)
     time_ns, low_ns, high_ns = np.array([_quantiles(own) for own in (means - extras).T]).T
-    best, costs = _best(medians, active, favourite, regret), medians
+    best, costs, most = _ahead(medians, active) if len(medians) else active[0], medians, math.log1p(regret)
+    if favourite in active:  # it stays unless another one is likely to be ahead of it by more than the regret
+        ratio = _Ratio.of(medians, favourite, best)
+        best = best if ratio.centre > most and ratio.chance_above(0.0) >= LIKELY else favourite
     timed = [place for place in range(len(calls)) if place not in failed and len(means)]
     for place in timed:  # one that now and then takes far longer is surely slower by its times
         by_time = _Ratio.of(means, best, place)
-        if by_time.centre > math.log1p(regret) and by_time.chance_above(0.0) >= SURE:
+        if by_time.centre > most and by_time.chance_above(0.0) >= SURE:
             best, costs = place, means
-    others = [place for place in timed if place != best]
-    ratios = {place: _Ratio.of(costs, place, best) for place in others}
-    costs_ns = time_ns + extras
-    is_tie = any(ratios[place].is_tie(regret) for place in others if place in active) or any(
-        costs_ns[place] * (1.0 + regret) < costs_ns[best] for place in others
+    ratios = {place: _Ratio.of(costs, place, best) for place in timed if place != best}
+    is_alike = any(
+        abs(one.centre) <= most or 1.0 - SURE < one.chance_above(0.0) < SURE
+        for place, one in ratios.items()
+        if place in active
     )
-    chances = [ratio.chance_above(-math.log1p(regret)) for ratio in ratios.values()]
-    return Contest(best, is_tie, min(chances, default=1.0), time_ns, low_ns, high_ns, len(medians), failed)
+    costs_ns = time_ns + extras
+    is_tie = is_alike or any(costs_ns[place] * (1.0 + regret) < costs_ns[best] for place in ratios)
+    chance = min((ratio.chance_above(-most) for ratio in ratios.values()), default=1.0)
+    return Contest(best, is_tie, chance, time_ns, low_ns, high_ns, len(medians), failed)
 
 
 class _Ratio(NamedTuple):
@@ -151,21 +142,17 @@ class _Ratio(NamedTuple):
         centre, *drawn = ((1.0 - share) * low + share * high) @ (1.0, -1.0)
         return cls(float(centre), max(float(np.std(drawn)), LEAST_ERROR), rounds - 1)
 
-    def reach(self, level: float = LEVEL) -> float:
-        """Return how far the interval of a level goes either way."""
+    def reach(self) -> float:
+        """Return how far the interval of `LEVEL` goes either way."""
         from scipy.special import stdtrit  # loaded when first used
 
-        return self.error * float(stdtrit(self.freedom, (1.0 + level) / 2.0))
+        return self.error * float(stdtrit(self.freedom, (1.0 + LEVEL) / 2.0))
 
     def chance_above(self, bound: float) -> float:
         """Return the probability that the logarithm is above a bound."""
         from scipy.special import stdtr
 
         return float(stdtr(self.freedom, (self.centre - bound) / self.error))
-
-    def is_tie(self, regret: float) -> bool:
-        """Whether the two are within the regret of each other, or not told apart."""
-        return abs(self.centre) <= math.log1p(regret) or 1.0 - SURE < self.chance_above(0.0) < SURE
 
 
 @functools.lru_cache(maxsize=64)
@@ -186,15 +173,6 @@ def _left(costs: np.ndarray, active: list[int], regret: float) -> tuple[list[int
 def _ahead(costs: np.ndarray, active: list[int]) -> int:
     """Return the program of the least cost."""
     return min(active, key=lambda place: _Ratio.of(costs, place, active[0]).centre)
-
-
-def _best(costs: np.ndarray, active: list[int], favourite: int, regret: float) -> int:
-    """Return the program to run: the favourite, unless one is likely to be ahead of it by more than the regret."""
-    ahead = _ahead(costs, active) if len(costs) else active[0]
-    if favourite not in active:
-        return ahead
-    ratio = _Ratio.of(costs, favourite, ahead)
-    return ahead if ratio.centre > math.log1p(regret) and ratio.chance_above(0.0) >= LIKELY else favourite
 
 
 def _quantiles(times_ns: np.ndarray) -> tuple[float, float, float]:
