@@ -29,10 +29,19 @@ from rlxjax.models import BUILT_IN
 
 from .command_line import refuse_input
 from .interrupts import last_act
-from .judge import OUTLIER_FACTOR, Verdict, enough_known, fitted, said_of_pace, verdict_on, what_pays
+from .judge import (
+    OUTLIER_FACTOR,
+    Outcome,
+    Verdict,
+    enough_known,
+    fitted,
+    said_of_pace,
+    shortened,
+    verdict_on,
+    what_pays,
+)
 from .machine import measured_gate, micro_times_ns, pace_of, time_micro
 from .measure import Ready, by_work, made_ready, measure_rounds, measuring_order, memory_limit_bytes
-from .outcome import Outcome, shortened
 from .samples import SampleLog, calibration_of, resumed, samples_path
 from .suites import users_code
 from .terminal import Deadline, Progress
@@ -120,11 +129,10 @@ def timed(
     at_least: int = MIN_CELLS,
     least_s: float = 0.0,
 ) -> tuple[list[str], dict[str, list[str]]]:
-    """Make cells ready in an order, and measure rounds of those that a budget affords until the deadline.
+    """Make cells ready in an order, and measure rounds of those that are affordable until the deadline.
 
-    All cells are to have as many rounds: once one is complete, its cells stay. With a prior, measuring ends early once
-    enough is known; it lasts so many seconds at least. Return a sentence for each cell whose program fails, and the
-    names of those that there was no time for, by reason.
+    Once a round is complete, its cells stay. With a prior, measuring ends early once enough is known. Return a sentence
+    for each cell whose program fails, and the names of those that there was no time for, by reason.
     """
     model, is_fixed = suite.model.name, bool(log.complete_rounds())
     ready_by = Deadline(time.perf_counter() + (1.0 if is_fixed else ready_share) * deadline.left_s())

@@ -29,17 +29,14 @@ from .samples import SampleLog, noise_floor, quantile_ns
 from .suites import suite_of_file
 from .terminal import Deadline, Progress
 
-GOOD, DRIFTED, NOT_THIS_MACHINE = "good", "drifted", "not this machine"
-#: Exit statuses; a file that cannot be used has that of another machine.
-STATUSES = {GOOD: 0, DRIFTED: 1, NOT_THIS_MACHINE: 2}
+#: The verdicts, by their exit status.
+GOOD, DRIFTED, NOT_THIS_MACHINE = STATUSES = "good", "drifted", "not this machine"
 #: Seconds that a check takes at least, and those kept back for the micro-benchmarks at the end.
 MIN_BUDGET_S, RESERVE_S = 5.0, 2.0
 #: A drift has to be larger than this, in the logarithm, and than so many standard deviations of a mean.
 LEAST_DRIFT, SURE_SDS = 0.09, 2.0
-#: Variance of a median of normal values, of that of their mean.
-MEDIAN_VARIANCE = math.pi / 2.0
-#: Relative noise of a run that was timed in one round only.
-UNKNOWN_NOISE = 0.1
+#: Variance of a median of normal values, of that of their mean; relative noise of a run that was timed in one round.
+MEDIAN_VARIANCE, UNKNOWN_NOISE = math.pi / 2.0, 0.1
 #: Noise of a few looks at the canaries, in the logarithm: a pace of this size is believed by half, a larger one more;
 #: and the pace that is worth a word.
 PACE_NOISE, PACE_SAID = 0.07, 0.05
@@ -69,11 +66,7 @@ class Drift(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Validation:
-    """What a check found: drifts of models at this pace and of micro-benchmarks, and how many times slower all is.
-
-    `others`: processors that other processes kept busy, None where nobody looked; `elsewhere`, `software`: differences
-    that make it another machine, and those that do not; `commands`: that made the sections.
-    """
+    """What a check found: drifts at this pace and of micro-benchmarks, what differs, and the commands of sections."""
 
     word: str
     models: Mapping[str, Drift] = dataclasses.field(default_factory=dict)
@@ -88,7 +81,7 @@ class Validation:
     @property
     def status(self) -> int:
         """Exit status of the command."""
-        return STATUSES[self.word]
+        return STATUSES.index(self.word)
 
     def sentences(self, file: str | os.PathLike[str]) -> list[str]:
         """Return what a person reads."""
@@ -138,35 +131,18 @@ class Validation:
 
 
 def check(
-    file: FilePath,
-    *,
-    started_s: float,
-    budget_s: float,
-    progress: Progress,
-    suites: Sequence[Suite] = (),
+    file: FilePath, *, started_s: float, budget_s: float, progress: Progress, suites: Sequence[Suite] = ()
 ) -> Validation:
-    """Return whether a calibration file is good here, timing a few cells of each model if it is of this machine.
-
-    `budget_s` are seconds for everything, compilation included, from `time.perf_counter()` being `started_s`; `suites`
-    are those that a user gives for sections of his own.
-    """
+    """Return whether a calibration file is good here, timing a few cells of each model if it is of this machine."""
     if not MIN_BUDGET_S <= budget_s < float("inf"):
         raise ValueError(f"--budget: expected at least {MIN_BUDGET_S:g} seconds, got {budget_s:g}")
     content, here = read_calibration_file(file), current_fingerprint()
-    elsewhere, every = (
-        dict.fromkeys(
-            text
-            for section in content.sections().values()
-            for text in fingerprint_differences(section.fingerprint, here, of)
-        )
-        for of in (MACHINE_FIELDS, type(here).model_fields)
-    )
-    about: dict[str, Any] = {
-        "elsewhere": list(elsewhere),
-        "software": [text for text in every if text not in elsewhere],
-        "commands": [section.command for section in content.models.values()],
-    }
-    if elsewhere:
+    made_on = [section.fingerprint for section in content.sections().values()]
+    differences = dict.fromkeys(text for own in made_on for text in fingerprint_differences(own, here))
+    about: dict[str, Any] = {"commands": [section.command for section in content.models.values()]}
+    for kind, is_kind in (("elsewhere", True), ("software", False)):
+        about[kind] = [text for text in differences if (text.partition(" ")[0] in MACHINE_FIELDS) == is_kind]
+    if about["elsewhere"]:
         return Validation(NOT_THIS_MACHINE, **about)
     found: dict[str, Suite] = {}
     not_timed = []
@@ -189,11 +165,10 @@ def check(
     logs, machine = timed_again(known, Deadline(started_s + budget_s - RESERVE_S), progress)
     with progress.phase("judging"):
         now_ns, then_ns = micro_times_ns(machine), {} if content.machine is None else content.machine.canary_ns
-        models = {}
+        models, slower = {}, slowness(now_ns, then_ns) or 1.0
         for name, log in logs.items():
             cells, visits = log.timed()
             expected = estimate(known[name][1].posterior, cell_runs(known[name][0].model, cells))
-            slower = slowness(now_ns, then_ns) or 1.0
             models[name] = drift_of(quantile_ns(visits), expected, noise_floor(visits), slower)
         verdict = verdict_of(models, now_ns, then_ns, used_by_others(machine))
     return dataclasses.replace(verdict, not_timed=not_timed, **about)
@@ -230,11 +205,8 @@ def verdict_of(
     others: float | None = None,
 ) -> Validation:
     """Return the verdict on drifts: others that keep processors busy are one too, a micro-benchmark alone is none."""
-    canaries = {
-        name: Drift(canary_ns[name] / then_ns, 1.0 / CANARY_FACTOR, CANARY_FACTOR)
-        for name, then_ns in canary_then_ns.items()
-        if name in canary_ns
-    }
+    shared = {name: canary_ns[name] / then_ns for name, then_ns in canary_then_ns.items() if name in canary_ns}
+    canaries = {name: Drift(factor, 1.0 / CANARY_FACTOR, CANARY_FACTOR) for name, factor in shared.items()}
     is_off = any(drift.is_off for drift in models.values()) or (others is not None and others > MOST_OTHERS)
     slower = slowness(canary_ns, canary_then_ns) or 1.0
     return Validation(DRIFTED if is_off else GOOD, models, canaries, slower, others)

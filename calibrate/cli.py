@@ -40,7 +40,7 @@ from .terminal import Progress, console, json_text, say  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .outcome import Outcome
+    from .judge import Outcome
 
 #: Exit status of a calibration that is not good enough, where that was asked.
 NOT_READY_STATUS = 3
@@ -244,7 +244,7 @@ def _told(context: typer.Context) -> "Iterator[Callable[[str, Outcome], None]]":
     strict, verbose, quiet, as_json = (context.params[name] for name in OF_PRINTING)
 
     def tell(model: str, outcome: "Outcome") -> None:
-        from .outcome import print_outcome
+        from .judge import print_outcome
 
         outcomes[model] = outcome
         if quiet:

@@ -1,16 +1,18 @@
-"""What a fit is worth: the errors on what it never saw, the noise of its timings, and whether that is good enough."""
+"""What a fit is worth: the errors on what it never saw, the noise of its timings, the verdict, and how it is said."""
 
 import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from rich.console import Console
 
 from rlxjax import Timings, fit_posterior
-from rlxjax.calibration import CalibratedModel, ErrorSummary, Pace
+from rlxjax.calibration import CalibratedModel, ErrorSummary, ModelSection, Pace, Samples
 from rlxjax.fit import (
     COVERED,
     COVERED_SDS,
@@ -25,8 +27,9 @@ from rlxjax.fit import (
     predicted_ns,
 )
 
+from .measure import by_work
 from .samples import SampleLog, noise_floor, quantile_ns
-from .terminal import Deadline
+from .terminal import Deadline, counted, ns, number, print_table, say
 
 #: A campaign has enough once each group's held-out error, and the mean noise of its timings, are no larger; and
 #: seconds between two fits that say so.
@@ -38,6 +41,8 @@ OUTLIER_FACTOR = 3.0
 MOST_NOISE, LEAST_COVERED, FEW_HELD_OUT = 0.08, 0.75, 10
 #: Processors that others may use, and the least speed, in units of the usual one.
 MOST_OTHERS, LEAST_PACE = 0.25, 0.85
+#: Cells that are named at most where some are left out, and works whose times are printed.
+SKIPPED_SHOWN, WORKS_SHOWN = 4, 4
 #: The headings of a table of errors, and the fields of a summary below them.
 ERROR_COLUMNS = {
     "noise floor": "noise_floor",
@@ -63,11 +68,7 @@ class Verdict(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """The fit of all timings, what it says of each cell, and its errors by group, of a fit without what is held out.
-
-    `noise` is relative, NaN where nothing is known; `blind_converged`: whether that other fit did; `all_seen`: whether
-    nothing could be held out.
-    """
+    """The fit of all timings, what it says of each cell, and the errors by group of a fit without what is held out."""
 
     cells: list[Cell]
     measured_ns: np.ndarray
@@ -106,11 +107,7 @@ def timings_of(suite: Suite, cells: Sequence[Cell], measured_ns: np.ndarray) -> 
 
 
 def fitted(suite: Suite, log: SampleLog, prior: LatencyPrior) -> Fitted:
-    """Fit all timings, and again those that are not held out, whose fit gives the errors and the spread of the others.
-
-    Raises:
-        ValueError: too few cells, or all with the same inputs.
-    """
+    """Fit all timings, and again without what is held out: that fit gives the errors and the spread of the others."""
     cells, visits = log.timed()
     cells = list(suite.kept(cells)) if cells else []
     if len(cells) < MIN_TIMINGS:
@@ -142,11 +139,7 @@ def fitted(suite: Suite, log: SampleLog, prior: LatencyPrior) -> Fitted:
 
 
 def widened_spread(spread: np.ndarray, variant: np.ndarray, log_errors: np.ndarray, known_sd: np.ndarray) -> np.ndarray:
-    """Return the spread of each variant with which intervals hold what was held out, `[variants]`; never a smaller one.
-
-    Of the held-out runs are given, `[n]`: variants, errors of their predictions, standard deviations of these without
-    the spread.
-    """
+    """Return the spread of each variant with which intervals hold the held-out runs, `[n]`; never a smaller one."""
     wide = np.array(spread, float)
     needed = np.sqrt(np.maximum((np.abs(log_errors) / COVERED_SDS) ** 2 - known_sd**2, 0.0))
     for code in np.unique(variant):
@@ -164,38 +157,26 @@ def error_summaries(
     noise: np.ndarray,
     seen: np.ndarray,
 ) -> dict[str, ErrorSummary]:
-    """Return per group the mean absolute relative error where a fit saw the cell, and where not, of columns `[cells]`.
-
-    `blind` is what the fit predicts, `blind_terms_ns` what its terms alone do; `noise` is that of the timings.
-    """
+    """Return per group the mean absolute relative errors where a fit saw cells and where not, of columns `[cells]`."""
     groups = np.array([cell.group for cell in cells])
     errors, terms_errors = (np.abs(times_ns / measured_ns - 1.0) for times_ns in (blind.time_ns, blind_terms_ns))
     covered = np.abs(np.log(measured_ns / blind.time_ns)) <= COVERED_SDS * np.asarray(blind.log_sd())
 
     def mean(values: np.ndarray, which: np.ndarray) -> float | None:
-        found = float(np.mean(values[which])) if which.any() else np.nan
-        return None if np.isnan(found) else found
+        return None if not which.any() or np.isnan(found := float(np.mean(values[which]))) else found
 
-    summaries = {}
-    for group in dict.fromkeys(groups.tolist()):
-        mine = groups == group
+    def of_group(mine: np.ndarray) -> ErrorSummary:
         out = mine & ~seen
-        summaries[group] = ErrorSummary(
-            fit=mean(errors, mine & seen),
-            held_out=mean(errors, out),
-            terms_alone=mean(terms_errors, out),
-            covered=mean(covered, out),
-            held_out_cells=int(out.sum()),
-            noise_floor=mean(noise, mine),
-        )
-    return summaries
+        found = {"held_out": errors, "terms_alone": terms_errors, "covered": covered}
+        found = {name: mean(values, out) for name, values in found.items()}
+        count = int(out.sum())
+        return ErrorSummary(fit=mean(errors, mine & seen), held_out_cells=count, noise_floor=mean(noise, mine), **found)
+
+    return {group: of_group(groups == group) for group in dict.fromkeys(groups.tolist())}
 
 
 def enough_known(suite: Suite, log: SampleLog, prior: LatencyPrior, deadline: Deadline) -> Callable[[], bool]:
-    """Return what says whether a campaign may end: every group's held-out error and the noise are small already.
-
-    The first half of the time is never enough; then a fit every few seconds says.
-    """
+    """Return what says, after half of the time, whether each group's held-out error and the noise are small already."""
     ask_at_s = time.perf_counter() + deadline.left_s() / 2.0
 
     def is_enough() -> bool:
@@ -204,14 +185,14 @@ def enough_known(suite: Suite, log: SampleLog, prior: LatencyPrior, deadline: De
             return False
         cells, visits = log.timed()
         seen = np.array([not cell.held_out for cell in cells])
-        if not MIN_TIMINGS <= seen.sum() < len(cells) or not noise_floor(visits).mean() <= TARGET_NOISE:
+        measured_ns, noise = quantile_ns(visits), noise_floor(visits)
+        if not MIN_TIMINGS <= seen.sum() < len(cells) or not noise.mean() <= TARGET_NOISE:
             return False
-        measured_ns = quantile_ns(visits)
         fit = fit_posterior(timings_of(suite, cells, measured_ns), prior, seen.astype(float), log.facts)
-        errors = np.abs(np.asarray(estimate(fit.posterior, fit.runs).time_ns) / measured_ns - 1.0)
-        groups = np.array([cell.group for cell in cells])
+        blind = jax.tree.map(np.asarray, estimate(fit.posterior, fit.runs))
+        errors = error_summaries(cells, measured_ns, blind, blind.time_ns, noise, seen).values()
         ask_at_s = time.perf_counter() + ASK_EVERY_S
-        return all(errors[~seen & (groups == one)].mean() <= TARGET_ERROR for one in set(groups[~seen].tolist()))
+        return all(own.held_out is None or own.held_out <= TARGET_ERROR for own in errors)
 
     return is_enough
 
@@ -241,12 +222,11 @@ def verdict_on(summaries: Mapping[str, ErrorSummary], noise_level: float | None,
 def said_of_pace(pace: Pace, processors: int) -> Verdict:
     """Return what is to be said of the machine's speed while it was timed."""
     found = Verdict([], [])
-    if pace.usual is not None:
-        share = f"This machine ran at {100 * pace.usual:.0f} % of its usual speed"
-        if pace.usual < LEAST_PACE:
-            found.cautions.append(f"{share}: times are for that pace.")
-        else:
-            found.said.append(f"{share}.")
+    share = f"This machine ran at {100 * (pace.usual or 1.0):.0f} % of its usual speed"
+    if pace.usual is not None and pace.usual < LEAST_PACE:
+        found.cautions.append(f"{share}: times are for that pace.")
+    elif pace.usual is not None:
+        found.said.append(f"{share}.")
     if pace.others is not None and pace.others > MOST_OTHERS:
         found.cautions.append(
             f"Other programs kept {pace.others:.1f} of {processors} processors busy: times are for that load; run "
@@ -256,10 +236,7 @@ def said_of_pace(pace: Pace, processors: int) -> Verdict:
 
 
 def what_pays(calibrated: CalibratedModel, inputs: Mapping[str, float]) -> list[str]:
-    """Return a sentence on the sizes from which the second strategy of a model, if any, is faster than the first.
-
-    Of the inputs of a run in the middle of what was measured the first one varies, over its domain.
-    """
+    """Return a sentence on the sizes of the first input from which the second strategy, if any, beats the first."""
     if len(calibrated.strategies) < 2:
         return []
     along, *others = inputs
@@ -274,3 +251,125 @@ def what_pays(calibrated: CalibratedModel, inputs: Mapping[str, float]) -> list[
     if pays[-1]:
         return [f"{fused} pays from {along} {sizes[np.flatnonzero(~pays).max() + 1]:,.0f} up, at{at}."]
     return [f"{fused} pays from {along} {sizes[pays.argmax()]:,.0f} on, at{at}, but not at the largest ones."]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a calibrate job found: where it is, unless the fit did not converge; the verdict, and all it stands on.
+
+    `skipped`: cells that were not measured, by reason; `notes`: sentences that a person should read.
+    """
+
+    path: FilePath
+    is_written: bool
+    samples_path: FilePath
+    verdict: Verdict
+    section: ModelSection
+    suite: Suite
+    fitted: Fitted
+    skipped: Mapping[str, Sequence[str]]
+    micro_ns: Mapping[str, float]
+    notes: Sequence[str]
+    is_interrupted: bool = False
+
+    @property
+    def samples(self) -> Samples:
+        """What was timed."""
+        assert self.section.samples is not None  # the job's sections name theirs
+        return self.section.samples
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what a program reads: times in ns, shares of 1."""
+        return {
+            "is_written": self.is_written,
+            "is_ready": self.verdict.is_ready,
+            "said": self.verdict.said,
+            "cautions": self.verdict.cautions,
+            "notes": self.notes,
+            "noise_floor": self.section.noise_floor,
+            "errors": {name: summary.model_dump() for name, summary in self.section.held_out.items()},
+            "timed": self.samples.model_dump(include={"timings", "workloads", "rounds"}),
+            "samples": str(self.samples_path),
+            "calibration": str(self.path),
+        }
+
+
+def print_outcome(outcome: Outcome, console: Console, *, is_verbose: bool = False) -> None:
+    """Print what a calibration is worth; also the errors, the coefficients and a few works where that is asked."""
+    samples, verdict, details = outcome.samples, outcome.verdict, []
+    if is_verbose:
+        _print_errors(outcome.section, console)
+        _print_coefficients(outcome.section, console)
+        _print_works(outcome, console)
+        if outcome.micro_ns:
+            times = (f"{name} {ns(time_ns)} ns" for name, time_ns in outcome.micro_ns.items())
+            details.append(f"micro-benchmarks: {', '.join(times)}")
+        details += [f"skipped, {reason}: {shortened(names)}" for reason, names in outcome.skipped.items() if names]
+    counts = f"{counted(samples.workloads, 'cell')}, {counted(samples.rounds, 'round')}"
+    say(f"{outcome.suite.model.name}: {'Ready.' if verdict.is_ready else 'Not ready.'}", to=console)
+    for text in (
+        *verdict.said,
+        *(f"caution: {text}" for text in verdict.cautions),
+        *details,
+        *outcome.notes,
+        f"{counted(samples.timings, 'visit')} ({counts}) in {outcome.samples_path}",
+        f"calibration: {outcome.path if outcome.is_written else 'not written'}",
+    ):
+        say(f"  {text}", to=console)
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Return names, the first few of many."""
+    more = len(names) - SKIPPED_SHOWN
+    return ", ".join(names[:SKIPPED_SHOWN]) + (f" and {more} more, named in the file" if more > 0 else "")
+
+
+def _print_errors(section: ModelSection, console: Console) -> None:
+    """Print the errors of each group; what there is more of goes downwards."""
+
+    def said(value: float | None) -> str:
+        return "-" if value is None else str(value) if isinstance(value, int) else f"{100 * value:.1f}"
+
+    groups = section.held_out.items()
+    rows = [["", *ERROR_COLUMNS]]
+    rows += [[name, *(said(getattr(own, field)) for field in ERROR_COLUMNS.values())] for name, own in groups]
+    headings, *rows = map(list, zip(*rows, strict=True)) if len(rows) <= len(ERROR_COLUMNS) else rows
+    print_table(console, "Mean absolute error of predictions, per cent", headings, rows)
+
+
+def _print_coefficients(section: ModelSection, console: Console) -> None:
+    def give_or_take(log_sd: float) -> str:
+        return f"{100 * log_sd:.0f} %" if log_sd < 0.5 else f"x {math.exp(log_sd):.1f}"
+
+    rows = [
+        [name, entry.unit, number(entry.value), give_or_take(entry.log_sd), entry.provenance]
+        for name, entry in section.coefficients.items()
+    ]
+    print_table(console, "Coefficients", ["coefficient", "unit", "value", "give or take", "provenance"], rows, texts=2)
+
+
+def _print_works(outcome: Outcome, console: Console) -> None:
+    """Print what a few works take by each of several ways, and what is decided by that."""
+    found, calibrated = outcome.fitted, outcome.fitted.calibrated
+    names, pairs = [cell.name for cell in found.cells], zip(found.measured_ns, found.estimate.time_ns, strict=True)
+    times_ns = dict(zip(names, pairs, strict=True))
+    works = {name: cells for name, cells in by_work(found.cells).items() if len(cells) > 1}
+    shown = [name for name in outcome.suite.shown if name in works] or list(works)
+    rows, decisions = [], []
+    for work in shown[:: max(1, len(shown) // WORKS_SHOWN)][:WORKS_SHOWN]:
+        last: Mapping[str, Any] = works[work][-1].inputs
+        alike = [cell.name for cell in works[work] if cell.inputs == last]
+        fastest = min(alike, key=lambda name: times_ns[name]) if len(alike) > 1 else ""
+        for cell in works[work]:
+            measured, predicted = times_ns[cell.name]
+            note = "fastest" if cell.name == fastest else ""
+            rows.append([work, cell.group, ns(predicted), ns(measured), f"{predicted / measured:.2f}", note])
+        if len(calibrated.strategies) > 1:
+            decided, (kept, fused, *_) = calibrated.decide(**last), calibrated.strategies
+            sure = f"{fused} is faster than {kept} with {100 * float(decided.probability):.0f} %: {decided.verdict()}"
+            decisions.append(f"{work}: {calibrated.pick(**last)} is picked; {sure}.")
+    if rows:
+        headings = ["work", "", "predicted, ns", "measured, ns", "predicted / measured", ""]
+        print_table(console, f"{outcome.suite.model.name} (a ratio of 1 is best)", headings, rows, texts=2)
+    for text in decisions:
+        say(text, to=console)

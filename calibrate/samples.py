@@ -60,9 +60,7 @@ class Visits:
 def quantile_ns(visits: Visits, quantile: float = QUARTILE) -> np.ndarray:
     """Return what each cell takes in ns, float64 `[cells]`: a low quantile of its visits at one pace.
 
-    The pace of a visit is the median, over the `PACE_VISITS` around it, of how much slower they were than their cells'
-    quantiles. It is taken out: which slow and quick spells of the machine a cell met then tells little of the cell.
-    The geometric mean over cells is that of the quantiles of the visits as they were.
+    The pace is how much slower than their cells' quantiles the visits around one are, in the median. It is taken out.
     """
     order = np.argsort(visits.cell, kind="stable")
     starts = np.searchsorted(visits.cell[order], np.arange(1, visits.n_cells))

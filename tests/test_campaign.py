@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from calibrate import campaign, judge, measure
 from calibrate.cli import app
+from calibrate.judge import print_outcome
 from calibrate.measure import by_work, measuring_order
-from calibrate.outcome import print_outcome
 from calibrate.samples import quantile_ns, read_samples
 from calibrate.terminal import Progress
 from rlxjax import load_calibration
