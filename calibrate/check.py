@@ -234,7 +234,7 @@ def chosen_cells(suite: Suite, calibrated: CalibratedModel) -> list[Cell]:
     """Return a few cells within the calibrated domain: whole works, spread evenly over the times that they take."""
     limit_bytes = memory_limit_bytes()
     works = by_work([cell for cell in suite.cells() if cell.n_bytes <= limit_bytes])
-    inside = [work for work in works.values() if all(calibrated.in_domain(**cell.inputs) for cell in work)]
+    inside = [work for work in works.values() if all(calibrated.in_domain(**dict[str, Any](c.inputs)) for c in work)]
     cells = [cell for work in inside for cell in work]
     times_ns = np.asarray(estimate(calibrated.posterior, cell_runs(suite.model, cells)).time_ns) if cells else []
     slowest_ns: dict[str, float] = {}

@@ -109,9 +109,7 @@ def test_a_refit_gives_what_the_job_gave_and_says_it_as_documented(outcome, tmp_
     before = read_calibration_file(outcome.path, [SUITE.model])
     assert again.model_dump(exclude=origin) == before.model_dump(exclude=origin)
     assert again.models["toy"].command == shlex.join(["rlxjax", "refit", str(packed), *OF_SUITE])
-
-
-def test_samples_of_another_runner_are_fitted_and_marked_and_not_resumed(outcome, tmp_path):
+    # Samples of another runner are fitted and marked, and not resumed.
     path = copied(outcome, tmp_path)
     kept_at = tmp_path / outcome.samples_path.name
     kept_at.write_text(kept_at.read_text().replace('"runner":1', '"runner":2', 1))

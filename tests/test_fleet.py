@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import pickle
+import re
 import unicodedata
 import warnings
 
@@ -285,14 +286,14 @@ def test_a_fleet_of_files_that_cannot_be_is_one_line_that_names_the_file(tmp_pat
     fleet = fleet_of(good, TOY)
     with pytest.raises(ValueError, match=r"a.parquet, row group 0: time_ns: cannot be read \(.*\)$"):
         fleet.timings(["a"], 8)
-    for name in ("time_ns", "other"):
-        twice = pa.table({**columns, "other": column}).append_column(name, column)
-        pq.write_table(twice, good)
+    for name, read in (
+        ("time_ns", fleet_of),
+        ("other", fleet_of),
+        ("time_ns", lambda path, model: Timings.of(model, path)),
+    ):
+        pq.write_table(pa.table({**columns, "other": column}).append_column(name, column), good)
         with pytest.raises(ValueError, match=f"a.parquet: expected columns of different names, got '{name}' twice$"):
-            fleet_of(good, TOY)
-    pq.write_table(pa.table(columns).append_column("time_ns", column), good)
-    with pytest.raises(ValueError, match="a.parquet: expected columns of different names, got 'time_ns' twice$"):
-        Timings.of(TOY, good)
+            read(good, TOY)
 
 
 def test_columns_may_have_other_names_and_units_and_a_prior_may_be_given(made, tmp_path):
@@ -326,20 +327,15 @@ def test_timings_come_back_from_parquet_as_they_were(tmp_path):
     for changed, said in (
         (table.drop_columns("time_ns"), ": expected a column 'time_ns'"),
         (table.set_column(1, "batch", pa.array([8.0, None])), ", row 1: batch: expected a finite number, got nan"),
-        (
-            table.set_column(0, "variant", pa.array(["fft", "sort"])),
-            ", row 1: variant: expected one of fft, got 'sort'",
-        ),
+        (table.set_column(0, "variant", pa.array(["fft", "x"])), ", row 1: variant: expected one of fft, got 'x'"),
         (table.slice(0, 0), ": expected a row for each timing, got none"),
+        ("no", ": cannot be read as Parquet"),
+        (None, ": no such file"),
     ):
-        pq.write_table(changed, path)
-        with pytest.raises(ValueError, match=".") as caught:
+        path.unlink(missing_ok=True)
+        if changed is not None:
+            path.write_text(changed) if isinstance(changed, str) else pq.write_table(changed, path)
+        with pytest.raises(ValueError, match="^" + re.escape(f"{path}{said}")):
             Timings.of(FFT, path)
-        assert str(caught.value).startswith(f"{path}{said}")
-    path.write_text("no")
-    with pytest.raises(ValueError, match="own.parquet: cannot be read as Parquet"):
-        Timings.of(FFT, path)
-    with pytest.raises(ValueError, match="none.parquet: no such file"):
-        Timings.of(FFT, tmp_path / "none.parquet")
     with pytest.raises(ValueError, match="expected those of one device"):
         rx.fit.stack_timings([fft, fft])[0].to_parquet(path)
