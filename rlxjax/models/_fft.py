@@ -12,10 +12,10 @@ from jaxtyping import Array, Float
 from rlxjax._numerics import soft_roofline
 from rlxjax._typing import RealLike
 from rlxjax._values import FrozenDict
-from rlxjax.fit import Facts, Input, LatencyModel, Runs, wide_prior
+from rlxjax.fit import Facts, Input, LatencyModel, Runs
 from rlxjax.gate import Coefficients
 
-from ._coefficients import ROOFLINE_SHARPNESS, coefficients, typical
+from ._coefficients import ROOFLINE_SHARPNESS, coefficients, prior_of, typical
 
 #: Bytes that transforms move for one sample: read and window, transform, square.
 FFT_BYTES_PER_SAMPLE = 20.0
@@ -53,7 +53,7 @@ class FftModel(LatencyModel):
     name, version = "fft", 1
     inputs = FrozenDict({"batch": Input("rows"), "n_fft": Input("samples", least=2, step=2)})
     variants = ("fft",)
-    prior = wide_prior(FftLatencyCoefficients())  # pyright: ignore
+    prior = prior_of(FftLatencyCoefficients)  # pyright: ignore
 
     def terms_ns(self, coefficients: FftLatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
         """Return the call's and the transforms' part in ns, `[*batch]`."""

@@ -11,15 +11,12 @@ import numpy as np
 from rlxjax._numerics import soft_roofline
 from rlxjax._typing import RealLike
 from rlxjax._values import FrozenDict
-from rlxjax.fit import Facts, Input, LatencyModel, Runs, wide_prior
+from rlxjax.fit import Facts, Input, LatencyModel, Runs
 from rlxjax.gate import Coefficients
 from rlxjax.jaxpr import FunctionProfile
 
-from ._coefficients import ROOFLINE_SHARPNESS, coefficients, typical
+from ._coefficients import ROOFLINE_SHARPNESS, coefficients, prior_of, typical
 from ._function_inputs import INPUTS, function_inputs
-
-#: Standard deviations of the logarithms of coefficients: of most, and of those that are known better.
-LOG_SD, NARROWER = 0.8, {"share_ns": 0.7}
 
 
 @coefficients
@@ -35,24 +32,18 @@ class FunctionCoefficients(Coefficients):
     hand_over_ns: RealLike = typical(1e3, "handing a program that is not small over to another thread.")
     launch_ns: RealLike = typical(300.0, "one fused kernel; those in loops are a share of this.")
     trip_ns: RealLike = typical(20.0, "one turn of a loop.")
-    share_ns: RealLike = typical(1.5e4, "sharing one kernel among processors.")
+    share_ns: RealLike = typical(1.5e4, "sharing one kernel among processors.", log_sd=0.7)
     parallel_gain: RealLike = typical(0.9, "speed-up by all processors at a time, less 1.")
     elementwise_flop_per_ns: RealLike = typical(100.0, "cheap operations: adds, comparisons, those on integers.")
     special_ns: RealLike = typical(0.2, "one exponential of float32; other special functions are so many of these.")
     cached_bytes_per_ns: RealLike = typical(70.0, "what fused kernels write; bytes read are a share of these.")
-    uncached_bytes_per_ns: RealLike = typical(
-        100.0, "what kernels move, on top, as far as the program's data exceed the caches."
-    )
-    indexed_place_ns: RealLike = typical(
-        0.2, "one place that a gather finds; an element that it reads is a share of this."
-    )
+    uncached_bytes_per_ns: RealLike = typical(100.0, "what kernels move, on top, as far as data exceed the caches.")
+    indexed_place_ns: RealLike = typical(0.2, "one place that a gather finds; an element read is a share of this.")
     transposed_element_ns: RealLike = typical(0.15, "one element of a transpose that moves the last axis.")
     scanned_element_ns: RealLike = typical(2.0, "one element of a cumulative operation or of a window.")
     matmul_flop_per_ns: RealLike = typical(200.0, "matrix products.")
     convolution_flop_per_ns: RealLike = typical(200.0, "convolutions.")
-    fft_steps_per_ns: RealLike = typical(
-        20.0, "Fourier transforms; a point takes the steps of all factors of the length."
-    )
+    fft_steps_per_ns: RealLike = typical(20.0, "transforms; a point takes the steps of all factors of the length.")
     comparison_ns: RealLike = typical(10.0, "one comparison of a sort.")
     matrix_flop_per_ns: RealLike = typical(100.0, "factorisations and solutions.")
     random_op_ns: RealLike = typical(0.02, "one operation of a random generator.")
@@ -90,7 +81,7 @@ class FunctionsModel(CountsModel):
     name, version = "functions", 3
     inputs = FrozenDict({name: Input(unit, least=0.0, step=0, default=0.0) for name, unit in INPUTS.items()})
     variants = ("jitted",)
-    prior = wide_prior(FunctionCoefficients(), **dict.fromkeys(vars(FunctionCoefficients()), LOG_SD) | NARROWER)  # pyright: ignore
+    prior = prior_of(FunctionCoefficients, log_sd=0.8)  # pyright: ignore
 
     def terms_ns(self, coefficients: FunctionCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
         """Return the parts of what runs take in ns by name, `[*batch]`; their sum is the prediction."""

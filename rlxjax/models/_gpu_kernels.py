@@ -10,26 +10,18 @@ import jax.numpy as jnp
 from rlxjax._numerics import soft_excess, soft_roofline
 from rlxjax._typing import RealLike
 from rlxjax._values import FrozenDict
-from rlxjax.fit import Facts, Input, Runs, wide_prior
+from rlxjax.fit import Facts, Input, Runs
 from rlxjax.gate import Coefficients
-from rlxjax.jaxpr import GpuKernel, GpuKernelKind, GpuProgram
+from rlxjax.jaxpr import GpuKernelKind, GpuProgram
 from rlxjax.targets import TargetDevice, target_device, target_names
 
-from ._coefficients import ROOFLINE_SHARPNESS, coefficients, typical
-from ._functions import LOG_SD, CountsModel
+from ._coefficients import ROOFLINE_SHARPNESS, coefficients, prior_of, typical
+from ._functions import CountsModel
 
 #: How sharply the longer of launching and computing decides.
 QUEUE_SHARPNESS = 4
 #: How sharply kernels that move more than the second cache holds go to memory.
 CACHE_SHARPNESS = 3
-#: Standard deviations of the logarithms of coefficients that are known better than by their order of magnitude.
-NARROWER = {
-    "memory_share": 0.07,
-    "cache_gain": 0.3,
-    "operation_share": 0.35,
-    "product_share": 0.1,
-    "sort_bytes_per_ns": 0.5,
-}
 
 #: Kinds of products, by the rate of a data sheet that bounds them.
 PRODUCTS = ("half", "float32", "exact", "float64")
@@ -87,12 +79,14 @@ class GpuCoefficients(Coefficients):
     convolution_call_ns: RealLike = typical(1e4, "what calling cuDNN takes more.")
     kernel_ns: RealLike = typical(2e3, "one kernel on the device, whatever it does.")
     wake_ns: RealLike = typical(1e4, "waking the host once the device is done: the longer it waited, the longer.")
-    memory_share: RealLike = typical(0.88, "of the data sheet's bandwidth.")
-    cache_gain: RealLike = typical(1.7, "bandwidth of the second cache, of that of the memory.")
-    operation_share: RealLike = typical(0.3, "of the data sheet's rate of float32, an elementwise operation as one.")
-    product_share: RealLike = typical(0.7, "of the data sheet's rates of products.")
+    memory_share: RealLike = typical(0.88, "of the data sheet's bandwidth.", log_sd=0.07)
+    cache_gain: RealLike = typical(1.7, "bandwidth of the second cache, of that of the memory.", log_sd=0.3)
+    operation_share: RealLike = typical(
+        0.3, "of the data sheet's rate of float32, an elementwise operation as one.", log_sd=0.35
+    )
+    product_share: RealLike = typical(0.7, "of the data sheet's rates of products.", log_sd=0.1)
     sort_stage_ns: RealLike = typical(500.0, "one stage of a sort.")
-    sort_bytes_per_ns: RealLike = typical(5e3, "bytes that the stages of sorts go over.")
+    sort_bytes_per_ns: RealLike = typical(5e3, "bytes that the stages of sorts go over.", log_sd=0.5)
     triangular_column_ns: RealLike = typical(300.0, "one column of a triangular solve.")
     cholesky_column_ns: RealLike = typical(500.0, "one column of a Cholesky factorisation.")
     pivoted_column_ns: RealLike = typical(2e3, "one column of an LU or QR factorisation.")
@@ -102,9 +96,6 @@ class GpuCoefficients(Coefficients):
 
 def gpu_facts(device: TargetDevice) -> Facts:
     """Return what a data sheet says of a GPU, as the facts of the model.
-
-    Args:
-        device: a GPU.
 
     Raises:
         ValueError: a device of another kind, or one whose figures lack the cores, the cache or a rate of float32.
@@ -156,7 +147,7 @@ class GpuKernelsModel(CountsModel):
     name, version = "gpu_kernels", 1
     inputs = FrozenDict({name: Input(unit, least=0.0, step=0, default=0.0) for name, unit in GPU_INPUTS.items()})
     variants = ("compiled",)
-    prior = wide_prior(GpuCoefficients(), **dict.fromkeys(vars(GpuCoefficients()), LOG_SD) | NARROWER)  # pyright: ignore
+    prior = prior_of(GpuCoefficients, log_sd=0.8)  # pyright: ignore
 
     @property
     def facts(self) -> Facts:
@@ -225,9 +216,6 @@ def gpu_inputs(program: GpuProgram) -> dict[str, float]:
     what a kernel moves that moves a typical byte; `..._tile_flop` are those of one tile of each product, which one core
     of the card computes.
 
-    Args:
-        program: that was compiled.
-
     Examples:
         >>> from rlxjax.jaxpr import GpuKernel, GpuKernelKind, GpuProgram
         >>> kernel = GpuKernel(GpuKernelKind.ELEMENTWISE, launches=3, read_bytes=8, written_bytes=8)
@@ -239,37 +227,30 @@ def gpu_inputs(program: GpuProgram) -> dict[str, float]:
     sums["arrays"] = program.arguments + ARRAYS_OF_A_RESULT * program.results
     squares = 0.0
     for kernel in program.kernels:
-        for name, count in _counts(kernel).items():
+        kind, product = kernel.kind, kernel.product
+        counts: dict[str, float] = {
+            "commands": COMMANDS_OF_A_COPY if kind is GpuKernelKind.COPY else 1.0,
+            "kernels": 1.0,
+            "library_calls": kernel.is_library and kind in CALLED,
+            "convolution_calls": kind is GpuKernelKind.CONVOLUTION,
+            "moved_bytes": float(kernel.bytes * kernel.passes),
+            "operations": float(kernel.operations),
+        }
+        if product is not None:  # by the rate of a data sheet that bounds it
+            single = "exact" if product.is_exact else "float32"
+            name = "float64" if product.itemsize >= 8 else "half" if product.itemsize <= 2 else single
+            counts[f"{name}_flop"] = float(product.flop)
+            counts[f"{name}_tile_flop"] = product.flop / max(product.tiles, 1)
+        if kind in SORTS:
+            octaves = math.ceil(math.log2(max(kernel.row_elements, 2)))
+            counts["sort_stages"] = stages = octaves * (octaves + 1) / 2
+            counts["sort_steps"] = stages * kernel.written_bytes * (kind is GpuKernelKind.SORT)
+        if kind in COLUMNS:
+            counts |= {COLUMNS[kind]: kernel.columns, "eigen_calls": kind is GpuKernelKind.EIGEN}
+        for name, count in counts.items():
             sums[name] += kernel.launches * count
         squares += float(kernel.launches) * kernel.passes * kernel.bytes**2
     # A graph is one command for all of its kernels, a second stream one more for each that runs there.
     sums["commands"] += program.graphs - program.grouped + program.forks + COMMANDS_OF_A_COPY * program.readbacks
     sums["kernel_bytes"] = squares / max(sums["moved_bytes"], 1.0)
     return {name: float(count) for name, count in sums.items()}
-
-
-def _counts(kernel: GpuKernel) -> dict[str, float]:
-    """Return what one launch of a kernel does, by input."""
-    kind, product = kernel.kind, kernel.product
-    found: dict[str, float] = {
-        "commands": COMMANDS_OF_A_COPY if kind is GpuKernelKind.COPY else 1.0,
-        "kernels": 1.0,
-        "library_calls": kernel.is_library and kind in CALLED,
-        "convolution_calls": kind is GpuKernelKind.CONVOLUTION,
-        "moved_bytes": float(kernel.bytes * kernel.passes),
-        "operations": float(kernel.operations),
-    }
-    if product is not None:  # by the rate of a data sheet that bounds it
-        single = "exact" if product.is_exact else "float32"
-        name = "float64" if product.itemsize >= 8 else "half" if product.itemsize <= 2 else single
-        found[f"{name}_flop"] = float(product.flop)
-        found[f"{name}_tile_flop"] = product.flop / max(product.tiles, 1)
-    if kind in SORTS:
-        octaves = math.ceil(math.log2(max(kernel.row_elements, 2)))
-        found["sort_stages"] = octaves * (octaves + 1) / 2
-        if kind is GpuKernelKind.SORT:
-            found["sort_steps"] = found["sort_stages"] * kernel.written_bytes
-    if kind in COLUMNS:
-        found[COLUMNS[kind]] = kernel.columns
-        found["eigen_calls"] = kind is GpuKernelKind.EIGEN
-    return found

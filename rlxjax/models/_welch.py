@@ -14,8 +14,9 @@ from rlxjax._numerics import namespace_of
 from rlxjax._schedule import schedule
 from rlxjax._typing import RealLike
 from rlxjax._values import FrozenDict
-from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs, StrategySpec, wide_prior
+from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs, StrategySpec
 
+from ._coefficients import prior_of
 from ._welch_terms import (
     LEARNED,
     MAXIMA,
@@ -31,8 +32,6 @@ _SCHEDULED = (
     "tile_rows chunk_samples sizes_per_octave alone_samples_host alone_samples_fused alone_samples_block "
     "least_block_bins least_blocks"
 )
-#: Processors are not very many: a wider prior lets a fit end where no timing is.
-GAIN_LOG_SD = 1.0
 #: log2 of the first and the last knot, and their distance, in samples, rows and samples of a segment.
 KNOTS = ((6.0, 24.0, 2.0), (0.0, 14.0, 2.0), (6.0, 14.0, 1.0))
 #: k at which its slope adds nothing, and the octaves that one unit of it spans.
@@ -66,8 +65,7 @@ class WelchModel(LatencyModel):
         }
     )
     variants = VARIANTS
-
-    prior = wide_prior(LatencyCoefficients(), parallel_gain=GAIN_LOG_SD)  # pyright: ignore
+    prior = prior_of(LatencyCoefficients)  # pyright: ignore
     #: How programs are scheduled where a calibration does not say: as on two processors, without learned models.
     facts: ClassVar[Facts] = FrozenDict(  # pyright: ignore
         {

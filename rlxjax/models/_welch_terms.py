@@ -56,17 +56,14 @@ class LatencyCoefficients(Coefficients):
     """
 
     host_call_ns: RealLike = typical(4e4, "one call of NumPy code: the host path, or the block path's selection.")
-    launch_ns: RealLike = typical(
-        5e4, "one call of a device path: checks, launch of its program, and the wait for its end."
-    )
+    launch_ns: RealLike = typical(5e4, "one call of a device path: checks, launch, and the wait for its end.")
     threads_ns: RealLike = typical(1e5, "having other threads of Python's join in, on the host and the block path.")
     streams_ns: RealLike = typical(5e4, "having the programs of other processors run beside the first one.")
-    parallel_gain: RealLike = typical(0.7, "speed-up by all processors at a time, less 1.")
+    # Processors are not very many: a wider prior lets a fit end where no timing is.
+    parallel_gain: RealLike = typical(0.7, "speed-up by all processors at a time, less 1.", log_sd=1.0)
     padding_ns: RealLike = typical(5e3, "making room for rows that are padded, apart from their bytes.")
     copy_bytes_per_ns: RealLike = typical(20.0, "between host and device: signals and spectra.")
-    memory_bytes_per_ns: RealLike = typical(
-        10.0, "what data beyond the caches cost on top, and what each call reads anew."
-    )
+    memory_bytes_per_ns: RealLike = typical(10.0, "what data beyond caches cost on top, and what calls read anew.")
     host_bytes_per_ns: RealLike = typical(8.0, "samples and spectra that NumPy's code moves.")
     select_row_ns: RealLike = typical(100.0, "one row of the host's selection, however many bins it has.")
     select_compare_ns: RealLike = typical(1.0, "one comparison of the host's selection.")
