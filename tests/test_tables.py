@@ -184,12 +184,11 @@ def test_a_field_is_read_from_a_path_as_what_it_is_used_for(tmp_path):
     welch = rx.calibration.prior_calibration("cpu").of("welch")
     runs = {"batch": [8, 64], "n_fft": [64, 256], "k": [4, 4]}
     for segments in (2, 4):
-        source = write(tmp_path / f"runs/n_segments={segments}/a.parquet", runs)
-        evaluate(source, tmp_path / f"out-{segments}", welch, want=["time_ns"], strategy="fused")
-        expected = np.asarray(
-            welch.predict_ns("fused", **{name: np.array(own) for name, own in runs.items()}, n_segments=segments)
-        )
-        np.testing.assert_allclose(read(tmp_path / f"out-{segments}")["time_ns"], expected, **SINGLE)
+        write(tmp_path / f"runs/n_segments={segments}/a.parquet", runs)
+    evaluate(tmp_path / "runs", tmp_path / "out", welch, want=["time_ns"], strategy="fused")
+    sizes = {name: np.tile(own, 2) for name, own in runs.items()}
+    expected = np.asarray(welch.predict_ns("fused", **sizes, n_segments=np.repeat([2, 4], 2)))
+    np.testing.assert_allclose(read(tmp_path / "out")["time_ns"], expected, **SINGLE)
     keys = [("depth=2.5", "loop"), ("depth=1e0", "tile"), ("depth=1", "loop"), ("depth=1e99", "tile")]
     for key, strategy in keys:
         write(tmp_path / f"tiles/{key}/how={strategy}/a.parquet", {"n": [100.0]})

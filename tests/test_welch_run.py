@@ -139,7 +139,7 @@ def test_the_mean_power_of_packed_segments_is_that_of_float64_however_loud_one_o
         error = np.abs(np.asarray(mean_power_of(signal, params)) - power)
         assert np.all(error <= FLOAT32_RTOL * power.max(1, keepdims=True))
 
-    for n_fft, n_segments in itertools.product([2, 4, 30, 4096], [1, 2, 3, 4, 7]):
+    for n_fft, n_segments in [(2, 1), (2, 2), (4, 3), (30, 1), (30, 4), (30, 7), (4096, 1), (4096, 3)]:
         params = rx.WelchPeakParams(n_fft, n_segments, 1)
         assert_near(noise(4, params), params)
     for n_segments, loud, factor in itertools.product([2, 3, 4], [0, 1, 3], [1e-12, 1e-4, 1e4, 1e12]):
