@@ -95,7 +95,8 @@ def sections_of_file(
     raw, known = _raw_of(path), {model.name: model for model in (BUILT_IN.values() if models is None else models)}
     found: dict[str, Any] = {}
     left_out, edited = [], []
-    for name, own in (*raw["models"].items(), ("", raw.get("machine"))):  # the machine has no name
+    sections: dict[str, Any] = raw["models"] | {"": raw.get("machine")}  # the machine has no name
+    for name, own in sections.items():
         place, is_asked = f"models.{name}" if name else "machine", not name or name in known
         if not name and own is None:
             continue

@@ -172,7 +172,7 @@ def explain(calibrated: CalibratedModel, *inputs: float, **given: float | None) 
     for name, value in known.items():
         if np.ndim(value) or not np.asarray(value) > 0:
             raise ValueError(f"{name}: expected one positive number of {model.inputs[name].unit}, got {value}")
-    sizes: dict[str, float] = {name: np.asarray(value).item() for name, value in known.items()}
+    sizes: dict[str, Any] = {name: np.asarray(value).item() for name, value in known.items()}
     names = calibrated.alternatives(**sizes)
     if len(names) < 2:
         raise ValueError(f"{model.name}: expected two strategies to choose among, got {', '.join(names) or 'none'}")

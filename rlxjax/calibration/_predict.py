@@ -41,6 +41,8 @@ from rlxjax.fit import (
 
 #: Choices, and posteriors on a device, that are remembered at most.
 MOST_CHOICES, MOST_PLACED = 4096, 64
+#: A text or None; a type checker holds the numbers of `**sizes` against every keyword.
+ModelName = Any
 
 
 @by_value
@@ -81,7 +83,7 @@ class Predictions:
         """Of the model, of the first if there are several, a pytree of floats."""
         return self.of().posterior.coefficients
 
-    def predict_ns(self, strategy: str, *inputs: Size, model: str | None = None, **named: Size | None) -> Nanoseconds:
+    def predict_ns(self, strategy: str, *inputs: Size, model: ModelName = None, **named: Size | None) -> Nanoseconds:
         """Return the predicted latency of one run in ns, `[*batch]`: of the cheapest variant of a strategy.
 
         Raises:
@@ -91,17 +93,17 @@ class Predictions:
         return self.of(model)._asked("time", (strategy,), inputs, named)
 
     def terms_ns(
-        self, strategy: str, *inputs: Size, model: str | None = None, **named: Size | None
+        self, strategy: str, *inputs: Size, model: ModelName = None, **named: Size | None
     ) -> Mapping[str, Nanoseconds]:
         """Return the parts of `predict_ns` by name in ns; arguments as there."""
         return self.of(model)._asked("terms", (strategy,), inputs, named)
 
-    def estimate(self, strategy: str, *inputs: Size, model: str | None = None, **named: Size | None) -> LatencyEstimate:
+    def estimate(self, strategy: str, *inputs: Size, model: ModelName = None, **named: Size | None) -> LatencyEstimate:
         """Return the prediction with its uncertainty, `[*batch]`; arguments as in `predict_ns`."""
         return self.of(model)._asked("estimate", (strategy,), inputs, named)
 
     def interval_ns(
-        self, strategy: str, *inputs: Size, level: float = 0.9, model: str | None = None, **named: Size | None
+        self, strategy: str, *inputs: Size, level: float = 0.9, model: ModelName = None, **named: Size | None
     ) -> tuple[Nanoseconds, Nanoseconds]:
         """Return the bounds in ns between which a run's time lies with a probability, `[*batch]` each.
 
@@ -112,10 +114,9 @@ class Predictions:
         Raises:
             ValueError: as `predict_ns`, or a level that is not between 0 and 1.
         """
-        own = self.of(model)
-        return own.bounds_ns(own.estimate(strategy, *inputs, **named), level)
+        return self.of(model).bounds_ns(self.estimate(strategy, *inputs, model=model, **named), level)
 
-    def compare(self, fused: str, kept: str, *inputs: Size, model: str | None = None, **named: Size | None) -> Decision:
+    def compare(self, fused: str, kept: str, *inputs: Size, model: ModelName = None, **named: Size | None) -> Decision:
         """Return whether one strategy is faster than another, and how sure that is, `[*batch]`.
 
         `explain` does so for the fastest two, and says why.
@@ -130,16 +131,15 @@ class Predictions:
         Raises:
             ValueError: as `predict_ns`.
         """
-        own = self.of(model)
-        decided = own._asked("decision", (fused, kept), inputs, named)
-        return decided._replace(in_domain=own.in_domain(*inputs, **named))
+        decided = self.of(model)._asked("decision", (fused, kept), inputs, named)
+        return decided._replace(in_domain=self.in_domain(*inputs, model=model, **named))
 
     def decide(
         self,
         *inputs: Size,
         fused: str | None = None,
         kept: str | None = None,
-        model: str | None = None,
+        model: ModelName = None,
         **named: Size | None,
     ) -> Decision:
         """Return `compare(fused, kept, ...)`, by default of the model's second strategy and its first.
@@ -151,10 +151,10 @@ class Predictions:
         fused, kept = fused or second, kept or first
         if fused is None or kept is None:
             raise ValueError(f"{own.model.name}: expected two strategies to decide between, got one")
-        return own.compare(fused, kept, *inputs, **named)
+        return self.compare(fused, kept, *inputs, model=model, **named)
 
     def pick(
-        self, *inputs: Size, candidates: Sequence[str] | None = None, model: str | None = None, **named: Size | None
+        self, *inputs: Size, candidates: Sequence[str] | None = None, model: ModelName = None, **named: Size | None
     ) -> str:
         """Return the strategy with the lowest prediction for one workload, of equals the first.
 
@@ -168,7 +168,7 @@ class Predictions:
         return own.name_of(chosen, *inputs, **named)
 
     def pick_index(
-        self, *inputs: Size, candidates: Sequence[str] | None = None, model: str | None = None, **named: Size | None
+        self, *inputs: Size, candidates: Sequence[str] | None = None, model: ModelName = None, **named: Size | None
     ) -> Int[Array, "*batch"]:
         """Return the place of the cheapest strategy, of equals the first, `[*batch]`; it traces.
 
@@ -182,7 +182,7 @@ class Predictions:
         chosen = own.strategies if candidates is None else tuple(candidates)
         return own._asked("place", chosen, inputs, named)
 
-    def in_domain(self, *inputs: Size, model: str | None = None, **named: Size | None) -> bool | np.ndarray | Array:
+    def in_domain(self, *inputs: Size, model: ModelName = None, **named: Size | None) -> bool | np.ndarray | Array:
         """Whether workloads lie within the values that were measured, of all strategies together, `[*batch]`."""
         own, numbers = self.of(model), {}
         for name, value in own._all_inputs(inputs, named).items():

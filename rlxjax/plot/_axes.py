@@ -134,7 +134,8 @@ def hues(model: LatencyModel, names: Sequence[str]) -> dict[str, Hue]:
     free = (place for place in range(len(variants) + len(names)) if place not in own.values())
     places = {name: own[name] if name in own else next(free) for name in names}
     return {
-        name: Hue(*(each[place % len(each)] for each in (COLOURS, MARKERS, LINES))) for name, place in places.items()
+        name: Hue(COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)], LINES[place % len(LINES)])
+        for name, place in places.items()
     }
 
 
