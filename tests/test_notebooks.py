@@ -12,8 +12,6 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 #: Lines that an output may have.
 MOST_LINES = 25
 
-each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-
 
 def outputs_of(notebook):
     return [output for cell in notebook.cells for output in cell.get("outputs", ())]
@@ -23,12 +21,8 @@ def code_of(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def test_there_are_notebooks():
-    assert len(NOTEBOOKS) == 5
-
-
 @pytest.mark.site
-@each_notebook
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_from_any_folder_and_shows_a_picture(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(FOLDER.parent))  # this checkout, whichever is installed
     monkeypatch.setenv("RLXJAX_HOME", str(tmp_path))  # as on a machine that was never calibrated
@@ -41,22 +35,17 @@ def test_a_notebook_runs_from_any_folder_and_shows_a_picture(path, tmp_path, mon
     assert not [output["text"] for output in outputs if output.get("name") == "stderr"]
 
 
-@each_notebook
-def test_a_notebook_keeps_the_short_outputs_of_one_whole_run(path):
-    notebook = nbformat.read(path, as_version=4)
-    cells = code_of(notebook)
-    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
-    outputs = outputs_of(notebook)
-    assert any("image/png" in output.get("data", {}) for output in outputs)
-    assert all(output.output_type != "error" and output.get("name") != "stderr" for output in outputs)
-    assert max(output.get("text", "").count("\n") for output in outputs) <= MOST_LINES
-
-
-@each_notebook
-def test_the_links_of_a_notebook_lead_somewhere(path):
-    text = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown")
-    for target in [part.partition(")")[0] for part in text.split("](")[1:]]:
-        assert (FOLDER / target.partition("#")[0]).exists(), target
+def test_a_notebook_keeps_the_short_outputs_of_one_whole_run_and_its_links_lead_somewhere():
+    assert len(NOTEBOOKS) == 5
+    for notebook in (nbformat.read(path, as_version=4) for path in NOTEBOOKS):
+        cells, outputs = code_of(notebook), outputs_of(notebook)
+        assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+        assert any("image/png" in output.get("data", {}) for output in outputs)
+        assert all(output.output_type != "error" and output.get("name") != "stderr" for output in outputs)
+        assert max(output.get("text", "").count("\n") for output in outputs) <= MOST_LINES
+        text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+        for target in [part.partition(")")[0] for part in text.split("](")[1:]]:
+            assert (FOLDER / target.partition("#")[0]).exists(), target
 
 
 def test_a_notebook_without_its_data_says_in_one_line_what_to_do(tmp_path, monkeypatch):

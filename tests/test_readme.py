@@ -16,8 +16,6 @@ ROOT = pathlib.Path(__file__).parent.parent
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-
 
 def python_blocks(page):
     """Return the Python of a page, but what a comment says is slow."""
@@ -46,30 +44,26 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
             exec(block, namespace)
 
 
-@each_page
-def test_every_relative_link_leads_to_a_file_and_a_heading(page):
-    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
-        path, _, anchor = target.partition("#")
-        linked = (page.parent / path).resolve() if path else page
-        assert linked.exists(), target
-        assert not anchor or anchor in anchors(linked), target
+def test_every_relative_link_leads_to_a_file_and_a_heading():
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            path, _, anchor = target.partition("#")
+            linked = (page.parent / path).resolve() if path else page
+            assert linked.exists(), target
+            assert not anchor or anchor in anchors(linked), target
 
 
-@each_page
-def test_the_commands_options_and_benchmarks_of_a_page_exist(page):
-    text = page.read_text(encoding="utf-8")
-    for line in re.findall(r"^(?:\$ )?rlxjax (.*)$", text, re.MULTILINE):
-        words, command = line.partition("#")[0].split(), typer.main.get_command(app)
-        while isinstance(command, typer.core.TyperGroup):
-            command = command.commands[words.pop(0)]
-        options = {name for option in command.params for name in option.opts}
-        assert {word for word in words if re.fullmatch("--?[a-z].*", word)} <= options, line
-    columns = "".join(re.findall(r"`python -m benchmarks\.` \|\n((?:\|.*\n)+)", text))
-    for name in re.findall(r"benchmarks\.(\w+)", text) + re.findall(r"\| `(\w+)` \|$", columns, re.MULTILINE):
-        assert {name, f"{name}.py"} & {path.name for path in (ROOT / "benchmarks").iterdir()}, name
-
-
-def test_the_readmes_commands_exist():
+def test_the_commands_options_and_benchmarks_of_a_page_exist():
+    for text in (page.read_text(encoding="utf-8") for page in PAGES):
+        for line in re.findall(r"^(?:\$ )?rlxjax (.*)$", text, re.MULTILINE):
+            words, command = line.partition("#")[0].split(), typer.main.get_command(app)
+            while isinstance(command, typer.core.TyperGroup):
+                command = command.commands[words.pop(0)]
+            options = {name for option in command.params for name in option.opts}
+            assert {word for word in words if re.fullmatch("--?[a-z].*", word)} <= options, line
+        columns = "".join(re.findall(r"`python -m benchmarks\.` \|\n((?:\|.*\n)+)", text))
+        for name in re.findall(r"benchmarks\.(\w+)", text) + re.findall(r"\| `(\w+)` \|$", columns, re.MULTILINE):
+            assert {name, f"{name}.py"} & {path.name for path in (ROOT / "benchmarks").iterdir()}, name
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     commands = set(re.findall(r"^make (\w+)", README.read_text(encoding="utf-8"), re.MULTILINE))
     assert commands == {"calibrate", "test"}
