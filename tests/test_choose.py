@@ -318,6 +318,31 @@ def test_an_entry_of_no_run_of_the_model_teaches_nothing(here, tmp_path, monkeyp
 
 # --- What is refused, and what loses -------------------------------------------------------------
 
+
+def printing(x):
+    jax.debug.print("{}", x[0, 0])
+    return x * 2.0
+
+
+def calling(x):
+    jax.experimental.io_callback(print, None, x[0, 0])
+    return x * 2.0
+
+
+def until(x):
+    return jax.lax.while_loop(lambda c: c[0, 0] < 100.0, lambda c: 2.0 * c, x)
+
+
+def beside(fn, **options):
+    """Return a question whose third alternative is this one."""
+    return lambda here: choose({**ways(), "c": fn}, X, calibration=here, **options)
+
+
+OTHER, EFFECTS = (
+    "alternatives: expected the same result of all, but that of 'c' ",
+    "alternatives: expected no side effects",
+)
+LOOPS = {"a": jax.jit(until), "b": jax.jit(until)}
 BAD = {
     "none at all": (lambda here: choose({}, X), "alternatives: expected functions by name, or a Suite, got {}"),
     "a list": (lambda here: choose([jnp.sin], X), "alternatives: expected functions by name, or a Suite, got"),
@@ -327,32 +352,17 @@ BAD = {
         lambda here: choose({"a": jax.jit(lambda x: x @ x)}, X, calibration=here),
         "alternatives: none of them runs: a: raised TypeError: dot_general",
     ),
-    "shapes": (
-        lambda here: choose({**ways(), "c": jax.jit(lambda x: x[0])}, X, calibration=here),
-        "alternatives: expected the same result of all, but that of 'c' is .*check=False",
-    ),
-    "dtypes": (
-        lambda here: choose({**ways(), "c": jax.jit(lambda x: x.astype(jnp.int32))}, X, calibration=here),
-        "alternatives: expected the same result of all, but that of 'c' is .*int32",
-    ),
-    "structures": (
-        lambda here: choose({**ways(), "c": jax.jit(lambda x: (x, x))}, X, calibration=here),
-        "alternatives: expected the same result of all, but that of 'c' is ",
-    ),
+    "shapes": (beside(jax.jit(lambda x: x[0])), f"{OTHER}is .*check=False"),
+    "dtypes": (beside(jax.jit(lambda x: x.astype(jnp.int32))), f"{OTHER}is .*int32"),
+    "structures": (beside(jax.jit(lambda x: (x, x))), f"{OTHER}is "),
     "values": (
-        lambda here: choose({**ways(), "c": jax.jit(lambda x: x * 2.1)}, X, calibration=here, measure="always"),
-        "alternatives: expected the same result of all, but that of 'c' differs .* off by 0.1 at .0, 0., .*check=False",
+        beside(jax.jit(lambda x: x * 2.1), measure="always"),
+        f"{OTHER}differs .* off by 0.1 at .0, 0., .*check=False",
     ),
-    "prints": (
-        lambda here: choose({**ways(), "c": jax.jit(printing)}, X, calibration=here),
-        "alternatives: expected no side effects where 'c' is to be measured .*measure='never'",
-    ),
-    "calls back": (
-        lambda here: choose({**ways(), "c": jax.jit(calling)}, X, calibration=here),
-        "alternatives: expected no side effects where 'c' is to be measured .*measure='never'",
-    ),
+    "prints": (beside(jax.jit(printing)), f"{EFFECTS} where 'c' is to be measured .*measure='never'"),
+    "calls back": (beside(jax.jit(calling)), f"{EFFECTS} where 'c' is to be measured .*measure='never'"),
     "donates": (
-        lambda here: choose({**ways(), "c": jax.jit(lambda x: x * 2.0, donate_argnums=0)}, X, calibration=here),
+        beside(jax.jit(lambda x: x * 2.0, donate_argnums=0)),
         "alternatives: expected no donated arguments where 'c' is to be measured",
     ),
     "traced": (
@@ -369,10 +379,7 @@ BAD = {
     "inputs": (lambda here: choose(ways(), X, inputs={"n": 1.0}), "inputs: expected none of functions"),
     "arguments": (lambda here: choose(Loops(), X), "args: expected none beside a suite"),
     "a path": (lambda here: choose(ways(), X, calibration="c.json"), "calibration: expected a Calibration .*got str"),
-    "inputs that are no mapping": (
-        lambda here: choose(Loops(), inputs=3, calibration=lines()),
-        "inputs: expected sizes by",
-    ),
+    "no mapping": (lambda here: choose(Loops(), inputs=3, calibration=lines()), "inputs: expected sizes by"),
     "no size": (lambda here: choose(Loops(), calibration=lines()), "line: expected the inputs n; 'n' is missing"),
     "a wrong size": (
         lambda here: choose(Loops(), inputs={"m": 3.0}, calibration=lines()),
@@ -387,24 +394,10 @@ BAD = {
         "measure: nothing predicts which of product, sum is the fastest here; measure them",
     ),
     "loops": (
-        lambda here: choose({"a": jax.jit(until), "b": jax.jit(until)}, X, calibration=here, measure="never"),
+        lambda here: choose(LOOPS, X, calibration=here, measure="never"),
         "measure: nothing predicts which of a, b is the fastest here; measure them",
     ),
 }
-
-
-def printing(x):
-    jax.debug.print("{}", x[0, 0])
-    return x * 2.0
-
-
-def calling(x):
-    jax.experimental.io_callback(print, None, x[0, 0])
-    return x * 2.0
-
-
-def until(x):
-    return jax.lax.while_loop(lambda c: c[0, 0] < 100.0, lambda c: 2.0 * c, x)
 
 
 @pytest.mark.parametrize("what", BAD)

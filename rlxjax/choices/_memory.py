@@ -222,7 +222,7 @@ class Memory:
             for one in own:
                 asked = ("SELECT created FROM decisions WHERE key = ?", (one.key,))
                 if all(_time(one.created) > _time(created) for (created,) in database.execute(*asked)):  # pyright: ignore
-                    _insert(database, one)
+                    _insert(database, one)  # pyright: ignore[reportArgumentType]
                     taken += 1
         return Loaded(taken, len(own) - taken, len(found) - len(own), tuple(left_out))
 

@@ -361,7 +361,7 @@ def predicted_variants(ways: Sequence[Way], sizes: Mapping[str, float], calibrat
         shared = np.zeros((len(codes),) * 2) if alike is None else np.asarray(alike, float)[np.ix_(codes, codes)]
         sd_ns = np.array(decision(row, column, shared).margin_sd_ns, float)
     np.fill_diagonal(sd_ns, 0.0)
-    is_inside = bool(calibrated.domain) and bool(calibrated.in_domain(**sizes))
+    is_inside = bool(calibrated.domain) and bool(calibrated.in_domain(**sizes))  # pyright: ignore
     said = zip(ways, *(np.asarray(own, float).tolist() for own in (found.time_ns, low_ns, high_ns)), strict=True)
     return [
         dataclasses.replace(
