@@ -192,6 +192,10 @@ def line_fit() -> PosteriorFit:
 
 @functools.cache
 def _file_text():
+    return _text_of(line_fit(), tiled_fit())
+
+
+def _text_of(*fits):
     made = {
         "created": "2024-05-01T12:00:00+00:00",
         "command": "rlxjax calibrate",
@@ -206,7 +210,7 @@ def _file_text():
             fit, fit.posterior.model.prior, noise_floor=0.01, outliers=["one took 4 times"]
         ).model_dump(mode="json")
         | {"held_out": {fit.posterior.model.variants[0]: errors}, **made}
-        for fit in (line_fit(), tiled_fit())
+        for fit in fits
     }
     machine = {
         **made,
@@ -220,12 +224,13 @@ def _file_text():
     return json.dumps(CalibrationFile.model_validate(content).model_dump(mode="json"))
 
 
-def file_content(changes=None):
+def file_content(changes=None, fits=()):
     """Return the plain content of a valid file of this machine, some dotted fields replaced; of None dropped.
 
-    A part `*` stands for every section. The digests are those of what is returned.
+    A part `*` stands for every section; sections are of these fits, else of both models'. The digests are those of
+    what is returned.
     """
-    content = json.loads(_file_text())
+    content = json.loads(_text_of(*fits) if fits else _file_text())
     for field, value in (changes or {}).items():
         all_sections, *rest = field.split(".")
         of = [content["machine"], *content["models"].values()] if all_sections == "*" else [content]

@@ -3,16 +3,15 @@
 import html.parser
 import json
 
-import pytest
-from _campaigns import made_up
+from _campaigns import SUITE, made_up
 from _content import content, sealed
+from _models import file_content, line_fit
 
-from calibrate.report.calibration import calibration_page
+from calibrate.samples import quantile_ns, read_samples
 from calibrate.suites.welch import WelchSuite
 from rlxjax.calibration import sha256_of
-from rlxjax.models import WELCH
+from rlxjax.fit import Timings, cell_runs, fit_posterior
 
-WORKLOAD = {"batch": 1024, "n_fft": 256, "k": 16, "n_segments": 2}
 #: What a careless page would run, or lose.
 NASTY = "<script>alert('x')</script> & \"co\" $x^$"
 
@@ -76,28 +75,27 @@ class FewCells(WelchSuite):
 
 def report_files(folder):
     """Write a calibration of this machine with its samples, and an earlier one; return the three paths."""
+    return _files(folder, content(), made_up(folder / "calibration.json", FewCells(), rounds=0))
+
+
+def toy_files(folder):
+    """Write the same of the toy model and of a line, of which no samples are kept; the toy launched at three times."""
+    samples, toy = made_up(folder / "calibration.json"), SUITE.model
+    cells, visits = read_samples(samples).timed()
+    runs = cell_runs(toy, cells)
+    timings = Timings.checked(toy, variant=runs.variant, **runs.inputs, time_ns=quantile_ns(visits))
+    whole = file_content(fits=(fit_posterior(timings), line_fit()))
+    whole["models"]["line"]["cautions"] = [f"Careful {NASTY}."]
+    return _files(folder, whole, samples)
+
+
+def _files(folder, whole, samples):
     path, earlier = folder / "calibration.json", folder / "earlier.json"
-    samples = made_up(path, FewCells(), WELCH.prior.median)
-    whole = content()
-    welch = whole["models"]["welch"]
-    welch["samples"] |= {"file": samples.name, "sha256": sha256_of(samples)}
-    welch["command"] = f"rlxjax calibrate --out {NASTY}"
+    section = next(iter(whole["models"].values()))
+    section["samples"] |= {"file": samples.name, "sha256": sha256_of(samples)}
+    section["command"] = f"rlxjax calibrate --out {NASTY}"
     path.write_text(json.dumps(sealed(whole)))
-    changed = json.loads(json.dumps(whole))
-    welch = changed["models"]["welch"]
-    welch["coefficients"]["launch_ns"]["value"] *= 3.0
-    welch["created"] = "2026-11-01T10:00:00+00:00"
-    earlier.write_text(json.dumps(sealed(changed)))
+    section["coefficients"]["launch_ns"]["value"] *= 3.0
+    section["created"] = "2026-11-01T10:00:00+00:00"
+    earlier.write_text(json.dumps(sealed(whole)))
     return path, earlier, samples
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """A calibration file, an earlier one, and the samples beside the first."""
-    return report_files(tmp_path_factory.mktemp("report"))
-
-
-@pytest.fixture(scope="module")
-def page(files):
-    """The page of the calibration, as text."""
-    return calibration_page(files[0], command=f"rlxjax report {NASTY}", workload=WORKLOAD, against=files[1])

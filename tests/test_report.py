@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from _campaigns import SUITE
 from _content import content, sealed
-from _models import LINE, TILED, file_content
-from _pages import NASTY, WORKLOAD, Document, files, page
+from _models import LINE
+from _pages import NASTY, Document, report_files, toy_files
 from typer.testing import CliRunner
 
 import rlxjax as rx
@@ -18,8 +19,20 @@ from calibrate.report.calibration import calibration_page
 from calibrate.samples import quantile_ns, read_samples
 from rlxjax.calibration import default_calibration_path
 
-__all__ = ["files", "page"]  # fixtures
-EVIDENCE = Path(__file__).parent.parent / "docs/evidence"
+MODELS = (SUITE.model, LINE)
+WORKLOAD = {"rows": 16, "width": 64}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A calibration of both models, an earlier one, and the samples of the first model."""
+    return toy_files(tmp_path_factory.mktemp("report"))
+
+
+@pytest.fixture(scope="module")
+def page(files):
+    command = f"rlxjax report {NASTY}"
+    return calibration_page(files[0], command=command, workload=WORKLOAD, against=files[1], models=MODELS)
 
 
 @pytest.fixture(scope="module")
@@ -51,38 +64,42 @@ def refused(*arguments):
 
 def test_tables_hold_what_the_calibration_says_of_the_sizes_and_what_was_timed(document, files):
     """That a picture, whose figures a table repeats, is right in each of them is tested where it is drawn."""
-    welch = rx.load_calibration(files[0]).of("welch")
+    toy = rx.load_calibration(files[0], MODELS).of("toy")
     cells, visits = read_samples(files[2]).timed()
     timed = {cell.name: time_ns for cell, time_ns in zip(cells, quantile_ns(visits), strict=True)}
-    rows = document.tables["Time by batch of every strategy"]
-    assert {row["strategy"] for row in rows} == {"fast", "fused", "block"}
-    for row in rows[::40]:
-        predicted_ns = welch.predict_ns(row["strategy"], row["batch"], row["n_fft"], row["k"])
-        assert row["predicted (ns)"] == pytest.approx(float(predicted_ns))
-    shown = {f"{row['strategy']} {row['batch']:g}x{row['n_fft']:g} k{row['k']:g}": row["measured (ns)"] for row in rows}
-    found = {name: time_ns for name, time_ns in shown.items() if time_ns != "" and not name.startswith("fused")}
-    assert found == pytest.approx({name: time_ns for name, time_ns in timed.items() if name in shown})
-    for row in document.tables["What is picked, by batch and n_fft"][::60]:
-        assert row["fastest"] == welch.pick(row["batch"], row["n_fft"], 16)
-    (rows,) = (rows for name, rows in document.tables.items() if name.startswith("Parts of the time, "))
+    rows = document.tables["Time by rows of every strategy"]
+    assert {row["strategy"] for row in rows} == set(toy.strategies)
+    for name in toy.strategies:
+        own = [row for row in rows if row["strategy"] == name]
+        sizes = {size: np.array([row[size] for row in own]) for size in WORKLOAD}
+        np.testing.assert_allclose([row["predicted (ns)"] for row in own], toy.predict_ns(name, **sizes))
+        at = {(cell.inputs["rows"], cell.inputs["width"]): timed[cell.name] for cell in cells if cell.variant == name}
+        found = {(row["rows"], row["width"]): row["measured (ns)"] for row in own if row["measured (ns)"] != ""}
+        assert found
+        assert found == pytest.approx({size: time_ns for size, time_ns in at.items() if size in found})
+    rows = document.tables["What is picked, by rows and width"][::60]
+    assert [row["fastest"] for row in rows] == [toy.pick(row["rows"], row["width"]) for row in rows]
+    (rows,) = (own for of, own in document.tables.items() if of.startswith("Parts of the time, ") and "width" in of)
     totals = {row["strategy"]: row["time (ns)"] for row in rows if row["part"] == "total"}
-    explained = rx.calibration.explain(welch, **WORKLOAD)
+    explained = rx.calibration.explain(toy, **WORKLOAD)
     assert totals == pytest.approx({one.strategy: one.time_ns for one in explained.strategies})
-    rows = document.tables["Every cell of welch, the furthest off first"]
+    rows = document.tables["Every cell of toy, the furthest off first"]
     assert {row["run"]: row["measured (ns)"] for row in rows} == pytest.approx(timed)
     assert {row["run"] for row in rows if row["held out"] == "yes"} == {one.name for one in cells if one.held_out}
     assert np.all(np.diff(np.abs(np.log([row["predicted / measured"] for row in rows]))) <= 0)
-    section = json.loads(files[0].read_text())["models"]["welch"]
-    entries = {row["coefficient"]: (row["value"], row["unit"]) for row in document.tables["Coefficients of welch"]}
-    assert entries == {name: (entry["value"], entry["unit"]) for name, entry in section["coefficients"].items()}
-    for row in document.tables["Errors of welch"]:
-        known = {value for value in section["held_out"][row["of"]].values() if value is not None}
-        assert {value for value in row.values() if isinstance(value, float)} == known
+    for name, section in json.loads(files[0].read_text())["models"].items():
+        entries = {
+            row["coefficient"]: (row["value"], row["unit"]) for row in document.tables[f"Coefficients of {name}"]
+        }
+        assert entries == {key: (entry["value"], entry["unit"]) for key, entry in section["coefficients"].items()}
+        for row in document.tables[f"Errors of {name}"]:
+            known = {value for value in section["held_out"][row["of"]].values() if value is not None}
+            assert {value for value in row.values() if isinstance(value, float)} == known
 
 
 def test_changes_are_sorted_by_their_joint_standard_deviations(document, files):
-    first, last = (json.loads(file.read_text())["models"]["welch"]["coefficients"] for file in (files[1], files[0]))
-    rows = document.tables["Changes of welch, the surest first"]
+    first, last = (json.loads(file.read_text())["models"]["toy"]["coefficients"] for file in (files[1], files[0]))
+    rows = document.tables["Changes of toy, the surest first"]
     headings = ("earlier", "later", "later / earlier", "joint standard deviation", "change in these", "verdict", "kind")
     before, after, ratio, log_sd, sds, verdict, kind = (np.array([row[name] for row in rows]) for name in headings)
     np.testing.assert_allclose(ratio, after / before)
@@ -99,34 +116,22 @@ def test_changes_are_sorted_by_their_joint_standard_deviations(document, files):
     assert np.all((np.abs(sds) > 2.0) == (verdict != "within chance"))
 
 
-def test_a_page_is_of_any_model(tmp_path):
-    path = tmp_path / "own.json"
-    path.write_text(json.dumps(file_content()))
-    found = Document(calibration_page(path, command="", workload=WORKLOAD, models=(LINE, TILED)))
-    for model in (LINE, TILED):
-        assert {f"Errors of {model.name}", f"Coefficients of {model.name}"} <= found.tables.keys()
-        assert f"{model.name}: ready." in found.texts["p"]
-        assert f"{model.name}-terms" in found.attributes("id")
-    assert "What is picked, by n and depth" not in found.tables  # depth has a default: it stays
-    assert any("is not beside the calibration" in text for text in found.texts["p"])
-    functions = Document(calibration_page(EVIDENCE / "xeon.json", command="", workload=WORKLOAD))
-    assert "Errors of functions" in functions.tables
+def test_the_verdict_comes_first_and_cautions_make_it_not_ready(document, page):
+    assert page.index('id="verdict"') < page.index('id="measured"') < page.index('id="toy-changes"')
+    assert {"toy: ready.", "line: not ready."} <= set(document.texts["p"])
+    assert f"Caution: Careful {NASTY}." in document.texts["li"]
+    assert any("pays from rows" in text for text in document.texts["li"])
+    # A model of one input, and without its samples, has every other picture.
+    assert any("is not beside the calibration" in text for text in document.texts["p"])
+    assert "line-terms" in document.attributes("id")
+    assert not any(re.match("Every cell of line|What is picked, by n", name) for name in document.tables)
 
 
-def test_the_verdict_comes_first_and_cautions_make_it_not_ready(document, page, tmp_path):
-    assert page.index('id="verdict"') < page.index('id="measured"') < page.index('id="welch-changes"')
-    assert "welch: ready." in document.texts["p"]
-    assert any("pays from batch" in text or "is the faster one" in text for text in document.texts["li"])
-    spoilt = file_content()
-    spoilt["models"]["line"]["cautions"] = [f"Careful {NASTY}."]
-    path = tmp_path / "c.json"
-    path.write_text(json.dumps(sealed(spoilt)))
-    found = Document(calibration_page(path, command="", workload=WORKLOAD, models=(LINE,)))
-    assert "line: not ready." in found.texts["p"]
-    assert f"Caution: Careful {NASTY}." in found.texts["li"]
-    # Without its samples the page says so, and has every other picture.
-    assert not any(name.startswith("Every cell") for name in found.tables)
-    assert "Coefficients of line" in found.tables
+@pytest.mark.slow
+def test_a_page_is_of_all_built_in_models():
+    path, sizes = Path(__file__).parent.parent / "docs/evidence/xeon.json", {"batch": 1024, "n_fft": 256, "k": 16}
+    found = Document(calibration_page(path, command="", workload=sizes))
+    assert {"Errors of functions", "Errors of welch", "What is picked, by batch and n_fft"} <= found.tables.keys()
 
 
 def test_a_page_asks_no_network_escapes_what_a_file_says_and_is_built_for_readers_who_do_not_see_it(document, page):
@@ -171,14 +176,14 @@ def test_colours_have_the_contrast_of_wcag_aa_in_light_dark_and_print():
 # --- Refusals ------------------------------------------------------------------------------------
 
 
-def test_bad_input_is_one_line_with_the_way_out_and_leaves_no_file(files, tmp_path, monkeypatch):
-    out, plain = tmp_path / "out" / "r.html", tmp_path / "calibration.json"
+def test_bad_input_is_one_line_with_the_way_out_and_leaves_no_file(tmp_path, monkeypatch):
+    out, plain = tmp_path / "out" / "r.html", tmp_path / "plain.json"
     other, empty, text, foreign = (tmp_path / name for name in ("other.json", "none.json", "text.json", "f.jsonl"))
     plain.write_text(json.dumps(sealed(content())))
     other.write_text(json.dumps(sealed(content(cores=4096))))
     empty.write_text(json.dumps(sealed(content() | {"models": {}})))
     text.write_text("no JSON")
-    header, rest = files[2].read_text().split("\n", 1)
+    header, rest = report_files(tmp_path)[2].read_text().split("\n", 1)
     machine = json.loads(header)
     machine["fingerprint"]["cpu_model"] = "another one"
     foreign.write_text(f"{json.dumps(machine)}\n{rest}")
@@ -207,13 +212,11 @@ def test_bad_input_is_one_line_with_the_way_out_and_leaves_no_file(files, tmp_pa
     assert "jinja2 is not installed; get it with `pip install 'rlxjax[report]'`" in refused(plain)
 
 
-def test_a_page_never_replaces_what_it_is_made_of(files, tmp_path, monkeypatch):
+def test_a_page_never_replaces_what_it_is_made_of(tmp_path, monkeypatch):
     folder = tmp_path / "read"
     folder.mkdir()
-    path, earlier, samples = (folder / file.name for file in files)
+    path, earlier, samples = report_files(folder)
     taken, advice, link = (folder / name for name in ("taken.jsonl", "advice.json", "link.html"))
-    for file in files:
-        (folder / file.name).write_bytes(file.read_bytes())
     taken.write_bytes(samples.read_bytes())
     advice.write_text(json.dumps(ADVICE))
     link.symlink_to(path)
