@@ -3,8 +3,6 @@
 import dataclasses
 import functools
 import gc
-import os
-import subprocess
 import sys
 import threading
 import weakref
@@ -182,31 +180,6 @@ def test_static_arguments_count_by_type_and_bits():
     keys = [choose(fn, jnp.arange(3), by, **NEVER).key for by in seen]
     assert keys == [choose(fn, jnp.arange(3), by, **NEVER).key for by in seen]
     assert len({*keys[:4]}) > 1
-
-
-KEY = """
-import jax, jax.numpy as jnp, rlxjax as rx
-p, NONE = jax.checkpoint_policies, rx.Calibration({}, None, {})
-for policy in (
-    p.save_only_these_names("qkv", "out", "mlp", "k"),
-    p.save_from_both_policies(p.save_only_these_names("a", "b", "c"), p.dots_saveable),
-):
-    body = jax.checkpoint(lambda x: jnp.sin(jnp.sin(x)).sum(), policy=policy)
-    print(rx.choose({"a": jax.jit(jax.grad(body))}, 1.0, calibration=NONE).key)
-called = lambda x: jax.pure_callback(lambda x: {"a", "b", "c"} and x, jax.ShapeDtypeStruct((), x.dtype), x)
-print(rx.choose({"a": called}, jnp.float32(1.0), calibration=NONE).key)
-"""
-
-
-def test_keys_are_the_same_in_processes_of_other_hash_seeds():
-    env = {**os.environ, "PYTHONPATH": os.getcwd()}
-    begun = [
-        subprocess.Popen([sys.executable, "-c", KEY], env=env | {"PYTHONHASHSEED": seed}, stdout=subprocess.PIPE)
-        for seed in "12"
-    ]
-    said = [process.communicate(timeout=120)[0].split() for process in begun]
-    assert said[0] == said[1]
-    assert len(set(said[0])) == 3
 
 
 def test_the_content_of_a_program_that_calls_another_many_times_is_found_in_no_time():

@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import gc
 import json
 import os
@@ -141,17 +142,10 @@ def test_what_the_model_rules_out_is_not_compiled_until_all_is_to_be_measured(he
         choose(functions(), x, calibration=here, **QUICK)
 
 
-def test_what_is_measured_holds_for_what_the_model_decided_beforehand(here):
-    functions = ways()
-    assert choose(functions, X, calibration=here, measure="never").by == "model"
-    assert choose(functions, X, calibration=here, **QUICK).by == "measured"
-    assert choose(functions, X, calibration=here, measure="never").by == "remembered"
-
-
-def test_a_shape_stands_for_the_array_that_is_made_of_it(here):
+def test_what_is_measured_holds_for_what_the_model_decided_beforehand_and_for_a_shape_of_it(here):
     shape = jax.ShapeDtypeStruct(X.shape, X.dtype)
-    assert choose(ways(), shape, calibration=here, **QUICK).by == "measured"
-    assert choose(ways(), X, calibration=here).by == "remembered"
+    for x, word, by in ((X, "never", "model"), (shape, "always", "measured"), (X, "never", "remembered")):
+        assert choose(ways(), x, calibration=here, measure=word, limit_ms=1.0).by == by
 
 
 def test_a_person_s_pin_is_what_runs(here):
@@ -262,27 +256,40 @@ def test_programs_that_only_a_compiler_option_tells_apart_are_told_apart(here):
         assert choose(functions(), X, calibration=here).name == name
 
 
-#: A process that ends, whatever one of its alternatives does: its limit shows after a second that this one will not.
+#: What a fresh process remembers, and how it describes programs that hold sets of words: each hash seed has its order.
+#: One ends, whatever an alternative does: its limit shows after a second that this one will not.
 FRESH = """
 import sys, jax, jax.numpy as jnp, rlxjax as rx
-x = jnp.ones((8, 16), jnp.float32)
+x, given = jnp.ones((8, 16), jnp.float32), {"calibration": rx.Calibration({}, None, {})}
 ways = {"a": jax.jit(lambda x: x * 2.0), "b": jax.jit(lambda x: x + 1.0 * x)}
-print(rx.choose(ways, x, measure="never").by)
+try:
+    print(rx.choose(ways, x, measure="never", **given).by)
+except ValueError as error:
+    print(error)
+p = jax.checkpoint_policies
+for policy in (
+    p.save_only_these_names("qkv", "out", "mlp", "k"),
+    p.save_from_both_policies(p.save_only_these_names("a", "b", "c"), p.dots_saveable),
+):
+    body = jax.checkpoint(lambda x: jnp.sin(jnp.sin(x)).sum(), policy=policy)
+    print(rx.choose({"a": jax.jit(jax.grad(body))}, 1.0, **given).chosen.content)
+called = lambda x: jax.pure_callback(lambda x: {"a", "b", "c"} and x, jax.ShapeDtypeStruct((), x.dtype), x)
+print(rx.choose({"a": called}, jnp.float32(1.0), **given).chosen.content)
 if sys.argv[1:]:
     loop = lambda x: jax.lax.while_loop(lambda c: c[0, 0] > -1.0, lambda c: jnp.sin(c) + 1.5, x)
-    found = rx.choose({"fine": ways["a"], "endless": jax.jit(loop)}, x, measure="always", limit_ms=10)
+    found = rx.choose({"fine": ways["a"], "endless": jax.jit(loop)}, x, measure="always", limit_ms=10, **given)
     print(found.name, "|", found["endless"].failed, "|", float(found(x)[0, 0]))
 """
 
 
 def test_fresh_processes_remember_but_not_with_another_jaxlib_and_end_whatever_does_not(tmp_path):
-    choose(ways(), X, **QUICK)
+    choose(ways(), X, calibration=Calibration({}, None, {}), **QUICK)
     other = tmp_path / "packages" / "jaxlib-99.0.dist-info"
     other.mkdir(parents=True)
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: jaxlib\nVersion: 99.0\n")
     paths = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
-    own = {**os.environ, "JAX_ENABLE_X64": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    changed = {**own, "PYTHONPATH": os.pathsep.join([str(other.parent), *paths])}
+    own = {**os.environ, "JAX_ENABLE_X64": "1", "PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "1"}
+    changed = own | {"PYTHONPATH": os.pathsep.join([str(other.parent), *paths]), "PYTHONHASHSEED": "2"}
     command = [sys.executable, "-W", "error::UserWarning", "-c", FRESH]
     begun = [
         subprocess.Popen([*command, *more], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -290,8 +297,11 @@ def test_fresh_processes_remember_but_not_with_another_jaxlib_and_end_whatever_d
     ]
     said = [process.communicate(timeout=120) for process in begun]
     assert [process.returncode for process in begun] == [0, 0], said
-    assert said[0][0].splitlines() == ["remembered", "fine | did not end within 1 s | 2.0"]
-    assert said[1][0] == "model\n"
+    (by, *contents, endless), (refused, *others) = (out.splitlines() for out, _ in said)
+    assert (by, endless) == ("remembered", "fine | did not end within 1 s | 2.0")
+    assert refused.startswith("measure: nothing predicts which of a, b is the fastest here")
+    assert contents == others
+    assert len({*contents}) == 3
 
 
 def test_an_entry_that_names_other_alternatives_is_measured_anew(here):
@@ -333,103 +343,89 @@ def until(x):
     return jax.lax.while_loop(lambda c: c[0, 0] < 100.0, lambda c: 2.0 * c, x)
 
 
-def beside(fn, **options):
-    """Return a question whose third alternative is this one."""
-    return lambda here: choose({**ways(), "c": fn}, X, calibration=here, **options)
-
-
-OTHER, EFFECTS = (
-    "alternatives: expected the same result of all, but that of 'c' ",
-    "alternatives: expected no side effects",
-)
 LOOPS = {"a": jax.jit(until), "b": jax.jit(until)}
-BAD = {
-    "none at all": (lambda here: choose({}, X), "alternatives: expected functions by name, or a Suite, got {}"),
-    "a list": (lambda here: choose([jnp.sin], X), "alternatives: expected functions by name, or a Suite, got"),
-    "no function": (lambda here: choose({"a": 3}, X), "alternatives: expected a function as 'a', got 3"),
-    "a number for a name": (lambda here: choose({1: jnp.sin}, X), "alternatives: expected names that are texts, got 1"),
-    "all fail": (
-        lambda here: choose({"a": jax.jit(lambda x: x @ x)}, X, calibration=here),
-        "alternatives: none of them runs: a: raised TypeError: dot_general",
+#: Alternatives, and what is said of them; beside two ways to multiply, of a third one.
+BAD_WAYS = (
+    ({}, "expected functions by name, or a Suite, got {}"),
+    ([jnp.sin], "expected functions by name, or a Suite, got"),
+    ({"a": 3}, "expected a function as 'a', got 3"),
+    ({1: jnp.sin}, "expected names that are texts, got 1"),
+    ({"a": jax.jit(lambda x: x @ x)}, "none of them runs: a: raised TypeError: dot_general"),
+)
+BAD_THIRD = (
+    (lambda x: x[0], "expected the same result of all, but that of 'c' is .*check=False"),
+    (lambda x: x.astype(jnp.int32), "expected the same result of all, but that of 'c' is .*int32"),
+    (lambda x: (x, x), "expected the same result of all, but that of 'c' is "),
+    (
+        lambda x: x * 2.1,
+        "expected the same result of all, but that of 'c' differs .* off by 0.1 at .0, 0., .*check=False",
     ),
-    "shapes": (beside(jax.jit(lambda x: x[0])), f"{OTHER}is .*check=False"),
-    "dtypes": (beside(jax.jit(lambda x: x.astype(jnp.int32))), f"{OTHER}is .*int32"),
-    "structures": (beside(jax.jit(lambda x: (x, x))), f"{OTHER}is "),
-    "values": (
-        beside(jax.jit(lambda x: x * 2.1), measure="always"),
-        f"{OTHER}differs .* off by 0.1 at .0, 0., .*check=False",
-    ),
-    "prints": (beside(jax.jit(printing)), f"{EFFECTS} where 'c' is to be measured .*measure='never'"),
-    "calls back": (beside(jax.jit(calling)), f"{EFFECTS} where 'c' is to be measured .*measure='never'"),
-    "donates": (
-        beside(jax.jit(lambda x: x * 2.0, donate_argnums=0)),
-        "alternatives: expected no donated arguments where 'c' is to be measured",
-    ),
-    "traced": (
-        lambda here: jax.jit(lambda x: choose(ways(), x, calibration=here)(x))(X),
-        "args: expected arrays or shapes, got traced values; choose outside",
-    ),
-    "a word": (
-        lambda here: choose(ways(), X, measure="sometimes"),
-        "measure: expected one of never, undecided, always, got 'sometimes'",
-    ),
-    "regret": (lambda here: choose(ways(), X, regret=-1), "regret: expected a number of at least 0, got -1"),
-    "no regret": (lambda here: choose(ways(), X, regret=np.nan), "regret: expected a number of at least 0, got nan"),
-    "limit": (lambda here: choose(ways(), X, limit_ms=0), "limit_ms: expected a number of milliseconds of at least"),
-    "inputs": (lambda here: choose(ways(), X, inputs={"n": 1.0}), "inputs: expected none of functions"),
-    "arguments": (lambda here: choose(Loops(), X), "args: expected none beside a suite"),
-    "a path": (lambda here: choose(ways(), X, calibration="c.json"), "calibration: expected a Calibration .*got str"),
-    "no mapping": (lambda here: choose(Loops(), inputs=3, calibration=lines()), "inputs: expected sizes by"),
-    "no size": (lambda here: choose(Loops(), calibration=lines()), "line: expected the inputs n; 'n' is missing"),
-    "a wrong size": (
-        lambda here: choose(Loops(), inputs={"m": 3.0}, calibration=lines()),
-        "line: expected the inputs n; got 'm'",
-    ),
-    "many sizes": (
-        lambda here: choose(Loops(), inputs={"n": [3.0, 4.0]}, calibration=lines()),
-        "inputs: expected those of one workload, got several of n",
-    ),
-    "nothing to decide by": (
-        lambda here: choose(ways(), X, calibration=lines(), measure="never"),
-        "measure: nothing predicts which of product, sum is the fastest here; measure them",
-    ),
-    "loops": (
-        lambda here: choose(LOOPS, X, calibration=here, measure="never"),
-        "measure: nothing predicts which of a, b is the fastest here; measure them",
-    ),
-}
+    (printing, "expected no side effects where 'c' is to be measured .*measure='never'"),
+    (calling, "expected no side effects where 'c' is to be measured .*measure='never'"),
+)
+BAD_OPTIONS = (
+    ({"measure": "sometimes"}, "measure: expected one of never, undecided, always, got 'sometimes'"),
+    ({"regret": -1}, "regret: expected a number of at least 0, got -1"),
+    ({"regret": np.nan}, "regret: expected a number of at least 0, got nan"),
+    ({"limit_ms": 0}, "limit_ms: expected a number of milliseconds of at least"),
+    ({"inputs": {"n": 1.0}}, "inputs: expected none of functions"),
+    ({"calibration": "c.json"}, "calibration: expected a Calibration .*got str"),
+)
+BAD_SIZES = (
+    (3, "inputs: expected sizes by"),
+    (None, "line: expected the inputs n; 'n' is missing"),
+    ({"m": 3.0}, "line: expected the inputs n; got 'm'"),
+    ({"n": [3.0, 4.0]}, "inputs: expected those of one workload, got several of n"),
+)
 
 
-@pytest.mark.parametrize("what", BAD)
-def test_bad_input_gets_one_sentence(here, what):
-    call, said = BAD[what]
-    with pytest.raises(ValueError, match=f"^{said}") as caught:
-        call(here)
-    assert "\n" not in str(caught.value)
+def test_bad_input_gets_one_sentence(here):
+    donated, known = jax.jit(lambda x: x * 2.0, donate_argnums=0), {"calibration": here}
+    undecided = "measure: nothing predicts which of {} is the fastest here; measure them"
+    asked = [
+        *((f"alternatives: {said}", functools.partial(choose, made, X, **known)) for made, said in BAD_WAYS),
+        *(
+            (
+                f"alternatives: {said}",
+                functools.partial(choose, {**ways(), "c": jax.jit(fn)}, X, measure="always", **known),
+            )
+            for fn, said in BAD_THIRD
+        ),
+        *((said, functools.partial(choose, ways(), X, **options)) for options, said in BAD_OPTIONS),
+        *((said, functools.partial(choose, Loops(), inputs=of, calibration=lines())) for of, said in BAD_SIZES),
+        (
+            "alternatives: expected no donated arguments where 'c' is to be measured",
+            functools.partial(choose, {**ways(), "c": donated}, X, **known),
+        ),
+        (
+            "args: expected arrays or shapes, got traced values; choose outside",
+            lambda: jax.jit(lambda x: choose(ways(), x, **known)(x))(X),
+        ),
+        ("args: expected none beside a suite", lambda: choose(Loops(), X)),
+        (undecided.format("product, sum"), lambda: choose(ways(), X, calibration=lines(), measure="never")),
+        (undecided.format("a, b"), lambda: choose(LOOPS, X, measure="never", **known)),
+    ]
+    for said, ask in asked:
+        with pytest.raises(ValueError, match=f"^{said}") as caught:
+            ask()
+        assert "\n" not in str(caught.value), said
     assert Memory().all() == []
 
 
 def test_the_environment_says_when_to_measure_where_nobody_else_does(here, monkeypatch):
-    monkeypatch.setenv("RLXJAX_MEASURE", "never")
-    assert choose(ways(), X, calibration=here).by == "model"
-    monkeypatch.setenv("RLXJAX_MEASURE", "always")
-    assert choose(ways(), X, calibration=here, limit_ms=1.0).by == "measured"
+    for word, by in (("never", "model"), ("always", "measured")):
+        monkeypatch.setenv("RLXJAX_MEASURE", word)
+        assert choose(ways(), X, calibration=here, limit_ms=1.0).by == by
     monkeypatch.setenv("RLXJAX_MEASURE", "bad")
     with pytest.raises(ValueError, match=r"^RLXJAX_MEASURE: expected one of never, undecided, always, got 'bad'$"):
         choose(ways(), X, calibration=here)
 
 
-def test_what_has_effects_or_donates_is_chosen_without_measuring(here):
+def test_what_has_effects_is_chosen_without_measuring_and_other_values_are_taken_where_nobody_checks(here):
     for fn in (jax.jit(printing), jax.jit(lambda x: x * 2.0, donate_argnums=0)):
-        found = choose({**ways(), "c": fn}, X, calibration=here, measure="never")
-        assert found.by == "model"
-
-
-def test_an_alternative_of_other_values_is_taken_where_nobody_checks(here):
-    found = choose({**ways(), "c": jax.jit(lambda x: x * 2.1)}, X, calibration=here, check=False, **QUICK)
-    assert found["c"].measured_ns
-    with pytest.raises(ValueError, match="check=False takes them as they are"):
-        choose({**ways(), "c": jax.jit(lambda x: x * 2.1)}, X, calibration=here, **QUICK)
+        assert choose({**ways(), "c": fn}, X, calibration=here, measure="never").by == "model"
+    other = jax.jit(lambda x: x * 2.1)
+    assert choose({**ways(), "c": other}, X, calibration=here, check=False, **QUICK)["c"].measured_ns
 
 
 def test_choosing_inside_a_traced_function_times_what_runs(here):
@@ -594,39 +590,24 @@ def test_peaks_are_the_same_however_the_variant_is_chosen_and_what_was_measured_
     assert len(Memory().all()) == 1
 
 
-def test_the_time_of_a_learned_fft_teaches_nothing_of_the_one_that_the_calibration_timed():
+@pytest.mark.slow  # a calibration of other facts compiles the model anew; `.ci/run` runs it
+def test_the_time_of_a_learned_fft_teaches_nothing_of_the_one_that_the_calibration_timed(signal):
     known = rx.default_calibration()
-    of_64 = {"learned_n_fft": np.array([64.0]), "learned_flop": np.array([1e3]), "learned_live_bins": np.array([33.0])}
-    known = dataclasses.replace(known, models={"welch": known.of("welch").with_facts(**of_64)})
-    params, model = WelchPeakParams.fast(n_fft=32, k=4), rx.learned.LearnedFft.exact(32)
-    given = {"calibration": known, "model": model}
-    assert (
-        choose_variant(np.ones((8, params.frame_len), np.float32), params, **given, measure="always")[
-            "learned"
-        ].measured_ns
-        > 0
-    )
-    assert choose_variant(np.ones((9, params.frame_len), np.float32), params, **given, measure="never").by == "model"
+    timed = {"learned_n_fft": np.array([32.0]), "learned_flop": np.array([1e3]), "learned_live_bins": np.array([17.0])}
+    known = dataclasses.replace(known, models={"welch": known.of("welch").with_facts(**timed)})
+    given = {"calibration": known, "model": rx.learned.LearnedFft.exact(64)}
+    assert choose_variant(signal, PARAMS, **given, measure="always")["learned"].measured_ns > 0
+    assert choose_variant(signal[:4], PARAMS, **given, measure="never").by == "model"
 
 
 def test_explicit_strategies_and_traced_calls_measure_nothing(signal, monkeypatch):
     monkeypatch.setenv("RLXJAX_MEASURE", "always")
     expected = welch_peaks(signal, PARAMS, "host")
-    x = jnp.asarray(signal)
-
-    def total(x):
-        return welch_peaks(x, PARAMS)[..., 1].sum()
-
-    for found in (
-        welch_peaks(signal, PARAMS, "fused_maxima"),
-        welch_peaks(signal, PARAMS, "fused_top_k"),
-        jax.jit(lambda x: welch_peaks(x, PARAMS))(x),
-        jax.vmap(lambda row: welch_peaks(row, PARAMS)[0])(x),
-    ):
+    of_rows = jax.jit(jax.vmap(lambda row: welch_peaks(row, PARAMS)[0]))
+    for found in (welch_peaks(signal, PARAMS, "fused_top_k"), of_rows(signal)):
         np.testing.assert_allclose(found, expected, rtol=1e-4)
-    assert jax.grad(total)(x).shape == x.shape
     assert Memory().all() == []
-    np.testing.assert_allclose(welch_peaks(x, PARAMS), expected, rtol=1e-4)
+    np.testing.assert_allclose(welch_peaks(signal, PARAMS), expected, rtol=1e-4)
     assert [own.kind for own in Memory().all()] == ["welch"]
 
 
