@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rlxjax.choices._calls import Caller, FailedError
-from rlxjax.choices._contest import Contest, contest
+from rlxjax.choices._contest import contest
 from rlxjax.clock import QUARTILE
 
 MS = 1_000_000
@@ -74,7 +74,7 @@ def test_what_is_clearly_faster_wins_surely_and_the_interval_holds_what_its_call
 
 @pytest.mark.parametrize("ratio", [1.0, 1.1, 1 / 1.1])
 def test_a_winner_loses_no_more_than_the_regret_and_the_favourite_wins_most_ties(monkeypatch, ratio):
-    trials = 80
+    trials = 40
     found = [Machine(monkeypatch, seed).contest(MS, ratio * MS, limit_s=0.1) for seed in range(trials)]
     if ratio == 1.0:
         assert np.mean([one.is_tie for one in found]) > 0.8
@@ -89,7 +89,7 @@ def test_a_winner_loses_no_more_than_the_regret_and_the_favourite_wins_most_ties
 
 def test_the_probability_is_the_share_of_winners_that_lose_no_more_than_the_regret(monkeypatch):
     truths, said = [], []
-    for seed in range(100):
+    for seed in range(50):
         machine = Machine(monkeypatch, seed)
         times_ns = MS * np.exp(0.04 * np.random.default_rng(seed).standard_normal(2))
         found = machine.contest(*times_ns.tolist(), limit_s=0.1)
@@ -109,7 +109,7 @@ def test_the_favourite_stays_where_it_is_as_good_and_no_longer_than_that(machine
 
 def test_where_others_take_the_processor_half_of_the_time_the_faster_one_still_wins(monkeypatch):
     found = []
-    for seed in range(30):
+    for seed in range(15):
         machine = Machine(monkeypatch, seed)
         machine.pause(4 * MS, 4 * MS)
         calls = [machine.program(time_ns, disturbed=0.0) for time_ns in (0.22 * MS, 0.2 * MS)]
@@ -156,12 +156,14 @@ def test_what_is_clearly_slower_is_visited_no_more(machine):
     assert found.time_ns[1] > 2 * found.time_ns[0]
 
 
-def test_the_limit_ends_it_and_two_rounds_there_are(machine):
+def test_the_limit_ends_it_and_two_rounds_there_are_but_for_one_alone(machine):
     begun_ns = machine.now_ns
     found = machine.contest(MS, MS, regret=0.0, limit_s=0.1)
     assert 0.1 <= (machine.now_ns - begun_ns) / 1e9 < 0.1 + 5 * 2 * 3 * MS / 1e9
     assert found.rounds > 2
     assert machine.contest(MS, 2 * MS, limit_s=1e-6).rounds == 2
+    found = machine.contest(MS)
+    assert (found.best, found.is_tie, found.probability, found.rounds) == (0, False, 1.0, 0)
 
 
 def test_what_each_costs_beside_its_time_counts_and_is_no_part_of_it(machine):
@@ -184,12 +186,6 @@ def test_one_that_raises_in_the_middle_drops_out_and_is_named(machine):
     assert set(none.failed) == {0, 1}
     assert none.probability == 0.0
     assert np.isnan(none.time_ns).all()
-
-
-def test_one_alone_wins_without_a_round(machine):
-    found = machine.contest(MS)
-    assert (found.best, found.is_tie, found.probability, found.rounds) == (0, False, 1.0, 0)
-    assert found == Contest(*found)
 
 
 def test_by_the_real_clock_a_loop_of_twice_the_time_loses():
