@@ -62,15 +62,15 @@ def test_new_values_compile_nothing():
 
 def test_new_values_compile_nothing_in_grad_or_vmap_without_a_jit_of_the_callers():
     params, model = rx.WelchPeakParams(16, 3, k=2), rx.learned.LearnedFft.exact(16)
-    for transform, shape in ((jax.grad, (3, params.frame_len)), (jax.vmap, (2, 3, params.frame_len))):
-        for path in ("fused", "learned"):
+    cases = (("fused", jax.grad, (3, params.frame_len)), ("learned", jax.vmap, (2, 3, params.frame_len)))
+    for path, transform, shape in cases:
 
-            def call(turn):
-                signal = jnp.asarray(np.random.default_rng(turn).standard_normal(shape, np.float32))
-                return transform(lambda x: rx.welch_peaks(x, params, path, model=model)[..., 1].sum())(signal)
+        def call(turn, path=path, transform=transform, shape=shape):
+            signal = jnp.asarray(np.random.default_rng(turn).standard_normal(shape, np.float32))
+            return transform(lambda x: rx.welch_peaks(x, params, path, model=model)[..., 1].sum())(signal)
 
-            call(0)
-            assert compiles(call, 1) == []
+        call(0)
+        assert compiles(call, 1) == []
 
 
 def test_the_first_call_of_a_path_compiles_one_program():

@@ -120,8 +120,8 @@ def peak_recall(model: LearnedFft, segments: Real[Array | np.ndarray, "rows n_ff
         k: peaks of a row; at most all bins count.
 
     Examples:
-        >>> segments = ToneSignals().sample(jax.random.key(0), 8, 64)
-        >>> print(peak_recall(LearnedFft.exact(64), segments, 4))
+        >>> segments = ToneSignals().sample(jax.random.key(0), 8, 16)
+        >>> print(peak_recall(LearnedFft.exact(16), segments, 4))
         1.0
     """
     k = min(k, model.n_bins)
@@ -207,7 +207,7 @@ def train_learned_fft(
 
     Examples:
         >>> low = ToneSignals(high=0.125)
-        >>> result = train_learned_fft(16, signals=low, k=2, steps=40, fine_tuning_steps=0)
+        >>> result = train_learned_fft(8, signals=low, k=2, steps=20, fine_tuning_steps=0)
         >>> result.model.active_gates < 0.25 * result.model.total_gates
         True
     """

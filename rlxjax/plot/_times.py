@@ -153,9 +153,10 @@ def time_by(
     Examples:
         >>> from matplotlib.figure import Figure
         >>> from rlxjax.calibration import prior_calibration
-        >>> ax = time_by(prior_calibration("cpu"), "batch", [1, 64, 8192], n_fft=256, k=16, ax=Figure().subplots())
+        >>> known, sizes = prior_calibration("cpu"), {"n_fft": 256, "k": 16}
+        >>> ax = time_by(known, "batch", [1, 64, 8192], strategies=["fused"], **sizes, ax=Figure().subplots())
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
-        ['fast', 'fused', 'block']
+        ['fused']
     """
     whole = calibrated_of(calibrated, timings)
     numbers, others = values_along(along, values), other_sizes(sizes, along)
