@@ -155,12 +155,12 @@ def hard_cost(set_, workload, learned, strategy):
     return rx.estimate_welch_peaks_costs(*workload, *learned, set_).stack()[strategy]
 
 
-@each_set
-def test_every_cost_has_its_gradients(name):
-    rows, workload, learned, _, _ = strategy_table(name)
+#: Of the set "arch": another set's gradients are of the same program at other rates.
+def test_every_cost_has_its_gradients():
+    rows, workload, learned, _, _ = strategy_table("arch")
     for strategy in rx.welch.ReferenceStrategy:
         assert_gradient_is_the_finite_difference(
-            hard_cost, batched_set(name, len(rows)), workload, learned, strategy.code
+            hard_cost, batched_set("arch", len(rows)), workload, learned, strategy.code
         )
 
 
@@ -169,13 +169,11 @@ def relaxed(set_, workload, learned, temperature, of_costs):
     arguments, options = (*workload, *learned, set_), {"temperature_ns": temperature}
     soft = rx.soft_estimate_welch_peaks_costs(*arguments, **options)
     pick = rx.soft_pick_welch_peaks_strategy(*arguments, **options)
-    softmin = rx.pick_weights(rx.estimate_welch_peaks_costs(*arguments), **options)
-    mix = pick @ np.array([0.3, -0.8, 0.5, 1.1]) + softmin @ np.array([0.7, 0.2, -0.6, 0.9])
-    mix += 0.4 * jnp.exp(soft.log_fuse_probability)
+    mix = pick @ np.array([0.3, -0.8, 0.5, 1.1]) + 0.4 * jnp.exp(soft.log_fuse_probability)
     return jnp.where(of_costs, soft.costs.stack() @ np.array([0.3, -0.8, 0.5, 1.1]), mix)
 
 
-@each_set
+@pytest.mark.parametrize("name", ["arch", pytest.param("portable", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("what", ["costs", "weights"])
 def test_every_strategy_relaxation_has_its_gradients(name, what):
     rows, workload, learned, costs, _ = strategy_table(name)

@@ -59,6 +59,8 @@ def test_any_number_of_rows_and_any_real_signal_has_the_peaks_of_its_float32_pre
     for signal in (SIGNAL, jnp.asarray(SIGNAL[:9])):  # a constant inside jit
         inside = jax.jit(lambda scale, signal=signal: scale * peaks_of(signal, path))(1.0)
         np.testing.assert_allclose(inside, peaks_of(signal, path), rtol=FLOAT32_RTOL)
+    if path not in ("host", "fused_top_k"):  # the two ways on which a signal goes, the host's and the device's
+        return
     for signal in signals_like(np.random.default_rng(1).integers(0, 2, SIGNAL.shape)):
         before = signal.copy()
         expected = peaks_of(np.ascontiguousarray(signal[:, : PARAMS.frame_len], np.float32), path)

@@ -96,17 +96,6 @@ def test_a_model_says_of_every_row_what_it_says_in_memory(tmp_path):
     )
 
 
-def test_inputs_that_have_a_default_may_have_no_column(tmp_path):
-    known = rx.calibration.prior_calibration("cpu").of("functions")
-    source = write(
-        tmp_path / "counts.parquet", {"launches": np.arange(1, 9), "elementwise_ops": 2 ** np.arange(10, 18)}
-    )
-    evaluate(source, tmp_path / "out", known)
-    assert read(tmp_path / "out").column_names == ["time_ns", "low_ns", "high_ns"]
-    expected = known.predict_ns("jitted", launches=np.arange(1, 9), elementwise_ops=2 ** np.arange(10, 18))
-    np.testing.assert_allclose(read(tmp_path / "out")["time_ns"], np.asarray(expected), **SINGLE)
-
-
 def test_files_globs_and_folders_are_read_in_order_and_other_columns_are_carried_along(tmp_path):
     odd = pa.array([[1, 2], None, [3]] * 100)
     ours = {"tags": odd, "note": pa.array(["a", None, "c"] * 100).dictionary_encode()}
@@ -181,14 +170,14 @@ def test_a_key_of_a_path_counts_whatever_names_the_file(tmp_path, monkeypatch):
 
 
 def test_a_field_is_read_from_a_path_as_what_it_is_used_for(tmp_path):
-    welch = rx.calibration.prior_calibration("cpu").of("welch")
-    runs = {"batch": [8, 64], "n_fft": [64, 256], "k": [4, 4]}
-    for segments in (2, 4):
-        write(tmp_path / f"runs/n_segments={segments}/a.parquet", runs)
-    evaluate(tmp_path / "runs", tmp_path / "out", welch, want=["time_ns"], strategy="fused")
-    sizes = {name: np.tile(own, 2) for name, own in runs.items()}
-    expected = np.asarray(welch.predict_ns("fused", **sizes, n_segments=np.repeat([2, 4], 2)))
-    np.testing.assert_allclose(read(tmp_path / "out")["time_ns"], expected, **SINGLE)
+    known, operations = rx.calibration.prior_calibration("cpu").of("functions"), 2 ** np.arange(10, 14)
+    for launches in (2, 4):
+        write(tmp_path / f"runs/launches={launches}/a.parquet", {"elementwise_ops": operations * launches})
+    evaluate(tmp_path / "runs", tmp_path / "out", known)  # whose other inputs have defaults
+    columns = {"launches": np.repeat([2, 4], 4), "elementwise_ops": np.outer([2, 4], operations).ravel()}
+    table = read(tmp_path / "out")
+    assert table.column_names == ["time_ns", "low_ns", "high_ns"]
+    np.testing.assert_allclose(table["time_ns"], np.asarray(known.predict_ns("jitted", **columns)), **SINGLE)
     keys = [("depth=2.5", "loop"), ("depth=1e0", "tile"), ("depth=1", "loop"), ("depth=1e99", "tile")]
     for key, strategy in keys:
         write(tmp_path / f"tiles/{key}/how={strategy}/a.parquet", {"n": [100.0]})
@@ -315,7 +304,7 @@ def test_a_number_beyond_what_a_field_takes_is_rejected_and_its_neighbours_are_r
 def test_what_a_model_refuses_of_a_row_is_its_reason(tmp_path):
     welch = rx.calibration.prior_calibration("cpu").of("welch")
     columns = {"batch": [8, 8, 8, 8, 0], "n_fft": [64, 63, 64, 64, 64], "k": [4, 4, 34, 0, 4]}
-    done = evaluate(write(tmp_path / "w.parquet", columns), tmp_path / "out", welch, want=["pick"])
+    done = evaluate(write(tmp_path / "w.parquet", columns), tmp_path / "out", welch, want=["time_ns"], strategy="host")
     reasons = [row["reason"] for row in read(done.rejects).to_pylist()]
     assert read(tmp_path / "out").num_rows == 2
     assert [reason.partition(":")[0] for reason in reasons] == ["n_fft", "k", "k"]

@@ -69,10 +69,8 @@ def test_places_are_a_sort_of_any_powers(power, k):
 
 
 def test_places_are_a_sort_for_every_number_of_bins_peaks_and_rows():
-    shapes = [(21, n_bins, 1 + (7 * n_bins) % min(n_bins, 9)) for n_bins in (3, 16, 32, 70)]
-    shapes += [(14, 33, k) for k in (17, 32, 33)] + [(14, 1, 1), (14, 2, 2)]
-    shapes += [(14, 129, 1), (14, 2049, 16), (14, 8193, 1)]
-    for n_rows, n_bins, k in [*shapes, *((n_rows, 33, 5) for n_rows in (1, 32, 95))]:
+    shapes = [(21, 16, 5), (14, 33, 17), (14, 33, 33), (14, 1, 1), (14, 2, 2), (14, 2049, 3), (1, 33, 5), (95, 33, 5)]
+    for n_rows, n_bins, k in shapes:
         assert_places_are_sorted(kinds_of_rows(n_rows, n_bins), k)
     assert_places_are_sorted(np.zeros((0, 33), np.float32), 5)
 
@@ -101,7 +99,6 @@ def nearly_equal_powers():
         (np.where(places < 2, 9, 1), 4),
         (1 + places * ULP, 4),
         (1 + places[::-1] * ULP, 4),
-        (np.where(places == 99, 1 + ULP, 1), 1),
         (np.where(places == 99, 1 + ULP, 1), 4),
         (np.where(places == 99, 1 - ULP / 2, 1), 4),
         (np.where(places < 4, 9 + places * 8 * ULP, 1), 4),
@@ -114,12 +111,12 @@ def nearly_equal_powers():
     rows = np.tile(np.linspace(2, 1, 100), (2 * CPU.tile_rows, 1))
     for row, powers in enumerate(rows):
         powers[row + 1] = powers[row] * (1 + 2 * ULP)  # so the later bin is the larger one
-    yield from ((rows, k) for k in (4, 12))
+    yield rows, 12
     for n_shared in (3, 7):  # a key of several, wherever they are
         rows = np.tile(np.linspace(1, 2, 100), (2 * CPU.tile_rows, 1))
         for powers in rows:
             powers[rng.permutation(100)[:n_shared]] = 3 + 2 * ULP * rng.integers(0, 4, n_shared)
-        yield rows, n_shared + 2
+        yield rows, 12
     for n_tied, step in ((1, 0), (4, 0), (5, ULP), (6, 0), (40, 0), (40, ULP)):  # at the boundary
         rows = rng.uniform(0, 0.5, (CPU.tile_rows, 129))
         for row in rows:
