@@ -283,6 +283,7 @@ HALVES = rx.GraphIoProfile(np.array([-1, 2]), 0, 0, 0)
                 ((rx.FusionBenefit([1, 2], [1, 2, 3], 0, 0),), 1.0, "broadcast"),
                 ((SAVED,), 0.0, "temperature_ns: expected a positive number, got 0"),
                 ((SAVED,), NAN, "temperature_ns: expected a positive number"),
+                *[((SAVED,), None, "temperature_ns: expected a positive number")] * (f != "score_ns"),
                 (MANY, np.array([1e5, 1e6]), DISAGREES),
                 ((rx.fusion_benefit(*MANY),), [1e5, 1e6], DISAGREES),
             ]

@@ -72,6 +72,12 @@ class Predictions:
 
     In every method the inputs are those of the model, by place in its order or by name, scalars or `[*batch]`; what a
     strategy's name implies, and what has a default, may be left out.
+
+    Examples:
+        >>> from rlxjax.calibration import prior_calibration
+        >>> known = prior_calibration("cpu")
+        >>> known.pick(batch=8192, n_fft=256, k=16), float(known.predict_ns("fused", 8192, 256, 16)) > 0
+        ('fused', True)
     """
 
     def of(self, model: str | None = None) -> "CalibratedModel":
@@ -158,7 +164,14 @@ class Predictions:
     ) -> str:
         """Return the strategy with the lowest prediction for one workload, of equals the first.
 
-        It is one of the candidates, else of all that give the result, by the name that also implies the inputs.
+        Args:
+            *inputs: by place.
+            candidates: strategies to choose among; all that give the result unless given.
+            model: the name of one of a calibration's.
+            **named: by name.
+
+        Returns:
+            The name of the strategy, which also implies the inputs.
 
         Raises:
             ValueError: as `predict_ns`, no candidate, or sizes that are arrays or traced, for which `pick_index` is.

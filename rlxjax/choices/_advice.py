@@ -61,7 +61,8 @@ class Advice(Choice):
 
     Attributes:
         name: of the grouping to run; "apart" unless the verdict is "fuse" or "group".
-        alternatives: the fastest groupings, the best first, and always the stages apart and together.
+        alternatives: the fastest groupings, the best first, and always the stages apart and together; the stages
+            apart alone, without times, where nothing is predicted.
         probability: that the compared grouping saves more than `min_gain_ns`, by the model; None where nothing says.
         verdict: "fuse": as one program. "group": as the programs of `groups`. "keep": apart. "undecided": no
             grouping surely saves what is asked, and not all of them surely fail to, by the model, which decides

@@ -144,7 +144,9 @@ def advise(
         raise ValueError(f"{option}: expected none with target {device.name!r}, which is another device than this one")
     whole = in_order(functions, args)
     fn = functions[0] if len(functions) == 1 else composed(whole)
+    apart = Grouping("apart", groups=tuple((stage.name,) for stage in whole))
     said = functools.partial(Advice, "apart", "model", fn=fn, target=None if device is None else device.name)
+    said = functools.partial(said, alternatives=(apart,))
     if len(functions) > 1:
         groups = groups_of(whole)
     else:

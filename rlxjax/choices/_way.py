@@ -120,7 +120,7 @@ class Choice(Record):
         calibration: digest of the calibrated model that predicted; None where none did.
         machine: that measured; None of a choice that the model made.
         created: ISO time in UTC, of a choice that was measured.
-        fn: the alternative, as it was given; of a suite what runs its program.
+        fn: the alternative, as it was given; of a suite what runs its program. A pickled choice has none.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _WHOLE
@@ -143,8 +143,23 @@ class Choice(Record):
     fn: Callable[..., Any] = _callable()
 
     def __call__(self, *args: Any) -> Any:
-        """Run the alternative that is chosen."""
+        """Run the alternative that is chosen.
+
+        Raises:
+            TypeError: a choice that was pickled, which keeps no function.
+        """
+        if self.fn is None:
+            raise TypeError(f"{self.name}: this choice was pickled and has no function; choose again to call it")
         return self.fn(*args)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "fn": None}  # functions of a user can seldom be pickled
+
+    def __copy__(self) -> "Choice":
+        return dataclasses.replace(self)
+
+    def __deepcopy__(self, memo: Any) -> "Choice":
+        return dataclasses.replace(self)
 
     @property
     def chosen(self) -> Way:

@@ -95,10 +95,12 @@ def io_cost_ns(
         temperature_ns: relaxes the least bandwidths of 1, a positive scalar or `[*batch]`; hard unless given.
 
     Raises:
-        ValueError: a negative or NaN count, or shapes that do not agree.
+        ValueError: a negative or NaN count, a temperature that is not positive, or shapes that do not agree.
 
     Examples:
         >>> print(io_cost_ns(GraphIoProfile(3, 0, 128, 6272), BACKEND_ROWS["cpu"]))
+        4165.6
+        >>> print(io_cost_ns(GraphIoProfile(3, 0, 128, 6272), BACKEND_ROWS["cpu"], temperature_ns=1e-3).round(1))
         4165.6
     """
     counts = fields_of(profile)
@@ -120,7 +122,8 @@ def graph_cost_ns(graph: Graph, row: BackendCoefficients, *, temperature_ns: Rea
         temperature_ns: relaxes the least bandwidths of 1, a positive scalar or `[*batch]`; hard unless given.
 
     Raises:
-        ValueError: a matmul or attention node of a shape that its FLOPs do not follow from.
+        ValueError: a matmul or attention node of a shape that its FLOPs do not follow from, a temperature that is not
+            positive, or shapes that do not agree.
 
     Examples:
         >>> g = Graph()

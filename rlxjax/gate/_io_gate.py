@@ -122,8 +122,8 @@ class IoFusionGate(Coefficients):
             >>> print(f"{gate.score_ns(before, after):.4g} ns", gate.should_fuse(before, after))
             3.033e+07 ns True
         """
-        _, counts, temperature_ns = _checked(self, before, after, temperature_ns)
-        return _score_ns(self, counts, temperature_ns)
+        temperature_ns = None if temperature_ns is None else as_temperature(temperature_ns)
+        return _score_ns(self, _checked(self, before, after, temperature_ns)[1], temperature_ns)
 
     def should_fuse(self, before: Before, after: After = None) -> Flag:
         """Whether the score reaches the minimum gain, `[*batch]`."""
@@ -179,13 +179,14 @@ class IoFusionGate(Coefficients):
             >>> table.score_ns.tolist(), table.should_fuse.tolist()
             ([0.0, 500.0, 1000.0], [False, False, True])
         """
-        benefit, counts, temperature_ns = _checked(self, before, after, temperature_ns)
+        temperature_ns = as_temperature(temperature_ns)
+        benefit, counts = _checked(self, before, after, temperature_ns)
         return GateEvaluation(benefit, *_evaluate(self, counts, temperature_ns))
 
     def _of_margin(self, relaxed: Callable[..., Any], before: Before, after: After, temperature_ns: Any) -> Any:
         """Return a relaxation of the amount by which the score exceeds the minimum gain."""
-        _, counts, temperature_ns = _checked(self, before, after, temperature_ns)
-        return _relaxed_margin(relaxed, self, counts, temperature_ns)
+        temperature_ns = as_temperature(temperature_ns)
+        return _relaxed_margin(relaxed, self, _checked(self, before, after, temperature_ns)[1], temperature_ns)
 
 
 @by_value
@@ -280,9 +281,8 @@ def _evaluate(gate: IoFusionGate, benefit: FusionBenefit, temperature_ns: RealLi
     return score_ns, score_ns >= gate.min_gain_ns, soft_step(score_ns - gate.min_gain_ns, temperature_ns)
 
 
-def _checked(gate: IoFusionGate, before: Before, after: After, temperature_ns: Any) -> tuple[Any, Any, Any]:
-    """Return a benefit, or that of two profiles, exact and in floats, and the temperature, when all values agree."""
-    temperature_ns = None if temperature_ns is None else as_temperature(temperature_ns)
+def _checked(gate: IoFusionGate, before: Before, after: After, temperature_ns: Any) -> tuple[Any, Any]:
+    """Return a benefit, given or of two profiles, exact and in floats, where all values and shapes agree."""
     if isinstance(before, FusionBenefit):
         benefit = before
         if after is not None:
@@ -296,4 +296,4 @@ def _checked(gate: IoFusionGate, before: Before, after: After, temperature_ns: A
         check_not_nan(count, name)
     gate.check("gate.")
     check_shapes(**counts, **fields_of(gate), **({} if temperature_ns is None else {"temperature_ns": temperature_ns}))
-    return benefit, FusionBenefit(**{name: as_float(count, name) for name, count in counts.items()}), temperature_ns
+    return benefit, FusionBenefit(**{name: as_float(count, name) for name, count in counts.items()})
