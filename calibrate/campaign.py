@@ -52,6 +52,8 @@ FIT_RESERVE_S, FIT_RESERVE_SHARE = 4.0, 0.1
 READY_SHARE = 0.6
 #: Rounds that have to fit in the remaining time; the slowest works are left out until they do, down to so many cells.
 MIN_ROUNDS, MIN_CELLS = 4, 24
+#: What a resumed job says that ends before it measures.
+NO_TIME = "No time was left to measure more: this is the fit of the earlier samples."
 #: Seconds that a visit takes at least, and calls of a cell in it.
 VISIT_S, VISIT_CALLS = 0.004, 2
 
@@ -111,7 +113,8 @@ def run(
     except ValueError as too_little:
         if deadline.interrupted:
             raise KeyboardInterrupt(str(too_little)) from None
-        raise ValueError(" ".join([f"{too_little}.", *refused[:1]]).removesuffix(".")) from None
+        why = [said for said in refused if said != NO_TIME][:1]
+        raise ValueError(" ".join([f"{too_little}.", *why]).removesuffix(".")) from None
     return dataclasses.replace(found, is_interrupted=deadline.interrupted)
 
 
@@ -141,8 +144,7 @@ def timed(
         ready = made_ready(suite, order, ready_by, advance, at_least=least, n_threads=n_threads)
     refused, skipped = dict(ready.refused), {}
     if is_fixed and len(ready.programs) < len(order):
-        said = ["No time was left to measure more: this is the fit of the earlier samples."]
-        return [f"{name} is left out: {reason}." for name, reason in refused.items()] + said, {}
+        return [f"{name} is left out: {reason}." for name, reason in refused.items()] + [NO_TIME], {}
     deadline.at_s = max(deadline.at_s, time.perf_counter() + least_s)
     if not is_fixed:
         chosen, skipped["too slow for the budget"] = affordable(order, ready, deadline.left_s())

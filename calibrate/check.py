@@ -190,7 +190,7 @@ def timed_again(
         if ends.interrupted:
             raise KeyboardInterrupt
         if not log.cells:
-            raise ValueError(f"{name}: no cell could be run: {refused[0]}")
+            raise ValueError(f"{name}: no cell could be run. {refused[0]}")
         machine.canaries += log.canaries
         logs[name] = log
     with progress.phase("micro-benchmarks again"):

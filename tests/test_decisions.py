@@ -1,5 +1,6 @@
 """What is remembered is whole and stays so, no database stops a choice, and the commands show and change it."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -209,6 +210,15 @@ def test_a_database_that_cannot_be_used_is_one_warning_to_a_choice_and_one_line_
     assert said in result.stderr
     if isinstance(held, sqlite3.Connection):
         held.close()
+
+
+def test_an_empty_database_is_read_while_another_process_is_about_to_make_it(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        memory = Memory(strict=True)
+        assert (memory.look_up(decision().key), memory.all()) == (None, [])
+    assert path.stat().st_size == 0
 
 
 def test_what_could_not_be_kept_is_written_with_the_next_answer_or_at_the_end(path):

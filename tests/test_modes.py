@@ -134,6 +134,10 @@ def test_results_are_pickled_copied_taken_apart_and_sent():
             assert repr(twin) == repr(made)
         if dataclasses.is_dataclass(made):
             assert list(dataclasses.asdict(made)) == [field.name for field in dataclasses.fields(made)]
+    advice = ASKED["advise"]()
+    assert copy.copy(advice).fn is copy.deepcopy(advice).fn is advice.fn
+    with pytest.raises(TypeError, match="this choice was pickled and has no function"):
+        pickle.loads(pickle.dumps(advice))(ROWS)
     with ThreadPoolExecutor(4) as pool:
         for peaks in pool.map(lambda _: rx.welch_peaks(ROWS, PARAMS, "fused", calibration=PRIOR), range(8)):
             np.testing.assert_array_equal(peaks, rx.welch_peaks(ROWS, PARAMS, "fused"))

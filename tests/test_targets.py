@@ -135,12 +135,12 @@ def test_a_command_without_a_compiler_is_refused_in_one_line(monkeypatch):
 
 #: Answers as the compiler's process does, or not.
 FAKE = """
-import json, os, sys, time
+import json, os, subprocess, sys, time
 while line := sys.stdin.buffer.readline():
     request = json.loads(line)
     program = sys.stdin.buffer.read(request["bytes"])
     if request["name"] == "hangs":
-        time.sleep(600)
+        subprocess.run(["sleep", "40"])  # a child, which holds the pipe too
     if request["name"] == "crashes":
         print("assertion failed", file=sys.stderr, flush=True)
         os.abort()

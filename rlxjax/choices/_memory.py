@@ -290,7 +290,8 @@ class Memory:
             ) as database:
                 database.execute("BEGIN IMMEDIATE" if is_written else "BEGIN")
                 if not _is_made(path, database):
-                    for statement in _MAKE:
+                    # A reader must not write into a file that another process is about to make.
+                    for statement in _MAKE if is_written else [_MAKE[0].replace("TABLE", "TEMP TABLE", 1)]:
                         database.execute(statement)
                 yield database
                 database.execute("COMMIT" if is_written else "ROLLBACK")
@@ -372,14 +373,15 @@ def learned(calibrated: CalibratedModel, memory: Memory, context: str, kind: str
             _settings.pop(oldest, None)
             _known.pop(oldest, None)
         _settings[place] = {one.key: one for one in memory.all(context, kind)[::-1]}
-    choices = [*_settings[place].values()][-MOST_LEARNED:]
-    if place in _known and _known[place][:2] == (own, choices):
-        return _known[place][2]
+    kept = _settings.get(place, {})  # none where another thread has cleared them
+    choices, known = [*kept.values()][-MOST_LEARNED:], _known.get(place)
+    if known is not None and known[:2] == (own, choices):
+        return known[2]
     try:
         found = _conditioned(calibrated, choices)
     except ValueError:  # a person edited an entry
-        _settings[place] = {one.key: one for one in choices if _teaches(calibrated, one)}
-        if len(_settings[place]) == len(choices):
+        _settings[place] = able = {one.key: one for one in choices if _teaches(calibrated, one)}
+        if len(able) == len(choices):
             raise
         return learned(calibrated, memory, context, kind)
     _known[place] = own, choices, found

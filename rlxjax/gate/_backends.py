@@ -182,7 +182,7 @@ class Coefficients:
         for name, value in vars(self).items():
             if isinstance(value, (bool, int)):
                 value = float(value)
-            elif isinstance(value, (list, tuple)) and name != "provenance":
+            elif isinstance(value, (list, tuple)) and not any(isinstance(item, str) for item in value):
                 value = np.asarray(value, np.float64)
             elif isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biu":
                 value = value.astype(np.float64)

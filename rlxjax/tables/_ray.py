@@ -60,13 +60,13 @@ def on_ray(
     if not items:
         return
     with connected(address) as ray:
-        share, most = _share_of(ray, room_s)
-        made = ray.put((_dumps(make_worker), os.getcwd(), sys.path))
-        # Ray itself would try an item without end that takes too much memory.
-        call = ray.remote(max_retries=0, max_calls=0, **share)(_call)
         died = ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError, ray.exceptions.NodeDiedError
         waiting, dead, running = collections.deque((number, 1) for number in range(len(items))), [], {}
         try:
+            share, most = _share_of(ray, room_s)
+            made = ray.put((_dumps(make_worker), os.getcwd(), sys.path))
+            # Ray itself would try an item without end that takes too much memory.
+            call = ray.remote(max_retries=0, max_calls=0, **share)(_call)
             while waiting or running:
                 while waiting and len(running) < 2 * most:  # one waits where another one works
                     number, tried = waiting.popleft()

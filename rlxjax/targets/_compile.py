@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -288,12 +289,19 @@ class Worker:
             process, is_late, answer = self._running(), threading.Event(), None
             assert process.stdin is not None
             assert process.stdout is not None
-            timer = threading.Timer(limit_s, lambda: (is_late.set(), process.kill()))
+
+            def stop() -> None:
+                is_late.set()
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # with what it started, which holds the pipe too
+
+            timer = threading.Timer(min(limit_s, threading.TIMEOUT_MAX), stop)
             timer.start()
             try:
                 process.stdin.write(json.dumps({**request, "bytes": len(program)}).encode() + b"\n" + program)
                 process.stdin.flush()
-                answer = json.loads(process.stdout.readline())
+                line = process.stdout.readline()
+                answer = json.loads(line) if line.endswith(b"\n") else None
             except (OSError, ValueError):
                 pass
             except BaseException:  # an interrupted caller leaves an answer in the pipe that belongs to nobody
