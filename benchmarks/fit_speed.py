@@ -1,4 +1,4 @@
-"""The time of a fit, with compilation and then again: of many timings of one device, and of many devices.
+"""The time of a fit, with compilation and then again: of a posterior of many timings, and of the terms of many devices.
 
     python -m benchmarks.fit_speed [--x64] [--samples N] [--devices N] [--repeats N] [--json FILE]
 
@@ -6,7 +6,6 @@ Simulated timings of runs from the Welch model's grid, 5 % noisy, of machines wh
 of about 2 from its prior's medians.
 """
 
-import functools
 import time
 from collections.abc import Callable
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from benchmarks._common import options, table, write
 from calibrate.suites.welch import WelchSuite
-from rlxjax.fit import Runs, Timings, cell_runs, fit_posterior, fit_posteriors, predicted_ns
+from rlxjax.fit import Runs, Timings, cell_runs, fit_posterior, fit_terms, predicted_ns
 from rlxjax.models import WELCH
 
 NOISE_SD = 0.05
@@ -46,7 +45,7 @@ def measured(fit: Callable, devices: int, count: int, repeats: int) -> dict:
         start = time.perf_counter()
         fits = fit(one)
         seconds.append(time.perf_counter() - start)
-        found = [own.terms for own in ([fits] if devices == 1 else fits)]
+        found = [fits.terms] if devices == 1 else fits
         coefficients = jax.tree.map(lambda *leaves: np.array(leaves)[:, None], *(own.coefficients for own in found))
         fitted_ns = np.asarray(_true_ns(coefficients, timings.runs, dict(WELCH.facts)))
         error = np.median(np.abs(fitted_ns / true_ns - 1.0))
@@ -70,7 +69,7 @@ def main() -> None:
     jax.config.update("jax_enable_x64", given.x64)
     rows = [
         measured(fit_posterior, 1, given.samples, given.repeats),
-        measured(functools.partial(fit_posteriors, n_starts=1), given.devices, DEVICE_SAMPLES, given.repeats),
+        measured(fit_terms, given.devices, DEVICE_SAMPLES, given.repeats),
     ]
     cells = [[f"{value:.4g}" for value in row.values()] for row in rows]
     print(table([name.replace("_", " ") for name in rows[0]], cells))

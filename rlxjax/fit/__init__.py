@@ -14,6 +14,7 @@ from ._fit import FitResult as FitResult
 from ._fit import PosteriorFit as PosteriorFit
 from ._fit import fit_posterior as fit_posterior
 from ._fit import fit_posteriors as fit_posteriors
+from ._fit import fit_terms as fit_terms
 from ._fit import is_measured as is_measured
 from ._fit import pooled_prior as pooled_prior
 from ._latency_model import Facts as Facts

@@ -170,10 +170,8 @@ def fit_posteriors(
         >>> [fit.terms.converged for fit in fit_posteriors(timings, weights=weights)]
         [True, True]
     """
-    shape = np.shape(timings.time_ns)
-    if len(shape) != 2 or not shape[0]:
-        raise ValueError(f"timings: expected columns [devices, n], got time_ns of shape {shape}")
     before, timed = prior_posterior(timings.model, prior, facts=facts), jax.tree.map(np.asarray, timings.runs)
+    _check_devices(timings)
     prior, counted, facts = _checked(timings, prior, weights, min_timings, before.facts)
     own, counted = filled_up(timings, counted)
     features, known = np.asarray(own.model.features(own.runs, facts), np.float64), np.asarray(before.weights)
@@ -197,6 +195,50 @@ def fit_posteriors(
 
     for_each_chunk(fit, len(counted), 1)
     return found
+
+
+def fit_terms(
+    timings: Timings,
+    prior: LatencyPrior[Any] | None = None,
+    weights: np.ndarray | None = None,
+    facts: Facts | None = None,
+    n_starts: int = 1,
+    min_timings: int = MIN_TIMINGS,
+) -> list[Any]:
+    """Fit the terms alone to each of many devices' timings: coefficients in a fraction of the time of a posterior.
+
+    Args:
+        timings: as of `fit_posteriors`, and so the other arguments; the prior's correction is not used.
+        prior: of the coefficients.
+        weights: `[devices, n]`.
+        facts: how the machines schedule.
+        n_starts: from which each fit is tried.
+        min_timings: fewer of a device that count are refused.
+
+    Returns:
+        A `FitResult` for each device.
+
+    Raises:
+        ValueError: as `fit_posteriors`.
+
+    Examples:
+        >>> from rlxjax.models import FFT
+        >>> batch, n_fft = np.repeat([32, 256, 2048], 4), np.tile([64, 256, 1024, 4096], 3)
+        >>> timings = Timings.checked(FFT, variant="fft", batch=batch, n_fft=n_fft, time_ns=2e4 + 12.0 * batch * n_fft)
+        >>> many = jax.tree.map(lambda column: np.stack([column, column]), timings)
+        >>> [fit.converged for fit in fit_terms(many)]
+        [True, True]
+    """
+    _check_devices(timings)
+    prior, counted, facts = _checked(timings, prior, weights, min_timings, facts)
+    own, counted = filled_up(timings, counted)
+    minima = _lowest(own, counted, prior, facts, n_starts)
+    return [_terms(_of_device(minima, place), its, prior) for place, its in enumerate(counted)]
+
+
+def _check_devices(timings: Timings) -> None:
+    if len(shape := np.shape(timings.time_ns)) != 2 or not shape[0]:
+        raise ValueError(f"timings: expected columns [devices, n], got time_ns of shape {shape}")
 
 
 def _checked(
