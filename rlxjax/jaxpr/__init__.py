@@ -9,8 +9,12 @@ from ._gpu_program import GpuKernel as GpuKernel
 from ._gpu_program import GpuKernelKind as GpuKernelKind
 from ._gpu_program import GpuProgram as GpuProgram
 from ._gpu_program import Product as Product
-from ._kernels import KernelGroup as KernelGroup
-from ._kernels import KernelKind as KernelKind
+from ._kernels import Kernels as Kernels
+from ._kernels import stacked as stacked
+from ._operations import CLASSES as CLASSES
+from ._operations import FAMILIES as FAMILIES
+from ._operations import OPERATIONS as OPERATIONS
+from ._operations import vocabulary_version as vocabulary_version
 from ._primitives import register_rule as register_rule
 from ._profile import Disagreement as Disagreement
 from ._profile import FunctionProfile as FunctionProfile

@@ -12,7 +12,7 @@ from rlxjax._values import FrozenDict
 from rlxjax.graph import GraphIoProfile
 from rlxjax.targets import CompiledFor, TargetDevice, check_compiler, compile_for, target_device
 
-from ._kernels import kernel_groups
+from ._kernels import kernel_table
 from ._primitives import lowered
 from ._profile import Disagreement, FunctionProfile, TargetProfile, dearest_first
 from ._rules import nbytes
@@ -119,7 +119,7 @@ def _as_written(program: Any, trips: Trips, strict: bool) -> FunctionProfile:
         uncosted=FrozenDict(uncosted),
         unknown_loops=tuple(loop._replace(starts=totals.loop_starts.get(i, 0)) for i, loop in enumerate(walk.loops)),
         branches=tuple(totals.spreads.values()),
-        kernels=kernel_groups(totals.work),
+        kernels=kernel_table(totals.work),
         trips=totals.work[TRIPS],
         static_ops=totals.static_ops,
         arrays=len(jaxpr.invars) + len(jaxpr.outvars),

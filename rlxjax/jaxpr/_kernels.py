@@ -1,191 +1,274 @@
-"""The kernels of a function, as a compiler that fuses would make them: what each equation computes, and their sums."""
+"""The kernels of a function, as a compiler that fuses would make them: one table of arrays, a row for equal kernels."""
 
+import dataclasses
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rlxjax._values import FrozenDict
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Int
 
+from rlxjax._values import FrozenDict, by_value
+
+from ._operations import FAMILIES, FAMILY_CODE, OPERATIONS, PLACE_OF, operation_of
 from ._primitives import is_outer_reduction
-from ._rules import Operation, OperationCounts, Rule, elements, is_real_on_one_side, number_kind
+from ._rules import Operation, OperationCounts, Rule, elements, number_kind
 
 #: How a step may read its operand.
 SPREAD, EACH = "spread", "each"
-#: What moves the last axis, and what is added to its name where a kernel also broadcasts: compilers then leave their
-#: loop over tiles.
-TRANSPOSE, UNTILED = "transpose inner", ", untiled"
-#: A copy that no equation asks for.
-BESIDE = "copy beside"
-#: Among the elements of kernels: the rows that their loops enter.
-ROWS = "rows"
+#: What moves the last axis, and what that is where a kernel also broadcasts: compilers then leave their loop over tiles.
+TRANSPOSE, UNTILED = "transpose_inner", "transpose_inner_untiled"
+#: A copy that no equation asks for: of what an update would overwrite, or of a turn's result into the stack of all.
+BESIDE = "copy_beside"
 #: What gives another shape and repeats nothing.
 _NO_REPEATS = ("reshape", "transpose", "pad", "concatenate", "split")
-_NO_RESULTS = re.compile(rf" slices$| steps$| elements$|^{ROWS}$|^{TRANSPOSE}")
+#: Columns of the table beside the family and the counts.
+COLUMNS = (
+    "launches looped read_bytes written_bytes itemsize rows pieces elements extent stride_bytes".split()
+)
 
 
-class KernelKind(NamedTuple):
-    """What the kernels of one group have in common.
+@by_value
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Kernels:
+    """Kernels as arrays: a row for kernels of one kind and about one size, whose counts are those of all of them.
+
+    From a profile, columns are exact integers of shape `[kernels]`; tables of several programs are padded with rows of
+    zeros to `[*batch, kernels]`, see `stacked`. `jax.vmap`, `jax.jit` and `jax.grad` take them like any pytree.
 
     Attributes:
-        family: of the operation whose result the kernel keeps in memory.
-        operation: that operation, the name of its primitive; "reduce_sum inner" if it reduces the last axis,
-            "transpose inner" if it moves it, and "transpose inner by sets" or "by pages" if its stride is one of few
-            sets of a cache, which hold what is moved or do not; "sin foretold" if its arguments are few; "fft real";
-            and "copy beside", which no equation asks for: of what an update would overwrite, or of a turn's result
-            into the stack of all.
-        itemsize: bytes of a number that it works on.
-        log2_bytes: of what one kernel moves, rounded down; 0 of nothing.
+        family: of the operation whose result a kernel keeps in memory, a place in `FAMILIES`.
+        launches: how many kernels there are.
+        looped: how many of the launches loops do.
+        read_bytes: that they read.
+        written_bytes: that they write.
+        itemsize: bytes of a number that they work on.
+        rows: that their loops over the results enter.
+        pieces: what is computed piece by piece: products of a batch, matrices, transforms; else the launches.
+        elements: results of operations that they compute, those computed again included.
+        extent: elements of an axis that a transpose makes the last one; 0 where none does.
+        stride_bytes: between two of these elements in the operand.
+        counts: of each operation of the vocabulary `OPERATIONS`, `[*batch, kernels, operations]`.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from rlxjax import profile_function
+        >>> kernels = profile_function(lambda x: jnp.exp(x).sum(), jnp.ones(8)).kernels
+        >>> kernels.family_names(), kernels.launches.tolist(), kernels.operations(0)["exp"]
+        (['reduction'], [1], 8)
     """
+
+    family: Int[Array | np.ndarray, "*batch kernels"]
+    launches: Any
+    looped: Any
+    read_bytes: Any
+    written_bytes: Any
+    itemsize: Any
+    rows: Any
+    pieces: Any
+    elements: Any
+    extent: Any
+    stride_bytes: Any
+    counts: Float[Array | np.ndarray, "*batch kernels operations"] | Any
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        return int(np.shape(self.launches)[-1])
+
+    def family_names(self) -> list[str]:
+        """Return the family of each row of one program's table."""
+        return [FAMILIES[code] for code in np.asarray(self.family).tolist()]
+
+    def operations(self, row: int) -> dict[str, int]:
+        """Return the counts of a row by operation, without those that are zero."""
+        counts = np.asarray(self.counts)[row].tolist()
+        return {name: count for name, count in zip(OPERATIONS, counts, strict=True) if count}
+
+    def padded(self, rows: int) -> "Kernels":
+        """Return the table with so many rows, those added of zeros."""
+
+        def filled(column: Any) -> np.ndarray:
+            column = np.asarray(column)
+            return np.concatenate([column, np.zeros((rows - len(column), *column.shape[1:]), column.dtype)])
+
+        return jax.tree.map(filled, self)
+
+
+def stacked(tables: Sequence[Kernels], least: int = 1) -> Kernels:
+    """Return the tables of several programs as one, `[programs, kernels]`, padded to a power of two of rows.
+
+    Args:
+        tables: one a program.
+        least: rows at least.
+    """
+    rows = 1 << (max([least, 1, *map(len, tables)]) - 1).bit_length()
+    return jax.tree.map(lambda *columns: np.stack(columns), *(table.padded(rows) for table in tables))
+
+
+class _Kind(NamedTuple):
+    """What the kernels of one row have in common; the last number is the logarithm of the bytes, rounded down."""
 
     family: str
     operation: str
     itemsize: int
+    extent: int
+    stride_bytes: int
     log2_bytes: int
 
 
-class KernelGroup(NamedTuple):
-    """Kernels of one kind and about one size; counts are those of all of them together.
-
-    Attributes:
-        kind: what they have in common.
-        launches: how many there are.
-        bytes: that they read and write.
-        written_bytes: those that they write.
-        flops: floating-point operations, those of what is computed on the way included.
-        integer_ops: operations on integers and booleans, likewise.
-        looped: how many of the launches loops do.
-        elements: of results, by operation, those computed again included. A transpose is ", untiled" where the kernel
-            also broadcasts, and where a product reads its left matrix so. "gather slices", say, are the places that
-            gathers read; there are such of scatters too; of convolutions they are the runs of neighbours, of
-            factorisations and products the matrices, of transforms how many there are. "fft steps" are the points of
-            transforms times the factors of their lengths, "window elements" what convolutions load, "edge
-            window elements" that of windows over an edge, "matrix elements" those of the largest squares in what is
-            factored, "rows" those that the loop over the result enters.
-    """
-
-    kind: KernelKind
-    launches: int
-    bytes: int
-    written_bytes: int
-    flops: int
-    integer_ops: int
-    looped: int
-    elements: Mapping[str, int]
-
-    @property
-    def computed_elements(self) -> int:
-        """How many results of operations it computes; places, rows and moves are none."""
-        return sum(count for name, count in self.elements.items() if not _NO_RESULTS.search(name))
-
-
 class Work(NamedTuple):
-    """What one equation computes, whichever kernel does it."""
+    """What one equation computes, whichever kernel does it; counts by operation of the vocabulary."""
 
     family: str
     operation: str
     itemsize: int
     elements: int = 0
-    flops: int = 0
-    integer_ops: int = 0
-    also: Mapping[str, int] = FrozenDict()
+    counts: Mapping[str, int] = FrozenDict()
     has_broadcast: bool = False
     rows: int = 0
+    pieces: int = 0
+    extent: int = 0
+    stride_bytes: int = 0
 
 
 #: Of what holds kernels of its own.
 NO_WORK = Work("", "", 4)
+#: The places of the counts of a kernel.
+_LAUNCHES, _MOVED, _WRITTEN, _ROWS, _PIECES, _ELEMENTS, _LOOPED = range(7)
 
 
 def add_kernel(work: Counter[Any], moved_bytes: int, written_bytes: int, parts: Sequence[Work]) -> None:
     """Add a kernel by what it moves and what it computes; the last step, whose result it keeps, comes first."""
     last = parts[0]
-    kind = KernelKind(last.family, last.operation, last.itemsize, max(moved_bytes.bit_length() - 1, 0))
-    operations = sum(part.flops for part in parts), sum(part.integer_ops for part in parts)
-    for place, count in enumerate((1, moved_bytes, min(written_bytes, moved_bytes), *operations, 0)):
+    strided = max(parts, key=lambda part: part.extent * part.stride_bytes)
+    kind = _Kind(
+        last.family,
+        last.operation,
+        last.itemsize,
+        strided.extent,
+        strided.stride_bytes,
+        max(moved_bytes.bit_length() - 1, 0),
+    )
+    computed = sum(part.elements for part in parts)
+    own = (1, moved_bytes, min(written_bytes, moved_bytes), last.rows, max(last.pieces, 1), computed, 0)
+    for place, count in enumerate(own):
         work["kernel", kind, place] += count
-    work["elements", kind, ROWS] += last.rows
-    untiled = UNTILED if any(part.has_broadcast for part in parts) else ""
+    is_untiled = any(part.has_broadcast for part in parts)
     for part in parts:
-        name = part.operation + (untiled if part.operation.startswith(TRANSPOSE) else "")
-        work["elements", kind, name] += part.elements
-        for name, count in part.also.items():
-            work["elements", kind, name] += count
+        for name, count in part.counts.items():
+            work["count", kind, UNTILED if is_untiled and name == TRANSPOSE else name] += count
 
 
 def mark_looped(work: Counter[Any]) -> None:
     """Say of all kernels that a loop launches them."""
     for what, kind, place in [*work]:
-        if (what, place) == ("kernel", 0):
-            work["kernel", kind, 5] = work["kernel", kind, 0]
+        if (what, place) == ("kernel", _LAUNCHES):
+            work["kernel", kind, _LOOPED] = work["kernel", kind, _LAUNCHES]
 
 
-def kernel_groups(work: Mapping[Any, int]) -> tuple[KernelGroup, ...]:
-    """Return the groups of kernels in order of appearance."""
-    found: dict[KernelKind, tuple[list[int], dict[str, int]]] = {}
+def kernel_table(work: Mapping[Any, int]) -> Kernels:
+    """Return the kernels of one program in order of appearance."""
+    found: dict[_Kind, tuple[list[int], dict[str, int]]] = {}
     for (what, kind, which), count in work.items():
-        if what in ("kernel", "elements"):
-            counts, computed = found.setdefault(kind, ([0] * 6, {}))
-            (counts if what == "kernel" else computed)[which] = count
-    return tuple(
-        KernelGroup(kind, *counts, elements=computed) for kind, (counts, computed) in found.items() if counts[0]
+        if what in ("kernel", "count"):
+            own, counts = found.setdefault(kind, ([0] * 7, {}))
+            (own if what == "kernel" else counts)[which] = count
+    rows = [(kind, own, counts) for kind, (own, counts) in found.items() if own[_LAUNCHES]]
+    table = [[0] * len(OPERATIONS) for _ in rows]
+    for line, (_, _, counts) in zip(table, rows, strict=True):
+        for name, count in counts.items():
+            line[PLACE_OF[name]] += count
+
+    def column(place: int) -> np.ndarray:
+        return _exact([own[place] for _, own, _ in rows])
+
+    return Kernels(
+        family=_exact([FAMILY_CODE.get(kind.family, FAMILY_CODE["custom"]) for kind, _, _ in rows]),
+        launches=column(_LAUNCHES),
+        looped=column(_LOOPED),
+        read_bytes=_exact([own[_MOVED] - own[_WRITTEN] for _, own, _ in rows]),
+        written_bytes=column(_WRITTEN),
+        itemsize=_exact([kind.itemsize for kind, _, _ in rows]),
+        rows=column(_ROWS),
+        pieces=column(_PIECES),
+        elements=column(_ELEMENTS),
+        extent=_exact([kind.extent for kind, _, _ in rows]),
+        stride_bytes=_exact([kind.stride_bytes for kind, _, _ in rows]),
+        counts=_exact(table).reshape(len(rows), len(OPERATIONS)),
     )
 
 
-#: Elements of the last axis that is moved there so that what they come from stays in a first cache.
-_FEW = 16
-#: Of a line of a cache: elements closer to each other are read together.
-_LINE_BYTES = 64
-#: Addresses that are multiples of this apart fall into few sets of a cache; and the lines that these sets hold.
-_SET_BYTES, _SET_LINES = 2048, 256
-#: Arguments that a processor foretells: it learns by heart which way sines take.
-_FORETOLD = 8192
+def _exact(values: list[Any]) -> np.ndarray:
+    """Return integers of 64 bits; floats of those that are beyond them."""
+    try:
+        return np.array(values, np.int64)
+    except OverflowError:
+        return np.array(values, np.float64)
 
 
 def work_of(name: str, rule: Rule, counts: OperationCounts, op: Operation) -> Work:
     """Return what an equation computes, by the name of its primitive with what tells its cost."""
-    if rule.family == "reduction" and not is_outer_reduction(name, op):
-        name = f"{name} inner"
+    extent = stride_bytes = 0
+    if name.startswith("reduce_") and rule.family == "reduction" and not is_outer_reduction(name, op):
+        name = f"{name}_inner"
+    elif name == "top_k" and op.operand.dtype != np.float32:
+        name = "top_k_by_sort"  # compilers have a heap for float32 alone
+    elif name == "sort" and len(op.inputs) > 1:
+        name = "sort_several"
     elif name in ("div", "rem") and number_kind(op.operand.dtype) == "integer":
-        name = f"{name} integer"
-    elif name in ("sin", "cos") and elements(op.result) <= _FORETOLD:
-        name = f"{name} foretold"
-    elif name == "fft" and is_real_on_one_side(op):
-        name = "fft real"
+        name = f"{name}_integer"
     elif name == "transpose":
-        shape, last, itemsize = op.operand.shape, op.params["permutation"][-1], op.operand.dtype.itemsize
-        stride_bytes = math.prod(shape[last + 1 :]) * itemsize
-        if last < len(shape) - 1 and shape[last] > _FEW and stride_bytes >= _LINE_BYTES:
-            name = transposed(shape, last, itemsize)
+        shape = op.operand.shape
+        order = [axis for axis in op.params["permutation"] if shape[axis] > 1]
+        if order and (last := order[-1]) < max(order):
+            name, extent, stride_bytes = TRANSPOSE, shape[last], math.prod(shape[last + 1 :]) * op.operand.dtype.itemsize
     arrays = [aval for aval in (*op.inputs, *op.outputs) if getattr(aval, "shape", None) is not None]
     largest = max(arrays, key=lambda aval: (elements(aval), aval.dtype.itemsize), default=None)
     longest = max((aval for aval in arrays if aval.shape), key=elements, default=None)
-    most = max(map(elements, op.outputs), default=0)
+    most, results = max(map(elements, op.outputs), default=0), sum(map(elements, op.outputs))
+    # A loop over each row of the largest array is entered anew.
+    rows = elements(longest) // max(longest.shape[-1], 1) if longest is not None else 1
+    operations = counts.flops + counts.transcendentals + counts.integer_ops
+    found = {operation_of(name, rule.family): operations or results}
+    pieces = rule.pieces(op) if rule.pieces else 1
+    if rule.also:
+        found |= rule.also(op)
+    elif rule.family == "reduction":
+        found["reduced_rows"] = rows
+    elif rule.family == "linear algebra":
+        (own,) = found
+        found = {own: _square_elements(op), f"{own}_flop": operations, f"{own}_matrices": pieces}
     return Work(
         rule.family,
         name,
         4 if largest is None else largest.dtype.itemsize,  # keys have none
-        sum(map(elements, op.outputs)),
-        counts.flops,
-        counts.integer_ops,
-        {**({f"{name} slices": rule.slices(op)} if rule.slices else {}), **(rule.also(op) if rule.also else {})},
+        results,
+        found,
         has_broadcast=any(elements(aval) < most for aval in op.inputs),
-        # A loop over each row of the largest array is entered anew.
-        rows=elements(longest) // max(longest.shape[-1], 1) if longest is not None else 1,
+        rows=rows,
+        pieces=pieces,
+        extent=extent,
+        stride_bytes=stride_bytes,
     )
+
+
+def _square_elements(op: Operation) -> int:
+    """Return the elements of the largest squares in matrices; of what is no matrix, its elements."""
+    shape, count = op.operand.shape, elements(op.operand)
+    return count * min(shape[-2:]) // max(*shape[-2:], 1) if len(shape) > 1 else count
+
+
+def copying(size_bytes: int, itemsize: int) -> Work:
+    """Return the work of a copy that no equation asks for."""
+    return Work("movement", BESIDE, itemsize, counts={BESIDE: size_bytes // max(itemsize, 1)})
 
 
 def reordering(size_bytes: int) -> Work:
     """Return the work of a copy in another order of memory."""
-    return Work("movement", TRANSPOSE, 4, size_bytes // 4)
-
-
-def transposed(shape: Sequence[int], axis: int, itemsize: int) -> str:
-    """Return the name of reading an array along an axis that is not its last."""
-    if math.prod(shape[axis + 1 :]) * itemsize % _SET_BYTES:
-        return TRANSPOSE
-    return f"{TRANSPOSE} by {'sets' if shape[axis] <= _SET_LINES else 'pages'}"
+    return Work("movement", TRANSPOSE, 4, size_bytes // 4, {TRANSPOSE: size_bytes // 4})
 
 
 def reuse(name: str, rule: Rule, op: Operation) -> list[str]:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ._kernels import BESIDE, EACH, NO_WORK, SPREAD, TRANSPOSE, UNTILED, Work, add_kernel, transposed
+from ._kernels import BESIDE, EACH, NO_WORK, SPREAD, TRANSPOSE, UNTILED, Work, add_kernel, copying
 from ._rules import Rule, elements
 
 #: What more places of a kernel's code would compute, by slices of slices say, compilers keep in memory.
@@ -91,7 +91,7 @@ def fused_memory(
             own = sum(read.values()) + written if step.traffic_bytes is None else step.traffic_bytes
             moved += own
             if step.work.family == "scatter" and (step.reads[0] in lasting or unread[step.reads[0]] > 1):
-                add_kernel(grouped, 2 * written, written, [Work("movement", BESIDE, step.work.itemsize)])
+                add_kernel(grouped, 2 * written, written, [copying(written, step.work.itemsize)])
             if step.work is not NO_WORK:
                 add_kernel(grouped, own, written, _executed(number, step, makers, claimed))
         else:
@@ -160,9 +160,7 @@ def _executed(number: int, last: Step, makers: Mapping[int, tuple[int, Step]], c
         if step is not last:
             work = work._replace(
                 elements=count,
-                flops=-(-work.flops * count // known),
-                integer_ops=-(-work.integer_ops * count // known),
-                also={name: -(-each * count // known) for name, each in work.also.items()},
+                counts={name: -(-each * count // known) for name, each in work.counts.items()},
             )
         found.append(work)
         hows = itertools.chain(step.reuse, itertools.repeat(""))
@@ -335,6 +333,7 @@ def _with_turned_left(step: Step, is_turned: bool) -> Step:
         return step
     inner = left.shape[contracted[0]]
     outer = elements(left) // max(inner, 1)
-    name = transposed((inner, outer), 0, left.dtype.itemsize) if elements(right) == inner else TRANSPOSE
-    also = {**step.work.also, f"{name}{UNTILED}": elements(left)}
-    return step._replace(work=step.work._replace(also=also))
+    counts = {**step.work.counts, UNTILED: elements(left)}
+    is_vector = elements(right) == inner
+    extent, stride_bytes = (inner, outer * left.dtype.itemsize) if is_vector else (0, 0)
+    return step._replace(work=step.work._replace(counts=counts, extent=extent, stride_bytes=stride_bytes))

@@ -9,7 +9,7 @@ from rlxjax.graph import GraphIoProfile
 from rlxjax.targets import TargetDevice
 
 from ._gpu_program import GpuProgram
-from ._kernels import KernelGroup
+from ._kernels import Kernels
 from ._rules import OperationCounts
 from ._totals import BranchSpread, UnknownLoop
 
@@ -169,7 +169,7 @@ class FunctionProfile:
     uncosted: Mapping[str, int]
     unknown_loops: tuple[UnknownLoop, ...]
     branches: tuple[BranchSpread, ...]
-    kernels: tuple[KernelGroup, ...]
+    kernels: Kernels
     trips: int
     arrays: int
     results: int

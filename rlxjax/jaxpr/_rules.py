@@ -84,9 +84,9 @@ class Rule(NamedTuple):
     workspace: Callable[[Operation], int] | None = None
     #: Whether it reads an operand in another order of memory, for each.
     reorders: Callable[[Operation], Sequence[bool]] | None = None
-    #: How many separate places of an operand it reads or writes.
-    slices: Callable[[Operation], int] | None = None
-    #: What else latency models count of it, by name.
+    #: How many pieces it works on one by one: matrices, products of a batch, transforms.
+    pieces: Callable[[Operation], int] | None = None
+    #: Counts by operation of the vocabulary beside its own, or in its place.
     also: Callable[[Operation], Mapping[str, int]] | None = None
 
     def counts(self, op: Operation) -> OperationCounts | None:
@@ -248,7 +248,7 @@ def _written(index: int, combine: tuple[Pair, Pair] | None = None) -> Rule:
 def _scatter(combine: tuple[Pair, Pair] | None = None) -> Rule:
     """Return the rule of a scatter, which writes a window for each vector of its indices."""
     return _written(2, combine)._replace(
-        slices=lambda op: elements(op.inputs[1]) // max(op.inputs[1].shape[-1], 1),
+        also=lambda op: {"scatter_places": elements(op.inputs[1]) // max(op.inputs[1].shape[-1], 1)},
     )
 
 
@@ -305,16 +305,17 @@ _TABLE: Mapping[str, Rule] = {
     "transpose rev": _MOVED._replace(in_place=False),
     "reduce argmax argmin": _REDUCTION,
     "gather": _GATHER._replace(
-        costly=True, slices=lambda op: elements(op.result) // max(math.prod(op.params["slice_sizes"]), 1)
+        costly=True,
+        also=lambda op: {"gather_places": elements(op.result) // max(math.prod(op.params["slice_sizes"]), 1)},
     ),
-    "dynamic_slice": _GATHER._replace(slices=lambda op: 1),
+    "dynamic_slice": _GATHER._replace(also=lambda op: {"gather_places": 1}),
     "get": _TOUCHING,
     # The new values read and written, the old ones read and written, and the indices.
     "swap": Rule(
         "scatter", moved=lambda op: 2 * nbytes(op.result, op.inputs[1]) + nbytes(*op.inputs[2:]), in_place=True
     ),
     "addupdate": _written(1, _COMBINE["sum"]),
-    "dynamic_update_slice": _written(1)._replace(slices=lambda op: 1),
+    "dynamic_update_slice": _written(1)._replace(also=lambda op: {"scatter_places": 1}),
     "scatter": _scatter(),
     "scatter-add scatter-sub scatter-max scatter-min": _scatter(_COMBINE["sum"]),
     "scatter-mul": _scatter(_COMBINE["prod"]),

@@ -87,7 +87,11 @@ def _window_reads(op: Operation) -> dict[str, int]:
         first, last = -(-max(before, 0) // stride), (before + (size - 1) * hole - (taps - 1) * dilation) // stride
         inside = inside // max(positions, 1) * max(min(last, positions - 1) - first + 1, 0)
     each = (axes[-1][1] if axes else 1) * (channels if channels % _VECTOR else channels // _VECTOR)
-    return {"window elements": runs * each, "edge window elements": (runs - inside) * each}
+    return {
+        "convolution_runs": runs,
+        "convolution_loads": runs * each,
+        "convolution_edge_loads": (runs - inside) * each,
+    }
 
 
 def _channels_last(op: Operation) -> int:
@@ -111,10 +115,16 @@ def _points(op: Operation) -> int:
     return max(elements(op.operand), elements(op.result))
 
 
+def _transforms(op: Operation) -> int:
+    """Return how many transforms of the last axis there are."""
+    return _points(op) // max(op.params["fft_lengths"][-1], 1)
+
+
 def _fft_steps(op: Operation) -> dict[str, int]:
     """Return the points of a Fourier transform times the sum of the factors of its lengths, half where one is real."""
-    steps = _points(op) * sum(map(_steps_of_a_point, op.params["fft_lengths"]))
-    return {"fft steps": round(steps / 2 if is_real_on_one_side(op) else steps)}
+    steps, is_real = _points(op) * sum(map(_steps_of_a_point, op.params["fft_lengths"])), is_real_on_one_side(op)
+    by_kind = {"fft_steps": 0, "fft_real_steps": round(steps / 2)} if is_real else {"fft_steps": round(steps)}
+    return {**by_kind, "transforms": _transforms(op)}
 
 
 def _steps_of_a_point(length: int) -> float:
@@ -139,15 +149,8 @@ def _matrix(flops: Callable[[Operation], int], copies: bool = False, operand: in
         in_complex=(4, 0),
         of=operand,
         workspace=(lambda op: nbytes(op.operand)) if copies else None,
-        slices=lambda op: math.prod(op.operand.shape[:-2]),
-        also=squares,
+        pieces=lambda op: math.prod(op.operand.shape[:-2]),
     )
-
-
-def squares(op: Operation) -> dict[str, int]:
-    """Return the elements of the largest squares in matrices; of what is no matrix, its elements."""
-    shape, count = op.operand.shape, elements(op.operand)
-    return {"matrix elements": count * min(shape[-2:]) // max(*shape[-2:], 1) if len(shape) > 1 else count}
 
 
 def _lu_flops(op: Operation) -> int:
@@ -190,17 +193,17 @@ _PRODUCT = Rule("matmul", _dot, (2, 0), (8, 0))
 _TOP_K = Rule("sort", lambda op: elements(op.operand) * max((max(op.params["k"], 1) - 1).bit_length(), 1))
 #: By the name of the primitive.
 RULES: Mapping[str, Rule] = {
-    "dot_general": _PRODUCT._replace(reorders=_reordered, slices=_products),
+    "dot_general": _PRODUCT._replace(reorders=_reordered, pieces=_products, also=lambda op: {"products": _products(op)}),
     "scaled_dot": _PRODUCT,
     "ragged_dot_general": _PRODUCT._replace(times=_ragged_dot),
     "conv_general_dilated": Rule(
-        "convolution", _convolution, (2, 0), (8, 0), workspace=_channels_last, slices=_runs, also=_window_reads
+        "convolution", _convolution, (2, 0), (8, 0), workspace=_channels_last, also=_window_reads
     ),
     "fft": Rule(  # transforms of the last axis
         "fft",
         _fft,
         in_complex=(1, 0),
-        slices=lambda op: _points(op) // max(op.params["fft_lengths"][-1], 1),
+        pieces=_transforms,
         also=_fft_steps,
     ),
     "sort": Rule(  # `n ceil(log2 n)` comparisons of the first key
@@ -233,5 +236,5 @@ RULES: Mapping[str, Rule] = {
     # A rotation of two numbers for each element of the triangle.
     "cholesky_update": _matrix(lambda op: 3 * op.operand.shape[-1] ** 2),
     "symmetric_product": _matrix(lambda op: 2 * math.prod(op.operand.shape[-2:]) * op.operand.shape[-2]),
-    "lu_pivots_to_permutation": Rule("linear algebra", lambda op: elements(op.operand), also=squares),
+    "lu_pivots_to_permutation": Rule("linear algebra", lambda op: elements(op.operand)),
 }

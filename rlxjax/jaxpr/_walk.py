@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ._kernels import BESIDE, Work, add_kernel, mark_looped, reordering, reuse, work_of
+from ._kernels import add_kernel, copying, mark_looped, reordering, reuse, work_of
 from ._known import Number, Scalar, known_result, number_of, turns
 from ._memory import Step, folded, fused_memory
 from ._primitives import (
@@ -275,7 +275,7 @@ class Walk:
         result.temp_bytes = max(turn.temp_bytes - sum(slices), 0)
         stacked = Counter[Any]()
         for size in slices:
-            add_kernel(stacked, 2 * size, size, [Work("movement", BESIDE, 4)])
+            add_kernel(stacked, 2 * size, size, [copying(size, 4)])
         result.work.update({key: length * count for key, count in stacked.items()})
         mark_looped(result.work)
 
