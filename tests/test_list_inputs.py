@@ -1,6 +1,7 @@
 """Inputs of which a run has a list: zeros that fill it up change nothing, and all that takes runs takes lists."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +21,13 @@ from rlxjax.calibration import CalibratedModel, Calibration, CalibrationFile
 from rlxjax.fit import Cell, Input, Runs, Timings, estimate, predicted_ns
 from rlxjax.tables import evaluate
 
-LIST = Input("units", least=0.0, step=0, default=0.0, is_list=True)
-
 
 class Parts(fit.LatencyModel):
     """Calls, and parts each of which is bound by its bytes or by its FLOP; both ways to do them."""
 
     name, version, variants = "parts", 1, ("loop", "batch")
-    inputs = {"calls": Input("calls"), "bytes": LIST, "flop": LIST}  # noqa: RUF012
+    listed = Input("units", least=0.0, step=0, default=0.0, is_list=True)
+    inputs = {"calls": Input("calls"), "bytes": listed, "flop": listed}  # noqa: RUF012
     prior = fit.wide_prior({"call_ns": 1e3, "batch_ns": 5e3, "bytes_per_ns": 10.0, "flop_per_ns": 10.0})
 
     def terms_ns(self, coefficients, runs, facts):
@@ -50,26 +50,22 @@ KNOWN = CalibratedModel(fit.prior_posterior(PARTS), {}, {}, RUNS.hull())
 
 
 class PartsSuite(fit.Suite):
-    """A cell for each run."""
-
     model = PARTS
 
     def cells(self):
-        named = [PARTS.variants[code] for code in CODES]
         sizes = [{"calls": calls, "bytes": np.array(moved), "flop": done} for calls, moved, done in ROWS]
-        return [Cell(f"cell {n}", named[n], own, held_out=n % 8 == 0) for n, own in enumerate(sizes)]
+        return [Cell(f"cell {n}", PARTS.variants[CODES[n]], sizes[n], held_out=n % 8 == 0) for n in range(24)]
 
 
 def test_lists_of_any_length_are_padded_to_one_and_more_zeros_change_nothing():
-    assert (RUNS.shape, RUNS.inputs["bytes"].shape) == ((24,), (24, 8))
-    assert [row[: len(own)].tolist() for row, own in zip(RUNS.inputs["bytes"], BYTES, strict=True)] == BYTES
+    assert (RUNS.shape, RUNS.inputs["bytes"].tolist()) == ((24,), [own + [0.0] * (8 - len(own)) for own in BYTES])
     wider = {name: np.pad(RUNS.inputs[name], [(0, 0), (0, 8)]) for name in ("bytes", "flop")}
     other = Runs.checked(PARTS, CODES, calls=CALLS, **wider)
     assert (other.inputs["flop"].shape, other.hull()) == ((24, 16), RUNS.hull())
     assert_close(*(estimate(KNOWN.posterior, runs) for runs in (other, RUNS)), FLOAT64_RTOL)
-    alone, spread = Runs.checked(PARTS, 0, calls=3), Runs.checked(PARTS, [0, 1], calls=[[1], [2], [3]], bytes=[5, 6, 7])
-    assert (alone.shape, alone.inputs["flop"].tolist(), spread.shape) == ((), [0.0], (3, 2))
-    assert jax.tree.map(np.shape, spread.together().inputs) == {"calls": (3, 2), "bytes": (3, 2, 4), "flop": (3, 2, 4)}
+    assert Runs.checked(PARTS, 0, calls=3).inputs["flop"].tolist() == [0.0]
+    spread = Runs.checked(PARTS, [0, 1], calls=[[1], [2], [3]], bytes=[5, 6, 7]).together().inputs
+    assert jax.tree.map(np.shape, spread) == {"calls": (3, 2), "bytes": (3, 2, 4), "flop": (3, 2, 4)}
 
 
 def test_jit_is_eager_vmap_is_a_loop_and_gradients_are_finite_differences():
@@ -77,8 +73,7 @@ def test_jit_is_eager_vmap_is_a_loop_and_gradients_are_finite_differences():
         runs = Runs.checked(PARTS, variant, **inputs)
         return KNOWN.predict_ns("loop", **inputs) + estimate(KNOWN.posterior, runs).time_ns
 
-    with jax.disable_jit():
-        eager = time_ns(RUNS.inputs)
+    eager = jax.disable_jit()(time_ns)(RUNS.inputs)
     assert_close(jax.jit(time_ns)(RUNS.inputs), eager, FLOAT64_RTOL)
     assert_close(jax.vmap(time_ns)(RUNS.inputs, CODES), eager, FLOAT64_RTOL)
     loop_ns = jnp.array([KNOWN.predict_ns("batch", *row) for row in ROWS])
@@ -87,41 +82,37 @@ def test_jit_is_eager_vmap_is_a_loop_and_gradients_are_finite_differences():
     of_logs = jax.jacfwd(lambda logs: jnp.log(predicted_ns(jax.tree.map(jnp.exp, logs), RUNS, {})))
     expected = jnp.stack(jax.tree.leaves(of_logs(jax.tree.map(np.log, PARTS.prior.median))), -1)
     assert_close(estimate(KNOWN.posterior, RUNS).scores, expected @ KNOWN.posterior.factor, FLOAT64_RTOL)
-    places = KNOWN.pick_index(*COLUMNS.values()).tolist()
-    assert [PARTS.variants[place] for place in places] == [KNOWN.pick(*map(np.array, row)) for row in ROWS]
+    picks = [PARTS.variants[place] for place in KNOWN.pick_index(*COLUMNS.values())]
+    assert picks == [KNOWN.pick(*map(np.array, row)) for row in ROWS]
 
 
 def test_a_fit_recovers_coefficients_through_files_of_timings_of_samples_and_of_a_calibration(tmp_path):
     TIMINGS.to_parquet(path := tmp_path / "a.parquet")
     assert Timings.of(PARTS, path) == TIMINGS == Timings.of(PARTS, pq.read_table(path))
     own = fit.fit_posterior(TIMINGS)
-    assert own.terms.coefficients == pytest.approx(TRUE_NS, rel=0.02)
     read = Calibration.from_file(CalibrationFile.model_validate(file_content(fits=[own])), [PARTS]).of("parts")
-    assert read.domain == RUNS.hull()
-    assert_close(estimate(read.posterior, RUNS).time_ns, estimate(own.posterior, RUNS).time_ns, 1e-6)
+    assert (read.domain, own.terms.coefficients) == (RUNS.hull(), pytest.approx(TRUE_NS, rel=0.02))
+    assert_close(*(estimate(known.posterior, RUNS).time_ns for known in (read, own)), 1e-6)
     few = Timings.checked(PARTS, variant=0, time_ns=[1.0, 2.0], calls=[1, 2], bytes=[[1.0], [2.0]])
     both, weights = fit.stack_timings([TIMINGS, few])
     assert (both.runs.shape, both.runs.inputs["flop"].shape, weights.sum()) == ((2, 24), (2, 24, 8), 26)
     suite, (cells, left_out) = PartsSuite(), checked_cells(PartsSuite())
     assert_close(fit.cell_runs(PARTS, cells), RUNS, 0.0)
     log = read_samples(made_up(tmp_path / "b.json", suite, TRUE_NS))
-    assert (log.cells, left_out, hash(cells[1])) == (cells, [], hash(suite.cells()[1]))
+    assert (log.cells, left_out, {*log.cells}) == (cells, [], {*suite.cells()})
     assert fitted(suite, log, PARTS.prior).whole.terms.coefficients == pytest.approx(TRUE_NS, rel=0.1)
 
 
 def test_evaluating_a_list_column_equals_the_loop_and_refuses_rows_one_by_one(tmp_path):
     more = {"calls": [1.0] * 3, "bytes": [[1, -1], [1, 2], None], "flop": [[1, 1], [3], [1]]}
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({name: [*COLUMNS[name], *own] for name, own in more.items()}), path)
+    table = pa.table({name: [*COLUMNS[name], *own] for name, own in more.items()})
+    pq.write_table(table, path := tmp_path / "a.parquet")
     found = evaluate(path, tmp_path / "out", KNOWN, strategy="loop", want=["time_ns", "in_domain"])
-    answers = pq.read_table(found.sink)
-    loop_ns = [float(KNOWN.predict_ns("loop", *row)) for row in ROWS]
+    answers, loop_ns = pq.read_table(found.sink), [float(KNOWN.predict_ns("loop", *row)) for row in ROWS]
     assert answers["time_ns"].to_pylist() == pytest.approx(loop_ns, rel=1e-6)
     assert all(answers["in_domain"].to_pylist())
-    negative, unequal, null = pq.read_table(found.rejects)["reason"].to_pylist()
-    assert negative == "bytes: expected a number of units of at least 0, got -1"
-    assert unequal == "expected lists of one length, got bytes of 2 and flop of 1"
-    assert null == "bytes: expected a number of units, got null"
+    said = ("bytes: expected a number of units of at least 0, got -1", "got bytes of 2 and flop of 1", ", got null")
+    assert [*map(str.endswith, pq.read_table(found.rejects)["reason"].to_pylist(), said)] == [True] * 3
 
 
 def test_lists_that_cannot_be_are_refused_in_a_sentence(tmp_path):
@@ -130,14 +121,10 @@ def test_lists_that_cannot_be_are_refused_in_a_sentence(tmp_path):
     timings = functools.partial(Timings.checked, PARTS, variant="loop", time_ns=[1.0, 2.0], calls=[1, 2])
     for call, said in (
         (lambda: runs(bytes=[1, -2]), "bytes: expected a size of at least 0.0, got -2"),
-        (lambda: runs(bytes=[[1, 2], 3]), "bytes: expected a list of numbers for each run, got"),
         (lambda: runs(bytes=[1, 2], flop=[1]), "expected lists of one length, got bytes of 2 and flop of 1"),
         (lambda: timings(bytes=[[1], [1, 2]], flop=[[1], [1]]), "timings, run 1: expected lists of one length"),
         (lambda: timings(bytes=[[1], [1, -2]]), "timings, row 1: bytes: expected a size of at least 0.0, got -2.0"),
-        (lambda: timings(bytes=[1, 2]), "timings, row 0: bytes: expected a list of finite numbers, got"),
         (lambda: Timings.of(PARTS, path), "bytes: expected a Parquet file, as a cell of CSV holds no list"),
-        (lambda: KNOWN.pick(1, [[1.0], [2.0]]), "bytes: expected a list, that of one workload, got shape (2, 1)"),
     ):
-        with pytest.raises(ValueError, match="^[^\n]*$") as refusal:
+        with pytest.raises(ValueError, match=rf"^[^\n]*{re.escape(said)}[^\n]*$"):
             call()
-        assert said in str(refusal.value)

@@ -30,6 +30,7 @@ from rlxjax.fit import (
     Timings,
     all_inputs,
     alternatives_of,
+    as_lists,
     batch_shape,
     condition,
     corrected_terms_ns,
@@ -408,8 +409,9 @@ class CalibratedModel(Predictions):
         """Return the cheapest candidate for one workload, of equals the first, and the variant that it runs."""
         lists = [name for name, entry in self.model.inputs.items() if entry.is_list]
         for name, value in (*zip(self.model.inputs, inputs, strict=False), *named.items()):
-            if is_traced(value) or np.ndim(value) > (name in lists):
-                given = "a traced value" if is_traced(value) else f"shape {np.shape(value)}"
+            own = as_lists(self.model.inputs, {name: value})[name] if name in lists else value
+            if is_traced(own) or np.ndim(own) > (name in lists):
+                given = "a traced value" if is_traced(own) else f"shape {np.shape(own)}"
                 one = "list" if name in lists else "number"
                 raise ValueError(f"{name}: expected a {one}, that of one workload, got {given}; see `pick_index`")
         by_place, by_name = (tuple(map(_hashable, values)) for values in (inputs, named.values()))

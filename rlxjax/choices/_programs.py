@@ -316,7 +316,7 @@ def _array(arg: Any, rng: np.random.Generator) -> Any:
 # --- The variants of a suite ---------------------------------------------------------------------
 
 
-def work_of_suite(suite: Suite, inputs: Mapping[str, float] | None, known: Calibration | None) -> Work:
+def work_of_suite(suite: Suite, inputs: Mapping[str, Any] | None, known: Calibration | None) -> Work:
     """Return the variants of a suite's model as ways to do one workload."""
     model = suite.model
     if inputs is not None and not isinstance(inputs, Mapping):
@@ -350,7 +350,7 @@ def _program(suite: Handle, cell: Cell) -> Callable[[], Any]:
     return own.program(cell)
 
 
-def predicted_variants(ways: Sequence[Way], sizes: Mapping[str, float], calibrated: CalibratedModel) -> Predicted:
+def predicted_variants(ways: Sequence[Way], sizes: Mapping[str, Any], calibrated: CalibratedModel) -> Predicted:
     """Return what a model says of ways that are one run each, by their names, all of one workload."""
     with jax.ensure_compile_time_eval():
         runs = Runs.checked(calibrated.model, [own.name for own in ways], **sizes)

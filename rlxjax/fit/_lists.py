@@ -52,26 +52,28 @@ def as_lists(entries: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
     found = {name: _list(name, values[name]) for name in names}
     lengths = {name: own for name, (_, own) in found.items()}
     check_shapes(**lengths)
-    for place, said in unequal(lengths).items():
+    for place, said in unequal_lists(lengths).items():
         raise ValueError(f"run {', '.join(map(str, place))}: {said}" if place else said)
     most = width(max(column.shape[-1] for column, _ in found.values()))
-    return {**values, **{name: widened(column, most) for name, (column, _) in found.items()}}
+    return {**values, **{name: widened_lists(column, most) for name, (column, _) in found.items()}}
 
 
 def _list(name: str, value: Any) -> tuple[Any, Any]:
     """Return lists as an array `[*batch, entries]`, and how many entries each has."""
+    given = value
     if not isinstance(value, jax.Array):
         try:
-            value = np.asarray(value)
+            value = np.asarray(given)
         except ValueError:  # of different lengths
-            value = np.asarray(value, object)
+            value = np.asarray(given, object)
     if value.dtype == object:
         try:
-            rows = [np.asarray(row, np.float64) for row in value.reshape(-1)]
-            lengths = np.array([len(row) for row in rows])
-            return stacked(np.concatenate(rows), lengths), lengths
+            rows = [np.asarray(row, np.float64) for row in value.flat]
+            lengths = np.array([len(row) for row in rows], int)
+            column = stacked_lists(np.concatenate([*rows, ()]), lengths)
+            return column.reshape(*value.shape, column.shape[1]), lengths.reshape(value.shape)
         except (TypeError, ValueError):
-            raise ValueError(f"{name}: expected a list of numbers for each run, got {value!r:.60}") from None
+            raise ValueError(f"{name}: expected a list of numbers for each run, got {given!r:.60}") from None
     if not value.ndim and not (isinstance(value, np.ndarray) and value == 0):
         value = value.reshape(1)
     if not value.ndim or not value.shape[-1]:
@@ -79,7 +81,7 @@ def _list(name: str, value: Any) -> tuple[Any, Any]:
     return value, np.asarray(value.shape[-1])
 
 
-def unequal(lengths: Mapping[str, np.ndarray]) -> dict[tuple[int, ...], str]:
+def unequal_lists(lengths: Mapping[str, np.ndarray]) -> dict[tuple[int, ...], str]:
     """Return why lists do not go together, by the place of their run: they are of one length, or empty."""
     each = np.stack(np.broadcast_arrays(*lengths.values()), -1)
     wrong = np.argwhere(((each > 0) & (each != each.max(-1, keepdims=True))).any(-1)).tolist()
@@ -90,7 +92,7 @@ def unequal(lengths: Mapping[str, np.ndarray]) -> dict[tuple[int, ...], str]:
     }
 
 
-def stacked(entries: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def stacked_lists(entries: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return lists `[n, width]` from their entries, one list after the other, and how many each has, `[n]`."""
     rows = np.zeros((len(lengths), width(int(lengths.max(initial=1)))), entries.dtype)
     rows[np.arange(rows.shape[1]) < lengths[:, None]] = entries
@@ -102,7 +104,7 @@ def width(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def widened(column: Any, most: int) -> Any:
+def widened_lists(column: Any, most: int) -> Any:
     """Return a column whose last axis is padded with zeros to a length."""
     more = most - np.shape(column)[-1]
     return namespace_of(column).pad(column, [(0, 0)] * (np.ndim(column) - 1) + [(0, more)]) if more else column

@@ -38,12 +38,12 @@ class Cell:
 
     name: str
     variant: str
-    inputs: Mapping[str, float | Sequence[float]]
+    inputs: Mapping[str, Any]
     work: str = ""
     group: str = ""
     held_out: bool = False
     n_bytes: int = 0
-    compiled: Mapping[str, float | Sequence[float]] = FrozenDict()
+    compiled: Mapping[str, Any] = FrozenDict()
 
     def __post_init__(self) -> None:
         for name in ("inputs", "compiled"):

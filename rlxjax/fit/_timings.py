@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from rlxjax._values import by_value
 
 from ._latency_model import LatencyModel, Runs, check_timed_size, variant_codes
-from ._lists import as_lists, batch_shape, widened
+from ._lists import as_lists, batch_shape, widened_lists
 
 #: Nanoseconds of the units that the name of a column of times ends in.
 UNITS_NS = {"_ns": 1.0, "_us": 1e3, "_ms": 1e6, "_s": 1e9}
@@ -48,8 +48,7 @@ class Timings:
             model: whose runs were timed.
             variant: names, or places in `model.variants`, `[n]`; one name is that of all.
             time_ns: `[n]`.
-            **inputs: the sizes by the model's names, `[n]`, or lists `[n, entries]`; one with a default may be left
-                out.
+            **inputs: the sizes by the model's names, `[n]`, of lists `[n, entries]`; a default may be left out.
 
         Raises:
             ValueError: columns of unequal length, an unknown variant or input, a size that cannot be, or a time that
@@ -181,7 +180,7 @@ def stack_timings(timings: Sequence[Timings]) -> tuple[Timings, Float[np.ndarray
 
     def stack(*columns: np.ndarray) -> np.ndarray:
         most = max(np.shape(column)[-1] for column in columns)  # of lists, which may differ in length
-        return np.stack([widened(column, most) for column in columns])
+        return np.stack([widened_lists(column, most) for column in columns])
 
     return jax.tree.map(stack, *filled), (rows <= last).astype(float)
 

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from rlxjax._checks import MOST
 from rlxjax._chunks import worker_count
 from rlxjax._files import Sealed, digest_of, locked, read_json_file, whole_file, write_json_file
-from rlxjax.fit import stacked, unequal, widened
+from rlxjax.fit import stacked_lists, unequal_lists, widened_lists
 
 from ._ray import connected, on_ray, said
 from ._rows import Compiled, Field, RowProgram, refused_rows
@@ -305,9 +305,9 @@ def _evaluated(
         reasons = found | reasons
     if lists := [name for name, field in job.program.fields.items() if field.is_list]:
         most = max(columns[name].shape[1] for name in lists)
-        columns |= {name: widened(columns[name], most) for name in lists}
+        columns |= {name: widened_lists(columns[name], most) for name in lists}
         given = {name: _lengths(batch.column(job.columns[name])) for name in lists if name in job.columns}
-        reasons = {row: said for (row,), said in (unequal(given) if given else {}).items()} | reasons
+        reasons = {row: said for (row,), said in (unequal_lists(given) if given else {}).items()} | reasons
     answers, is_answer = compiled(columns)
     reasons = (refused_rows(check, columns) if check is not None else {}) | reasons
     for row in np.flatnonzero(~is_answer).tolist():
@@ -372,7 +372,7 @@ def _column(job: Job, part: Part, batch: pa.RecordBatch, name: str, field: Field
         if numbers.null_count:
             is_wrong |= numbers.is_null().to_numpy(zero_copy_only=False)
         if field.is_list:
-            values, is_wrong = (stacked(own, _lengths(column)) for own in (values, is_wrong))
+            values, is_wrong = (stacked_lists(own, _lengths(column)) for own in (values, is_wrong))
             is_wrong[:, 0] |= column.is_null().to_numpy(zero_copy_only=False)
     rows = np.flatnonzero(is_wrong.any(-1) if field.is_list else is_wrong)
     if rows.size:
