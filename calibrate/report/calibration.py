@@ -259,7 +259,7 @@ def _in_words(sizes: Mapping[str, float]) -> str:
 
 
 def _sizes(calibrated: CalibratedModel, asked: Mapping[str, float]) -> Mapping[str, Any]:
-    """Return the sizes that were asked for, where the model has these inputs, else those in the middle; lists are empty."""
+    """Return the sizes that were asked for, where the model has these inputs, else those in the middle, lists empty."""
     inputs = calibrated.model.inputs
     if asked.keys() <= inputs.keys():
         return asked
