@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path as FilePath
+from typing import Any
 
 import numpy as np
 
@@ -193,7 +194,7 @@ def _residuals(calibrated: CalibratedModel, section: ModelSection, measured: Mea
 def _choices(calibrated: CalibratedModel, measured: Measured | None, asked: Mapping[str, float]) -> Iterator[Section]:
     """Yield the sections of a model with strategies to choose among: times, picks, and why one is picked."""
     model, name = calibrated.model, calibrated.model.name
-    if len(model.strategies) < 2:
+    if len(model.strategies) < 2 or any(entry.is_list for entry in model.inputs.values()):
         return
     sizes, free = _sizes(calibrated, asked), [key for key, entry in model.inputs.items() if entry.default is None]
     first, second = free[0], next(iter(free[1:]), None)
@@ -257,12 +258,16 @@ def _in_words(sizes: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {float(size):,g}" for name, size in sizes.items()) or "all sizes"
 
 
-def _sizes(calibrated: CalibratedModel, asked: Mapping[str, float]) -> Mapping[str, float]:
-    """Return the sizes that were asked for, where the model has these inputs, else those in the middle."""
+def _sizes(calibrated: CalibratedModel, asked: Mapping[str, float]) -> Mapping[str, Any]:
+    """Return the sizes that were asked for, where the model has these inputs, else those in the middle, lists empty."""
     inputs = calibrated.model.inputs
     if asked.keys() <= inputs.keys():
         return asked
-    spans = {name: _values(calibrated, name, 3) for name, entry in inputs.items() if entry.default is None}
+    spans = {
+        name: [()] if entry.is_list else _values(calibrated, name, 3)
+        for name, entry in inputs.items()
+        if entry.default is None or entry.is_list
+    }
     return {name: values[len(values) // 2] for name, values in spans.items()}
 
 
