@@ -59,7 +59,7 @@ Span = tuple[int, int]
 #: The most groupings that are looked at, all of those of seven stages, and that are measured beside the stages apart.
 MOST_GROUPINGS, MOST_CONSIDERED = 64, 6
 #: Terms that launches take, and those of the functions model that traffic takes; of a target's it takes all others.
-LAUNCH_TERMS, TRAFFIC_TERMS = ("call_ns", "launch_ns"), ("elementwise_ns", "uncached_ns")
+LAUNCH_TERMS, TRAFFIC_TERMS = ("call_ns", "launch_ns"), ("memory_ns", "movement_ns")
 
 
 def advise(
@@ -485,16 +485,16 @@ def _saved(apart: Sequence[FunctionPrediction], grouped: Sequence[FunctionPredic
     def totals(programs: Sequence[FunctionPrediction]) -> dict[str, int]:
         profiles = [program.profile for program in programs]
         # What a compiler fuses is known; what it computes again is not.
-        kernels = [group for profile in profiles for group in profile.kernels if profile.level == "jaxpr"]
+        kernels = [profile.kernels for profile in profiles if profile.level == "jaxpr"]
         compiled = sum(int(profile.io.kernel_launches) for profile in profiles if profile.level == "compiled")
         return {
             "saved_calls": len(profiles),
-            "saved_launches": compiled + sum(group.launches for group in kernels),
+            "saved_launches": compiled + sum(int(table.launches.sum()) for table in kernels),
             "saved_sync_points": sum(int(profile.io.sync_points) for profile in profiles),
             "saved_readback_bytes": sum(int(profile.io.host_output_bytes) for profile in profiles),
             "saved_traffic_bytes": sum(profile.fused_traffic_bytes for profile in profiles),
-            "recomputed_flops": sum(group.flops for group in kernels),
-            "recomputed_elements": sum(group.computed_elements for group in kernels),
+            "recomputed_flops": sum(int(table.flops.sum()) for table in kernels),
+            "recomputed_elements": sum(int(table.elements.sum()) for table in kernels),
         }
 
     before, after = totals(apart), totals(grouped)

@@ -200,6 +200,14 @@ class LatencyModel(Protocol):
         del facts
         return np.zeros((*runs.shape, 0))
 
+    def own_log_sd(self, coefficients: Any, runs: "Runs", facts: Facts) -> RealLike:
+        """Return the standard deviation of the logarithm of a run's time that a model knows of beforehand, `[*batch]`.
+
+        It is of what no coefficient stands for, beside the spread that the fit finds; none unless a model says.
+        """
+        del coefficients, runs, facts
+        return 0.0
+
     def folds(self, runs: "Runs") -> Sequence[np.ndarray]:
         """Return columns `[n]`: runs of one value in a column are left out together in validation."""
         columns = map(np.asarray, runs.inputs.values())

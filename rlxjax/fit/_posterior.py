@@ -136,7 +136,10 @@ def estimate(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
         scores = jacobian @ factor[:n_coefficients] + features @ own
     else:
         scores = jnp.asarray(joint_jacobian(jacobian, features, runs.variant, n_variants)) @ factor
-    return LatencyEstimate(jnp.exp(log_ns + log_factor), scores, jnp.asarray(posterior.spread)[runs.variant])
+    known = posterior.model.own_log_sd(posterior.coefficients, runs, posterior.facts)
+    spread = jnp.asarray(posterior.spread)[runs.variant]
+    spread = jnp.hypot(spread, known) if np.ndim(known) else spread
+    return LatencyEstimate(jnp.exp(log_ns + log_factor), scores, spread)
 
 
 def own_correlation(posterior: LatencyPosterior, one: Code, other: Code) -> RealLike:

@@ -13,14 +13,14 @@ _CLASSES: Mapping[str, str] = {
     "max=max,min,clamp round=floor,ceil,round,reduce_precision,is_finite compare=eq,ne,lt,le,gt,ge,eq_to,lt_to,le_to "
     "logic=and,or,xor,not shift=shift_left,shift_right_arithmetic,shift_right_logical select_n nextafter "
     "bits=population_count,clz,mulhi other",
-    "loop": "ragged_rows scalar_elements",
+    "remainder": "ragged_rows scalar_elements",
     "movement": "broadcast_in_dim=broadcast_in_dim,tile convert_element_type=convert_element_type,bitcast_convert_type "
     "iota slice=slice,split,unstack concatenate=concatenate,stack pad rev copy=copy,copy_p,device_put copy_beside "
     "complex=complex,real,imag dynamic_slice=dynamic_slice,get dynamic_update_slice=dynamic_update_slice,swap,addupdate",
     "transpose": "transpose transpose_inner transpose_inner_untiled",
     "special": "div sqrt rsqrt exp=exp,exp2 expm1 log=log,log2 log1p tanh logistic pow cbrt erf erfc sinh cosh asinh "
     "acosh atanh erf_inv bessel_i0e bessel_i1e",
-    "dear": "sin cos tan asin acos atan atan2 rem lgamma digamma div_integer rem_integer",
+    "dear": "sin cos tan asin acos atan atan2 rem lgamma digamma div_integer rem_integer div_by_scalar rem_by_scalar",
     "iterated": "igamma=igamma,igammac igamma_grad_a random_gamma_grad regularized_incomplete_beta polygamma zeta "
     "random_gamma",
     "reduction": "reduce_sum_inner reduce_sum reduce_max_inner=reduce_max_inner,reduce_min_inner "
