@@ -441,7 +441,8 @@ def _placed(known: Handle, is_double: bool) -> LatencyPosterior | None:
 
 @functools.lru_cache(maxsize=MOST_PLACED)
 def _has_separate_weights(known: Handle) -> bool:
-    return has_separate_weights(known())
+    posterior: Any = known()
+    return has_separate_weights(posterior)
 
 
 @functools.lru_cache(maxsize=MOST_CHOICES)
