@@ -1,4 +1,4 @@
-"""Time programs that a grammar draws, each in two halves of a campaign: what the shared weights of kernels are fitted to.
+"""Time programs that a grammar draws, in two halves of a campaign: the shared weights of kernels are learned from them.
 
     python -m benchmarks.corpus --machine-minutes 40 --out FILE.jsonl [--programs 3000] [--resume]
 
@@ -26,7 +26,7 @@ import rlxjax as rx
 from benchmarks._common import options
 from benchmarks._grammar import MOST_BYTES, Program, drawn
 from calibrate.samples import Visits, quantile_ns
-from rlxjax.calibration import current_fingerprint
+from rlxjax.calibration import Fingerprint, current_fingerprint, fingerprint_differences
 from rlxjax.clock import PROTOCOL, call_ns, mean_ns, quiet_collector, visit_ns
 
 #: Programs that are timed by turns, the bytes of the arguments of all of them, rounds, and the seconds of a program.
@@ -114,7 +114,50 @@ def timed(calls: dict[int, Callable[[], Any]], rng: np.random.Generator) -> dict
                     times = visit_ns(places[place])
                     spent[place] += sum(times) / 1e9
                     found.append((round_, place, round(mean_ns(times))))
-    return {name: list(column) for name, column in zip(("round", "cell", "time_ns"), zip(*found, strict=True), strict=True)}
+    return dict(zip(("round", "cell", "time_ns"), map(list, zip(*found, strict=True)), strict=True))
+
+
+class Recording:
+    """A corpus with the file that it is kept in: what is added is in the file first."""
+
+    def __init__(self, corpus: Corpus, file: Any) -> None:
+        self.corpus, self._file = corpus, file
+
+    def keep(self, **line: Any) -> None:
+        """Write a line."""
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def program(self, number: int) -> Program | None:
+        """Return a program of the file, or draw and keep it; None where none is drawn."""
+        if number not in self.corpus.programs:
+            try:
+                self.corpus.programs[number] = drawn(number, cost_ns)
+            except ValueError as error:
+                self.keep(kind="failed", number=number, reason=str(error))
+                return None
+            self.keep(kind="program", number=number, **self.corpus.programs[number]._asdict())
+        return self.corpus.programs[number]
+
+    def time_batch(self, half: int, left: list[int], pool: ThreadPoolExecutor, rng: np.random.Generator) -> None:
+        """Take programs off a list, compile and time them, and keep what they take."""
+        made, held = {}, 0
+        while left and len(made) < BATCH and held < BATCH_BYTES:
+            number = left.pop(0)
+            if (program := self.program(number)) is not None:
+                made[number] = pool.submit(ready, program)
+                held += program.n_bytes
+        calls: dict[int, Callable[[], Any]] = {}
+        for number, one in made.items():
+            try:
+                calls[number] = one.result()
+            except Exception as error:  # noqa: BLE001  (what JAX or a compiler raises)
+                self.keep(kind="failed", number=number, reason=f"{type(error).__name__}: {error}"[:200])
+        if calls:
+            line = {"half": half, "numbers": list(calls), **timed(calls, rng)}
+            self.keep(kind="batch", **line)
+            self.corpus.batches.append(line)
+        jax.clear_caches()
 
 
 def main() -> int:
@@ -124,7 +167,6 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true")
     given = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    jax.config.update("jax_numpy_dtype_promotion", "standard")
     warnings.simplefilter("ignore")
     if given.out.exists() != given.resume:
         found = "is there: go on with --resume" if given.out.exists() else "is not there: leave out --resume"
@@ -132,49 +174,18 @@ def main() -> int:
         return 2
     header = {"version": VERSION, "protocol": PROTOCOL, "fingerprint": current_fingerprint().model_dump(mode="json")}
     corpus = read_corpus(given.out) if given.resume else Corpus(header)
+    if differences := fingerprint_differences(Fingerprint(**corpus.header["fingerprint"]), current_fingerprint()):
+        print(f"{given.out} was taken elsewhere ({'; '.join(differences)}): leave out --resume", file=sys.stderr)
+        return 2
     until_s, rng = time.perf_counter() + 30.0 * given.machine_minutes, np.random.default_rng()
-    complete = len(corpus.done(0) | corpus.failed.keys()) >= given.programs
-    half = int(complete)
+    half = int(len(corpus.done(0) | corpus.failed.keys()) >= given.programs)
     with open(given.out, "a", encoding="utf-8") as file, ThreadPoolExecutor(2) as pool:
-
-        def keep(**line: Any) -> None:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-
+        recording = Recording(corpus, file)
         if not given.resume:
-            keep(**header)
-        def take(number: int) -> Program | None:
-            """Return a program of the file, or draw it and keep it."""
-            if number not in corpus.programs:
-                try:
-                    corpus.programs[number] = drawn(number, cost_ns)
-                except ValueError as error:
-                    keep(kind="failed", number=number, reason=str(error))
-                    return None
-                keep(kind="program", number=number, **corpus.programs[number]._asdict())
-            return corpus.programs[number]
-
+            recording.keep(**header)
         left = numbers_of(corpus, half, given.programs)
         while left and time.perf_counter() < until_s:
-            made, held = {}, 0
-            while left and len(made) < BATCH and held < BATCH_BYTES:
-                number = left.pop(0)
-                if (program := take(number)) is not None:
-                    made[number] = pool.submit(ready, program)
-                    held += program.n_bytes
-            calls: dict[int, Callable[[], Any]] = {}
-            for number, one in made.items():
-                try:
-                    calls[number] = one.result()
-                except Exception as error:  # noqa: BLE001  (what JAX or a compiler raises)
-                    keep(kind="failed", number=number, reason=f"{type(error).__name__}: {error}"[:200])
-            if calls:
-                line = {"half": half, "numbers": list(calls), **timed(calls, rng)}
-                keep(kind="batch", **line)
-                corpus.batches.append(line)
-            made.clear()
-            calls.clear()
-            jax.clear_caches()
+            recording.time_batch(half, left, pool, rng)
             print(f"half {half + 1}: {len(corpus.done(half))} programs", flush=True)
     return 0
 

@@ -16,6 +16,7 @@ import rlxjax as rx
 from calibrate.suites.functions import timed_functions
 from rlxjax.calibration import CalibratedModel, Calibration, predict_profiles
 from rlxjax.fit import prior_posterior
+from rlxjax.jaxpr import OPERATIONS
 from rlxjax.models import FFT, FUNCTIONS, function_runs
 
 
@@ -33,16 +34,19 @@ def profiled(fn, *shapes):
 
 
 def flops_of(fn, *shapes):
-    return sum(group.flops for group in profiled(fn, *shapes).kernels)
+    return profiled(fn, *shapes).kernels.flops.sum()
 
 
-def elements_of(fn, *shapes):
-    return sum((Counter(group.elements) for group in profiled(fn, *shapes).kernels), Counter())
+def counts_of(fn, *shapes):
+    return dict(zip(OPERATIONS, profiled(fn, *shapes).kernels.counts.sum(0).tolist(), strict=True))
 
 
 def launches_of(fn, *shapes):
     kernels = profiled(fn, *shapes).kernels
-    return sum((Counter({group.kind.operation: group.launches}) for group in kernels), Counter())
+    found = Counter()
+    for name, launches in zip(kernels.operation_names(), kernels.launches.tolist(), strict=True):
+        found[name] += launches
+    return found
 
 
 def any_program(seed):
@@ -78,17 +82,21 @@ def test_kernels_hold_all_the_work_and_all_the_traffic_and_inputs_are_counts():
     profiles |= {seed: profiled(any_program(seed), *[(8, 8 + 4 * (seed % 2))] * 2) for seed in range(60)}
     for name, profile in profiles.items():
         kernels = profile.kernels
-        asked = [group for group in kernels if group.kind.operation != "copy beside"]
-        assert sum(group.bytes for group in asked) == profile.fused_traffic_bytes, name
-        assert all(0 <= group.written_bytes <= group.bytes for group in kernels), name
-        assert all(value[0] >= 0 for value in function_runs([profile]).inputs.values()), name
+        asked = kernels.operation != list(OPERATIONS).index("copy_beside")
+        assert sum((kernels.read_bytes + kernels.written_bytes)[asked]) == profile.fused_traffic_bytes, name
+        for column in jax.tree.leaves(kernels):
+            assert column.dtype == np.int64, name
+            assert np.all(column >= 0), name
+        assert np.all(kernels.working_bytes >= kernels.read_bytes + kernels.written_bytes), name
+        assert all(np.all(value >= 0) for value in function_runs([profile]).inputs.values()), name
         # Cheap work may be done again by a second reader; only of what is sliced, a part may be left out.
-        is_whole = not any("slice" in key or "gather" in key for group in kernels for key in group.elements)
+        is_whole = not any(
+            "slice" in key or "gather" in key for row in range(len(kernels)) for key in kernels.operations(row)
+        )
         if is_whole and isinstance(name, str):
-            assert sum(group.flops for group in kernels) >= profile.flops, name
-            assert sum(group.integer_ops for group in kernels) >= profile.integer_ops, name
+            assert kernels.flops.sum() >= profile.flops, name
         if isinstance(name, str):
-            assert sum(group.launches for group in kernels) <= profile.io.kernel_launches + len(kernels), name
+            assert kernels.launches.sum() <= profile.io.kernel_launches + len(kernels), name
 
 
 def terms(x):
@@ -119,10 +127,10 @@ def test_one_kernel_computes_a_value_for_each_of_its_places_and_several_keep_it(
     def taps(y):
         return y[2:] + y[1:-1] + y[:-2]
 
-    one = elements_of(lambda x: jnp.exp(x)[2:] + jnp.exp(x)[1:-1] + jnp.exp(x)[:-2], (n,))
-    assert one["exp"] == elements_of(lambda x: taps(jnp.exp(x)), (n,))["exp"] == 3 * (n - 2)
+    one = counts_of(lambda x: jnp.exp(x)[2:] + jnp.exp(x)[1:-1] + jnp.exp(x)[:-2], (n,))
+    assert one["exp"] == counts_of(lambda x: taps(jnp.exp(x)), (n,))["exp"] == 3 * (n - 2)
     # Kernels of two results read the same exponential: it is kept.
-    assert elements_of(lambda x: (lambda y: (taps(y), y * x))(jnp.exp(x)), (n,))["exp"] == n
+    assert counts_of(lambda x: (lambda y: (taps(y), y * x))(jnp.exp(x)), (n,))["exp"] == n
 
 
 def set_row(x):
@@ -133,9 +141,9 @@ def set_row(x):
     ("fn", "shapes", "launches"),
     [
         # A reduction takes elementwise work on the way and no parts.
-        (lambda x: jnp.exp(2 * x).sum(), [(64,)], {"reduce_sum inner": 1}),
-        (lambda x: jnp.abs(x[1:] - x[:-1]).max(), [(64,)], {"slice": 2, "reduce_max inner": 1}),
-        (lambda x, y: (x[None] * y).sum(-1), [(64,), (8, 64)], {"reduce_sum inner": 1}),
+        (lambda x: jnp.exp(2 * x).sum(), [(64,)], {"reduce_sum_inner": 1}),
+        (lambda x: jnp.abs(x[1:] - x[:-1]).max(), [(64,)], {"slice": 2, "reduce_max_inner": 1}),
+        (lambda x, y: (x[None] * y).sum(-1), [(64,), (8, 64)], {"reduce_sum_inner": 1}),
         # Transposes cancel, and products read a matrix as it lies.
         (lambda x: x.T.T, [(48, 32)], {"copy": 1}),
         (lambda x: (2 * (x.T)).T, [(48, 32)], {"mul": 1}),
@@ -148,23 +156,24 @@ def test_launches_in_closed_form(fn, shapes, launches):
 
 def test_a_transpose_costs_by_how_it_is_read_and_an_update_of_an_argument_copies_it():
     wide = (48, 32)
-    assert elements_of(lambda x: x.T, wide)["transpose inner"] == 48 * 32
-    assert elements_of(lambda x: x.T + 1.0, wide)["transpose inner, untiled"] == 48 * 32  # beside a broadcast
-    twice = elements_of(lambda x: x.T.T + 1, wide)
+    assert counts_of(lambda x: x.T, wide)["transpose_inner"] == 48 * 32
+    assert counts_of(lambda x: x.T + 1.0, wide)["transpose_inner_untiled"] == 48 * 32  # beside a broadcast
+    twice = counts_of(lambda x: x.T.T + 1, wide)
     assert twice["add"] == 48 * 32
-    assert not twice["transpose inner"] + twice["transpose inner, untiled"]
-    assert elements_of(lambda x, y: x.T @ y, wide, wide)["transpose inner, untiled"] == 48 * 32
-    assert not elements_of(lambda x, y: x @ y.T, wide, wide)["transpose inner, untiled"]
-    # Columns 4 KiB apart fall into one set of a cache; 256 of them stay there and 1,024 do not.
-    for rows, name in ((256, "sets"), (1024, "pages")):
-        vector = elements_of(lambda x, v: x.T @ v, (rows, 1024), (rows,))
-        assert vector[f"transpose inner by {name}, untiled"] == rows * 1024
+    assert not twice["transpose_inner"] + twice["transpose_inner_untiled"]
+    assert counts_of(lambda x, y: x.T @ y, wide, wide)["transpose_inner_untiled"] == 48 * 32
+    assert not counts_of(lambda x, y: x @ y.T, wide, wide)["transpose_inner_untiled"]
+    # Elements of the axis that becomes the last one, and the bytes between them.
+    kernels = profiled(lambda x: x.T, wide).kernels
+    assert (kernels.extent.tolist(), kernels.stride_bytes.tolist()) == ([48], [4 * 32])
+    # Axes of one element move nothing.
+    assert not launches_of(lambda x: x.T, (1, 64))
     for fn, copies in (
         (set_row, 1),
         (lambda x: set_row(2 * x), 0),
         (lambda x: (lambda y: (set_row(y), y.sum()))(2 * x), 1),
     ):
-        assert launches_of(fn, (8, 64))["copy beside"] == copies
+        assert launches_of(fn, (8, 64))["copy_beside"] == copies
 
 
 @pytest.mark.parametrize("family", ["fft", "linear algebra", "matmul", "convolution", "sort", "scatter", "random"])
@@ -182,10 +191,12 @@ def test_a_rule_of_ones_own_prices_a_primitive_in_any_family(family):
 def test_a_loop_is_its_body_so_many_times_launches_its_kernels_and_stacks_its_results():
     length = 5
     profile = profiled(lambda x: jax.lax.scan(lambda c, r: (c + r, c * 2), x[0], x), (length, 64))
-    stacks = [group for group in profile.kernels if group.kind.operation == "copy beside"]
-    assert [(group.launches, group.bytes) for group in stacks] == [(length, length * 2 * 64 * 4)]
-    assert all(group.looped in (0, group.launches) for group in profile.kernels)
-    assert sum(group.looped for group in profile.kernels) >= 2 * length
+    kernels = profile.kernels
+    (stack,) = (row for row, name in enumerate(kernels.operation_names()) if name == "copy_beside")
+    assert kernels.launches[stack] == length
+    assert kernels.read_bytes[stack] + kernels.written_bytes[stack] == length * 2 * 64 * 4
+    assert np.all((kernels.looped == 0) | (kernels.looped == kernels.launches))
+    assert kernels.looped.sum() >= 2 * length
     assert profile.results == 2
 
     def looped(x):
@@ -193,8 +204,8 @@ def test_a_loop_is_its_body_so_many_times_launches_its_kernels_and_stacks_its_re
 
     once, often = profiled(lambda y: jnp.tanh(y @ y), (8, 8)), profiled(looped, (8, 8))
     assert (often.trips, often.static_ops) == (7, once.static_ops)
-    assert [group.flops for group in often.kernels] == [7 * group.flops for group in once.kernels]
-    assert [group.kind for group in often.kernels] == [group.kind for group in once.kernels]
+    assert often.kernels.flops.tolist() == (7 * once.kernels.flops).tolist()
+    assert often.kernels.operation.tolist() == once.kernels.operation.tolist()
 
 
 @pytest.mark.parametrize(
@@ -213,16 +224,16 @@ def test_a_convolution_reads_runs_and_those_over_an_edge_one_by_one(stride, hole
     reach, last = (width - 1) * dilation, (size - 1) * hole
     starts = [place * stride - padding[0] for place in range(positions)]
     over_edges = sum(start < 0 or start + reach > last for start in starts)
-    (kernel,) = (g for g in rx.profile_function(convolve, *arguments).kernels if g.kind.family == "convolution")
-    counted = [kernel.elements[name] for name in ("conv_general_dilated slices", "window elements")]
-    assert counted == [images * positions, images * positions * width * channels]
-    assert kernel.elements["edge window elements"] == images * over_edges * width * channels
+    counts = counts_of(convolve, *arguments)
+    assert counts["convolution_runs"] == images * positions
+    assert counts["convolution_loads"] == images * positions * width * channels
+    assert counts["convolution_edge_loads"] == images * over_edges * width * channels
 
 
 def test_a_transform_takes_the_factors_of_its_length():
     def steps(*shape):
         transform = jnp.fft.fft if len(shape) == 1 else jnp.fft.fft2
-        return elements_of(transform, jax.ShapeDtypeStruct(shape, jnp.complex64))["fft steps"]
+        return counts_of(transform, jax.ShapeDtypeStruct(shape, jnp.complex64))["fft_steps"]
 
     assert steps(1024) == 1024 * 20
     assert steps(960) == 960 * (6 * 2 + 3 + 5)

@@ -347,7 +347,7 @@ class FunctionsSuite(Suite):
     def _cell(self, name: str) -> Cell:
         function = self._functions[name]
         profile = profile_function(function.fn, *function.abstract())
-        inputs = {name: float(column[0]) for name, column in function_runs([profile]).inputs.items()}
+        inputs = {name: column[0].tolist() for name, column in function_runs([profile]).inputs.items()}
         about = {"group": function.family, "held_out": function.held_out, "n_bytes": profile.peak_bytes}
         return Cell(name, FUNCTIONS.variants[0], inputs, **about)
 

@@ -30,7 +30,15 @@ from rlxjax.fit import (
     prior_posterior,
 )
 from rlxjax.jaxpr import FunctionProfile, TripCounts, profile_function
-from rlxjax.models import FUNCTIONS, GPU_KERNELS, function_runs, gpu_facts, gpu_facts_of_kind, gpu_runs
+from rlxjax.models import (
+    FUNCTIONS,
+    GPU_KERNELS,
+    function_runs,
+    gpu_facts,
+    gpu_facts_of_kind,
+    gpu_runs,
+    untimed_operations,
+)
 from rlxjax.targets import TargetDevice, target_device
 
 from ._artefact import population
@@ -67,6 +75,7 @@ class FunctionPrediction(NamedTuple):
         target: the device that it was compiled for, where that is another one.
         stands_on: where the figures for a target come from: timings of one, a data sheet, the compiler's estimates.
         roofline_ns: what a target's data sheet says the work takes at least, where the prediction is the compiler's.
+        untimed: operations that no machine timed, which are predicted by their class, and put it out of the domain.
     """
 
     time_ns: float
@@ -79,6 +88,7 @@ class FunctionPrediction(NamedTuple):
     target: str = ""
     stands_on: str = ""
     roofline_ns: float | None = None
+    untimed: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return what a program reads: counts, times in ns, shares of 1."""
@@ -92,6 +102,7 @@ class FunctionPrediction(NamedTuple):
             "interval_ns": [self.low_ns, self.high_ns],
             "terms_ns": dict(self.terms_ns),
             "in_domain": self.in_domain,
+            "untimed": list(self.untimed),
         }
         of_target = {"target": self.target, "stands_on": self.stands_on, "roofline_ns": self.roofline_ns}
         return found | of_target if self.target else found
@@ -101,7 +112,7 @@ class FunctionPrediction(NamedTuple):
         if self.uncounted:
             text = f"at least {whole_ns(self.time_ns)} ns: {'; '.join(self.uncounted)}"
         elif not self.in_domain and not self.target:
-            text += ", extrapolated"
+            text += ", extrapolated" + (f": no machine timed {', '.join(self.untimed)}" if self.untimed else "")
         lines = [text + (f" on {self.target}, by {self.stands_on}" if self.target else "")]
         if self.roofline_ns is not None:
             lines.append(f"roofline by data sheet: {whole_ns(self.roofline_ns)} ns")
@@ -169,7 +180,12 @@ def predict_profiles(calibrated: CalibratedModel, profiles: Sequence[FunctionPro
         calibrated: the functions model of a calibration, `calibration.of("functions")`.
         profiles: of the functions.
     """
-    return _times(calibrated, function_runs(profiles), profiles, [profile.uncounted for profile in profiles])
+    found = _times(calibrated, function_runs(profiles), profiles, [profile.uncounted for profile in profiles])
+    untimed = map(untimed_operations, profiles)
+    pairs = zip(found.predictions, untimed, strict=True)
+    return found._replace(
+        predictions=tuple(one._replace(untimed=names, in_domain=one.in_domain and not names) for one, names in pairs)
+    )
 
 
 def _times(

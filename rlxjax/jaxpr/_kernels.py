@@ -18,7 +18,7 @@ from ._rules import Operation, OperationCounts, Rule, elements, number_kind
 
 #: How a step may read its operand.
 SPREAD, EACH = "spread", "each"
-#: What moves the last axis, and what that is where a kernel also broadcasts: compilers then leave their loop over tiles.
+#: What moves the last axis, and where a kernel also broadcasts: compilers then leave their loop over tiles.
 TRANSPOSE, UNTILED = "transpose_inner", "transpose_inner_untiled"
 #: A copy that no equation asks for: of what an update would overwrite, or of a turn's result into the stack of all.
 BESIDE = "copy_beside"
@@ -37,6 +37,7 @@ class Kernels:
 
     Attributes:
         family: of the operation whose result a kernel keeps in memory, a place in `FAMILIES`.
+        operation: that operation, a place in `OPERATIONS`.
         launches: how many kernels there are.
         looped: how many of the launches loops do.
         read_bytes: that they read.
@@ -60,6 +61,7 @@ class Kernels:
     """
 
     family: Int[Array | np.ndarray, "*batch kernels"]
+    operation: Any
     launches: Any
     looped: Any
     read_bytes: Any
@@ -81,6 +83,10 @@ class Kernels:
     def family_names(self) -> list[str]:
         """Return the family of each row of one program's table."""
         return [FAMILIES[code] for code in np.asarray(self.family).tolist()]
+
+    def operation_names(self) -> list[str]:
+        """Return the operation whose result each row of one program's table keeps."""
+        return [_NAMES[place] for place in np.asarray(self.operation).tolist()]
 
     def operations(self, row: int) -> dict[str, int]:
         """Return the counts of a row by operation, without those that are zero."""
@@ -106,6 +112,9 @@ def stacked(tables: Sequence[Kernels], least: int = 1) -> Kernels:
     """
     rows = 1 << (max([least, 1, *map(len, tables)]) - 1).bit_length()
     return jax.tree.map(lambda *columns: np.stack(columns), *(table.padded(rows) for table in tables))
+
+
+_NAMES = tuple(OPERATIONS)
 
 
 class _Kind(NamedTuple):
@@ -199,6 +208,7 @@ def kernel_table(work: Mapping[Any, int]) -> Kernels:
 
     return Kernels(
         family=_exact([FAMILY_CODE.get(kind.family, FAMILY_CODE["custom"]) for kind, _, _ in rows]),
+        operation=_exact([PLACE_OF[operation_of(kind.operation, kind.family)] for kind, _, _ in rows]),
         launches=column(_LAUNCHES),
         looped=column(_LOOPED),
         read_bytes=_exact([own[_MOVED] - own[_WRITTEN] for _, own, _ in rows]),
@@ -238,7 +248,11 @@ def work_of(name: str, rule: Rule, counts: OperationCounts, op: Operation) -> Wo
         shape = op.operand.shape
         order = [axis for axis in op.params["permutation"] if shape[axis] > 1]
         if order and (last := order[-1]) < max(order):
-            name, extent, stride_bytes = TRANSPOSE, shape[last], math.prod(shape[last + 1 :]) * op.operand.dtype.itemsize
+            name, extent, stride_bytes = (
+                TRANSPOSE,
+                shape[last],
+                math.prod(shape[last + 1 :]) * op.operand.dtype.itemsize,
+            )
     arrays = [aval for aval in (*op.inputs, *op.outputs) if getattr(aval, "shape", None) is not None]
     largest = max(arrays, key=lambda aval: (elements(aval), aval.dtype.itemsize), default=None)
     longest = max((aval for aval in arrays if aval.shape), key=elements, default=None)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ._kernels import BESIDE, EACH, NO_WORK, SPREAD, TRANSPOSE, UNTILED, Work, add_kernel, copying
+from ._kernels import EACH, NO_WORK, SPREAD, TRANSPOSE, UNTILED, Work, add_kernel, copying
 from ._rules import Rule, elements
 
 #: What more places of a kernel's code would compute, by slices of slices say, compilers keep in memory.

@@ -16,7 +16,8 @@ _CLASSES: Mapping[str, str] = {
     "remainder": "ragged_rows scalar_elements",
     "movement": "broadcast_in_dim=broadcast_in_dim,tile convert_element_type=convert_element_type,bitcast_convert_type "
     "iota slice=slice,split,unstack concatenate=concatenate,stack pad rev copy=copy,copy_p,device_put copy_beside "
-    "complex=complex,real,imag dynamic_slice=dynamic_slice,get dynamic_update_slice=dynamic_update_slice,swap,addupdate",
+    "complex=complex,real,imag dynamic_slice=dynamic_slice,get "
+    "dynamic_update_slice=dynamic_update_slice,swap,addupdate",
     "transpose": "transpose transpose_inner transpose_inner_untiled",
     "special": "div sqrt rsqrt exp=exp,exp2 expm1 log=log,log2 log1p tanh logistic pow cbrt erf erfc sinh cosh asinh "
     "acosh atanh erf_inv bessel_i0e bessel_i1e",
@@ -24,9 +25,9 @@ _CLASSES: Mapping[str, str] = {
     "iterated": "igamma=igamma,igammac igamma_grad_a random_gamma_grad regularized_incomplete_beta polygamma zeta "
     "random_gamma",
     "reduction": "reduce_sum_inner reduce_sum reduce_max_inner=reduce_max_inner,reduce_min_inner "
-    "reduce_max=reduce_max,reduce_min reduce_prod_inner reduce_prod reduce_logic_inner=reduce_and_inner,reduce_or_inner,"
-    "reduce_xor_inner reduce_logic=reduce_and,reduce_or,reduce_xor argmax=argmax,argmin reduce "
-    "reduced_rows",
+    "reduce_max=reduce_max,reduce_min reduce_prod_inner reduce_prod "
+    "reduce_logic_inner=reduce_and_inner,reduce_or_inner,reduce_xor_inner "
+    "reduce_logic=reduce_and,reduce_or,reduce_xor argmax=argmax,argmin reduce reduced_rows",
     "cumulative": "cumsum cumprod cummax=cummax,cummin cumlogsumexp",
     "window": "reduce_window=reduce_window,reduce_window_sum reduce_window_max=reduce_window_max,reduce_window_min "
     "select_and_scatter=select_and_scatter,select_and_scatter_add,select_and_gather_add",
@@ -55,9 +56,21 @@ _OF_PRIMITIVE: Mapping[str, str] = {
     for primitive in (entry.partition("=")[2] or entry).split(",")
 }
 #: Families of kernels; of others the last one.
-FAMILIES = (
-    "elementwise reduction movement gather scatter cumulative window matmul convolution fft sort random custom"
-).split() + ["linear algebra"]
+FAMILIES = [
+    "elementwise",
+    "reduction",
+    "movement",
+    "gather",
+    "scatter",
+    "cumulative",
+    "window",
+    "matmul",
+    "convolution",
+    "fft",
+    "sort",
+    "random",
+    "custom",
+] + ["linear algebra"]
 #: What an unknown primitive of a family counts as.
 _OF_FAMILY: Mapping[str, str] = {
     "reduction": "reduce",

@@ -193,7 +193,9 @@ _PRODUCT = Rule("matmul", _dot, (2, 0), (8, 0))
 _TOP_K = Rule("sort", lambda op: elements(op.operand) * max((max(op.params["k"], 1) - 1).bit_length(), 1))
 #: By the name of the primitive.
 RULES: Mapping[str, Rule] = {
-    "dot_general": _PRODUCT._replace(reorders=_reordered, pieces=_products, also=lambda op: {"products": _products(op)}),
+    "dot_general": _PRODUCT._replace(
+        reorders=_reordered, pieces=_products, also=lambda op: {"products": _products(op)}
+    ),
     "scaled_dot": _PRODUCT,
     "ragged_dot_general": _PRODUCT._replace(times=_ragged_dot),
     "conv_general_dilated": Rule(

@@ -12,7 +12,7 @@ from rlxjax._typing import RealLike
 from rlxjax._values import FrozenDict
 from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs
 from rlxjax.gate import Coefficients
-from rlxjax.jaxpr import CLASSES, FunctionProfile, Kernels, stacked
+from rlxjax.jaxpr import CLASSES, OPERATIONS, FunctionProfile, Kernels, stacked
 
 from ._coefficients import coefficients, prior_of, typical
 from ._weights import FAMILY_FIELDS, SIZES, known_weights, shipped_weights
@@ -47,7 +47,9 @@ class FunctionCoefficients(Coefficients):
     hand_over_ns: RealLike = typical(4e3, "handing a program that is not small over to another thread.")
     hand_over_operations: RealLike = typical(700.0, "operations from which a program is handed over.", log_sd=0.7)
     launch_ns: RealLike = typical(400.0, "one fused kernel.")
-    busy_launch_ns: RealLike = typical(600.0, "what launching one of several kernels takes more, if it is no small one.")
+    busy_launch_ns: RealLike = typical(
+        600.0, "what launching one of several kernels takes more, if it is no small one."
+    )
     busy_ns: RealLike = typical(5e3, "time of a kernel that is no small one.", log_sd=1.0)
     loop_launch_ns: RealLike = typical(30.0, "one kernel in a loop that is compiled as one.")
     loop_dispatch_ns: RealLike = typical(300.0, "what a kernel in another loop takes more.", log_sd=1.0)
@@ -146,7 +148,7 @@ class FunctionsModel(CountsModel):
         return unsure_ns / sum(terms.values())
 
     def extents(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """Return what a domain bounds: sizes of the program, the work of each class, and bytes, all kernels together."""
+        """Return what a domain bounds: sizes of the program, and work by class and bytes, all kernels together."""
         names = [*PROGRAM_INPUTS, *(name for name in KERNEL_INPUTS if name.endswith("_work_ns") or name in SIZES)]
         return [(name, np.sum(values[name], -1) if name in KERNEL_INPUTS else values[name]) for name in names]
 
@@ -154,7 +156,7 @@ class FunctionsModel(CountsModel):
 def _terms_ns(c: FunctionCoefficients, runs: Runs) -> tuple[dict[str, jax.Array], jax.Array]:
     """Return the parts of what runs take in ns by name, `[*batch]`, and how much of it is unsure by the weights."""
     x = {name: jnp.asarray(runs.inputs[name]) for name in runs.model.inputs}
-    c = jax.tree.map(lambda leaf: jnp.asarray(leaf)[..., None], c)
+    of_run, c = c, jax.tree.map(lambda leaf: jnp.asarray(leaf)[..., None] if jnp.ndim(leaf) else leaf, c)
     one, peak_bytes = jnp.maximum(x["launches"], 1.0), x["peak_bytes"][..., None]
     near, far = (_beyond(x["whole_bytes"], size, CACHED) for size in (c.near_bytes, c.far_bytes))
     first = _beyond(FIRST_CACHE * x["strided_bytes"], c.near_bytes, LOOPED)
@@ -181,15 +183,15 @@ def _terms_ns(c: FunctionCoefficients, runs: Runs) -> tuple[dict[str, jax.Array]
     kernel_ns = (1.0 - shared) * alone_ns + shared * both_ns
     # Each part of a kernel's work takes its share of the kernel's time.
     factor = kernel_ns / (compute_ns + memory_ns + 1e-3)
-    several = jnp.sum(x["launches"], -1, keepdims=True) > 1.0
+    several = jnp.where(jnp.sum(x["launches"], -1, keepdims=True) > 1.0, 1.0, 0.0)
     outside = x["launches"] - x["looped"]
     busy = (1.0 - shared) * _beyond(each_ns, c.busy_ns, BUSY) * several
-    is_library = jnp.max(x["is_library"] * (x["looped"] > 0), -1, keepdims=True)
+    is_library = jnp.max(jnp.where(x["looped"] > 0, x["is_library"], 0.0), -1, keepdims=True)
     dispatched = jnp.maximum(is_library, _beyond(x["kernel_bytes"], c.loop_bytes, LOOPED))
     launch_ns = outside * (c.launch_ns + c.busy_launch_ns * busy)
     loop_ns = x["looped"] * (c.loop_launch_ns + c.loop_dispatch_ns * dispatched)
     shares, looped = jnp.sum(shared * outside, -1), jnp.sum(shared * x["looped"], -1)
-    c = jax.tree.map(lambda leaf: leaf[..., 0], c)
+    c = of_run
     shared_ns = c.wake_ns * jnp.minimum(shares, 1.0) + c.share_ns * (jnp.maximum(shares - 1.0, 0.0) + looped)
     hand_over_ns = c.hand_over_ns * _beyond(x["static_ops"] + 1.0, c.hand_over_operations, HANDED_OVER)
     terms = {
@@ -242,3 +244,15 @@ def kernel_runs(kernels: Kernels, weights: Any = None, **sizes: Any) -> Runs:
     found = {**sizes, **columns}
     zeros = np.zeros(np.shape(found["arrays"]), np.int32)
     return Runs(FUNCTIONS, zeros, {name: found[name] * 1.0 for name in FUNCTIONS.inputs})
+
+
+def untimed_operations(profile: FunctionProfile) -> tuple[str, ...]:
+    """Return the operations of a function that no machine timed: their class alone says what they take.
+
+    Examples:
+        >>> from rlxjax.jaxpr import profile_function
+        >>> untimed_operations(profile_function(jnp.tanh, 1.0))
+        ()
+    """
+    counted = np.any(np.asarray(profile.kernels.counts) > 0, 0)
+    return tuple(name for name, is_so in zip(OPERATIONS, counted & ~known_weights().timed(), strict=True) if is_so)

@@ -1,8 +1,8 @@
 """The weights that machines share, learned from the timings of many programs on each of several machines by optax.
 
 With `w` the weight of an operation and `k` the machine, `log w_k = log w + shift of the class of operations on k`: the
-weights are shared, the shifts are coefficients of each machine. All of them, and the pace of the machine while each batch
-of programs was timed, are unknowns of one robust log posterior, which `optax.lbfgs` minimises.
+weights are shared, the shifts are coefficients of each machine. All of them, and the pace of the machine while each
+batch of programs was timed, are unknowns of one robust log posterior, which `optax.lbfgs` minimises.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from rlxjax.fit import predicted_ns
 from rlxjax.jaxpr import CLASSES, FAMILIES, OPERATIONS, FunctionProfile, Kernels, stacked
 
 from ._coefficients import prior_of
-from ._functions import FUNCTIONS, PROGRAM_INPUTS, FunctionCoefficients, kernel_runs
+from ._functions import PROGRAM_INPUTS, FunctionCoefficients, kernel_runs
 from ._weights import FAMILY_FIELDS, WIDE_LOG_SD, WIDTHS, KnownWeights, Weights, wide_weights
 
 #: Prior standard deviations of logarithms: of an operation's own weight, of a class at a width of numbers, of an
@@ -63,7 +63,9 @@ def timed_programs(
 ) -> list[TimedPrograms]:
     """Return programs grouped by how many rows of kernels they have, to a power of four, so that little is padded."""
     width = np.array([-(-max(len(profile.kernels) - 1, 3).bit_length() // 2) for profile in profiles])
-    columns = [np.asarray(each) for each in (time_ns, batch, machine, np.ones(len(width)) if influence is None else influence)]
+    columns = [
+        np.asarray(each) for each in (time_ns, batch, machine, np.ones(len(width)) if influence is None else influence)
+    ]
     groups = []
     for own in np.unique(width).tolist():
         rows = np.flatnonzero(width == own)
@@ -112,7 +114,9 @@ def _weights(logs: Mapping[str, Any]) -> Weights:
 
 def _log_ns(logs: Mapping[str, Any], group: TimedPrograms) -> Array:
     """Return the logarithms of what programs take, with the pace of their batches."""
-    coefficients = FunctionCoefficients(**{n: jnp.exp(jnp.asarray(v))[group.machine] for n, v in logs["coefficients"].items()})
+    coefficients = FunctionCoefficients(
+        **{n: jnp.exp(jnp.asarray(v))[group.machine] for n, v in logs["coefficients"].items()}
+    )
     runs = kernel_runs(group.kernels, _weights(logs), **group.sizes)
     return jnp.log(predicted_ns(coefficients, runs, {})) + jnp.asarray(logs["pace"])[group.batch]
 
@@ -155,7 +159,9 @@ def learned_weights(
     weights = dataclasses.replace(weights, operation_log_sd=_operation_log_sd(logs, groups))
     means = {name: float(np.mean(value)) for name, value in logs["coefficients"].items()}
     log_sd = {
-        name: float(min(np.sqrt((COEFFICIENT_SD**2 + np.sum((value - means[name]) ** 2)) / machines), sds["coefficients"][name]))
+        name: float(
+            min(np.sqrt((COEFFICIENT_SD**2 + np.sum((value - means[name]) ** 2)) / machines), sds["coefficients"][name])
+        )
         for name, value in logs["coefficients"].items()
     }
     median = {name: float(np.exp(mean)) for name, mean in means.items()}

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -30,6 +29,13 @@ _OF_CLASS = np.array([[OPERATIONS[name] == one for one in CLASSES] for name in O
 WIDE_LOG_SD = 1.0
 #: Families of fused loops behave alike, whatever their last operation is.
 LOOPS = ("movement", "gather", "custom")
+#: Sizes that go into the model as they are, and what families behave by.
+SIZES = ("launches", "looped", "read_bytes", "written_bytes")
+FAMILY_FIELDS = ("threshold", "gain", "sharpness", "exponent")
+#: Families whose kernels call a library, so that no loop around them is compiled as one.
+LIBRARY_FAMILIES = ("linear algebra", "sort", "fft", "convolution")
+_FAMILY_OF = np.array([FAMILIES.index("elementwise" if name in LOOPS else name) for name in FAMILIES])
+_IS_LIBRARY = np.array([name in LIBRARY_FAMILIES for name in FAMILIES], float)
 
 
 @jax.tree_util.register_dataclass
@@ -66,31 +72,31 @@ class Weights:
             operations' own weights leave unsure, and how the family is shared.
         """
         xp = namespace_of(*jax.tree.leaves((self, kernels)))
-        count = xp.maximum(kernels.launches, 1)
-        width = xp.clip(xp.log2(xp.maximum(kernels.itemsize, 1)), 0, WIDTHS - 1).astype(int)
-        each_ns = xp.asarray(kernels.counts) * xp.asarray(self.operation_ns).T[width]
-        log_sd = xp.asarray(self.operation_log_sd).T[width]
-        by_class = each_ns @ _OF_CLASS
-        family = np.array([FAMILIES.index("elementwise") if name in LOOPS else i for i, name in enumerate(FAMILIES)])
-        family = xp.asarray(family)[xp.asarray(kernels.family)]
-        stride = xp.asarray(kernels.stride_bytes).astype(int)
-        is_there = xp.asarray(kernels.launches) > 0
+        k = {name: xp.asarray(column, float) for name, column in vars(kernels).items()}
+        own = {name: xp.asarray(column, float) for name, column in vars(self).items()}
+        is_there = xp.asarray(k["launches"] > 0, float)
+        count = xp.maximum(k["launches"], 1.0)
+        width = xp.asarray(xp.clip(xp.log2(xp.maximum(k["itemsize"], 1.0)), 0.0, WIDTHS - 1.0), int)
+        family = xp.asarray(_FAMILY_OF)[xp.asarray(kernels.family, int)]
+        each_ns = k["counts"] * own["operation_ns"].T[width]
+        by_class = each_ns @ xp.asarray(_OF_CLASS)
         found = {f"{name}_work_ns": by_class[..., place] for place, name in enumerate(CLASSES)}
-        found["remainder_work_ns"] += xp.asarray(self.row_ns)[family] * kernels.rows * is_there
+        found["remainder_work_ns"] += own["row_ns"][family] * k["rows"] * is_there
+        stride = xp.asarray(kernels.stride_bytes, int)
         # A transform by itself stays on one processor.
-        is_shared = is_there & ((family != FAMILIES.index("fft")) | (xp.asarray(kernels.pieces) > kernels.launches))
+        is_shared = (family != FAMILIES.index("fft")) | (k["pieces"] > k["launches"])
         return {
             **found,
-            "unsure_ns": xp.sqrt(xp.sum((each_ns * log_sd) ** 2, -1)),
-            **{name: xp.asarray(getattr(kernels, name)) for name in SIZES},
-            "kernel_bytes": (kernels.read_bytes + kernels.written_bytes) / count,
-            "result_bytes": kernels.written_bytes / count,
-            "whole_bytes": kernels.working_bytes / count,
-            # The bytes of a cache that a walk along a stride goes over: strides of large powers of two meet in few sets.
-            "strided_bytes": kernels.extent * (stride & -stride),
-            "is_library": is_there * xp.asarray(np.isin(FAMILIES, LIBRARY_FAMILIES))[family],
-            "is_shared": is_shared,
-            **{name: xp.asarray(getattr(self, name))[family] * is_there for name in FAMILY_FIELDS},
+            "unsure_ns": xp.sqrt(xp.sum((each_ns * own["operation_log_sd"].T[width]) ** 2, -1)),
+            **{name: k[name] for name in SIZES},
+            "kernel_bytes": (k["read_bytes"] + k["written_bytes"]) / count,
+            "result_bytes": k["written_bytes"] / count,
+            "whole_bytes": k["working_bytes"] / count,
+            # The bytes of a cache that a walk along a stride fills: strides of large powers of two meet in few sets.
+            "strided_bytes": k["extent"] * xp.asarray(stride & -stride, float),
+            "is_library": is_there * xp.asarray(_IS_LIBRARY)[family],
+            "is_shared": is_there * xp.asarray(is_shared, float),
+            **{name: own[name][family] * is_there for name in FAMILY_FIELDS},
         }
 
     def timed(self) -> np.ndarray:
@@ -98,16 +104,9 @@ class Weights:
         return np.min(np.asarray(self.operation_log_sd), -1) < WIDE_LOG_SD
 
 
-#: Sizes that go into the model as they are, and what families behave by.
-SIZES = ("launches", "looped", "read_bytes", "written_bytes")
-FAMILY_FIELDS = ("threshold", "gain", "sharpness", "exponent")
-#: Families whose kernels call a library, so that no loop around them is compiled as one.
-LIBRARY_FAMILIES = ("linear algebra", "sort", "fft", "convolution")
-
-
 @dataclasses.dataclass(frozen=True)
 class KnownWeights:
-    """A file of weights: the weights, the medians and the spreads of machines' coefficients, and where all of it is from."""
+    """A file of weights: these, medians and spreads of machines' coefficients, and where all of it is from."""
 
     weights: Weights
     median: Mapping[str, float]
@@ -118,7 +117,8 @@ class KnownWeights:
         """Return the file."""
         weights = self.weights
         pairs = zip(np.asarray(weights.operation_ns), np.asarray(weights.operation_log_sd), strict=True)
-        operations = {name: {"ns": _short(ns), "log_sd": _short(sd)} for name, (ns, sd) in zip(OPERATIONS, pairs)}
+        each = zip(OPERATIONS, pairs, strict=True)
+        operations = {name: {"ns": _short(ns), "log_sd": _short(sd)} for name, (ns, sd) in each}
         fields = ("row_ns", *FAMILY_FIELDS)
         families = {
             name: {field: _short(np.asarray(getattr(weights, field))[place]) for field in fields}
@@ -202,7 +202,8 @@ _TYPICAL_NS = {
 }
 _TYPICAL_OPERATION_NS = {
     **{"products": 100.0, "reduced_rows": 6.0, "transforms": 50.0, "convolution_runs": 20.0, "top_k": 0.5},
-    **{"convolution_loads": 0.3, "convolution_edge_loads": 1.0, "gather_places": 2.0, "scatter_places": 2.0, "div_by_scalar": 0.1, "rem_by_scalar": 0.2},
+    **{"convolution_loads": 0.3, "convolution_edge_loads": 1.0, "gather_places": 2.0, "scatter_places": 2.0},
+    **{"div_by_scalar": 0.1, "rem_by_scalar": 0.2},
 }
 
 
@@ -225,8 +226,3 @@ def known_weights() -> Weights:
     """Return the shipped weights, or else wide ones."""
     known = shipped_weights()
     return wide_weights() if known is None else known.weights
-
-
-def jnp_weights(weights: Weights) -> Weights:
-    """Return weights as arrays of JAX."""
-    return jax.tree.map(jnp.asarray, weights)
