@@ -29,10 +29,10 @@ _CLASSES: Mapping[str, str] = {
     "cumulative": "cumsum cumprod cummax=cummax,cummin cumlogsumexp",
     "window": "reduce_window=reduce_window,reduce_window_sum reduce_window_max=reduce_window_max,reduce_window_min "
     "select_and_scatter=select_and_scatter,select_and_scatter_add,select_and_gather_add",
-    "product": "dot_general=dot_general,scaled_dot,ragged_dot_general products",
+    "product": "dot_general=dot_general,scaled_dot,ragged_dot_general dot_general_highest products",
     "convolution": "conv_general_dilated convolution_runs convolution_loads convolution_edge_loads",
     "transform": "fft_steps fft_real_steps transforms",
-    "sort": "sort sort_several top_k=top_k,approx_top_k top_k_by_sort",
+    "sort": "sort sort_several sort_by_radix top_k=top_k,approx_top_k top_k_by_sort",
     "factorisation": "cholesky triangular_solve lu qr=qr,geqrf,geqp3 householder=householder_product,ormqr eigh svd "
     "eig=eig,schur,hessenberg tridiagonal=tridiagonal,tridiagonal_solve,cholesky_update",
     "random": "threefry=threefry2x32,random_bits,random_split,random_fold_in,random_seed philox=rng_uniform,"
