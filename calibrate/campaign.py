@@ -24,7 +24,7 @@ from rlxjax.calibration import (
     write_sections,
 )
 from rlxjax.clock import PROTOCOL
-from rlxjax.fit import Cell, LatencyPrior, Suite, cell_runs
+from rlxjax.fit import Cell, LatencyPrior, Suite, as_lists, cell_runs
 from rlxjax.models import BUILT_IN
 
 from .command_line import refuse_input
@@ -285,7 +285,7 @@ def checked_cells(suite: Suite) -> tuple[list[Cell], list[str]]:
             if cell.name in cells:
                 raise ValueError("another cell has its name")
             cell_runs(model, [cell])
-            model.check(cell.inputs)
+            model.check(as_lists(model.inputs, cell.inputs))
             cells[cell.name] = cell
         except Exception as error:  # noqa: BLE001
             left_out.append(f"{cell.name} is left out: {error}.")
@@ -314,7 +314,7 @@ def prior_of(suite: Suite, platform: str, file: FilePath | None) -> tuple[Latenc
     return known, [] if other in (None, platform) else [said]
 
 
-def _middle(cells: Sequence[Cell], suite: Suite) -> dict[str, float]:
+def _middle(cells: Sequence[Cell], suite: Suite) -> dict[str, Any]:
     """Return the inputs of a shown work, or else of one in the middle, of those with most cells."""
     works = by_work(cells)
     shown = [works[name] for name in suite.shown if name in works]

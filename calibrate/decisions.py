@@ -150,7 +150,7 @@ def import_decisions(file: Annotated[FilePath, Argument(help="A file of `rlxjax 
 # --- For explanations and pages ------------------------------------------------------------------
 
 
-def decided_here(calibrated: "CalibratedModel", sizes: Mapping[str, float]) -> "Choice | None":
+def decided_here(calibrated: "CalibratedModel", sizes: Mapping[str, Any]) -> "Choice | None":
     """Return the newest choice for some sizes that holds on this machine, beside the predictions of this model."""
     from rlxjax.calibration import current_fingerprint, fingerprint_differences
     from rlxjax.choices import Memory

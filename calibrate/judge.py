@@ -235,9 +235,12 @@ def said_of_pace(pace: Pace, processors: int) -> Verdict:
     return found
 
 
-def what_pays(calibrated: CalibratedModel, inputs: Mapping[str, float]) -> list[str]:
-    """Return a sentence on the sizes of the first input from which the second strategy, if any, beats the first."""
-    if len(calibrated.strategies) < 2:
+def what_pays(calibrated: CalibratedModel, inputs: Mapping[str, Any]) -> list[str]:
+    """Return a sentence on the sizes of the first input from which the second strategy, if any, beats the first.
+
+    It is of models whose inputs are numbers.
+    """
+    if len(calibrated.strategies) < 2 or any(entry.is_list for entry in calibrated.model.inputs.values()):
         return []
     along, *others = inputs
     low, high = calibrated.domain[along]

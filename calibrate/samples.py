@@ -111,11 +111,11 @@ class KeptCell(Strict):
 
     name: Name
     variant: Name
-    inputs: dict[str, NotNegative]
+    inputs: dict[str, NotNegative | tuple[NotNegative, ...]]
     work: Name
     group: Name
     held_out: bool
-    compiled: dict[str, NotNegative] = {}
+    compiled: dict[str, NotNegative | tuple[NotNegative, ...]] = {}
 
 
 class Cells(Strict):

@@ -13,8 +13,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 #: A real number or an array of them; what every numeric argument may be.
 RealLike: TypeAlias = float | int | np.number | np.ndarray | Array
-#: The same, or a list of numbers: what a user gives for a size of his runs.
-Size: TypeAlias = RealLike | Sequence[float]
+#: The same, a list of numbers, or a list of lists: what a user gives for a size of his runs.
+Size: TypeAlias = RealLike | Sequence[RealLike | Sequence[float]]
 
 Nanoseconds: TypeAlias = Float[Array, "*#batch"]
 Count: TypeAlias = int | float | np.number | np.ndarray | Array

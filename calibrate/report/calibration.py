@@ -193,7 +193,7 @@ def _residuals(calibrated: CalibratedModel, section: ModelSection, measured: Mea
 def _choices(calibrated: CalibratedModel, measured: Measured | None, asked: Mapping[str, float]) -> Iterator[Section]:
     """Yield the sections of a model with strategies to choose among: times, picks, and why one is picked."""
     model, name = calibrated.model, calibrated.model.name
-    if len(model.strategies) < 2:
+    if len(model.strategies) < 2 or any(entry.is_list for entry in model.inputs.values()):
         return
     sizes, free = _sizes(calibrated, asked), [key for key, entry in model.inputs.items() if entry.default is None]
     first, second = free[0], next(iter(free[1:]), None)
@@ -262,7 +262,8 @@ def _sizes(calibrated: CalibratedModel, asked: Mapping[str, float]) -> Mapping[s
     inputs = calibrated.model.inputs
     if asked.keys() <= inputs.keys():
         return asked
-    spans = {name: _values(calibrated, name, 3) for name, entry in inputs.items() if entry.default is None}
+    free = [name for name, entry in inputs.items() if entry.default is None and not entry.is_list]
+    spans = {name: _values(calibrated, name, 3) for name in free}
     return {name: values[len(values) // 2] for name, values in spans.items()}
 
 

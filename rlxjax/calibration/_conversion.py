@@ -18,6 +18,7 @@ from rlxjax.fit import (
     LatencyPosterior,
     LatencyPrior,
     PosteriorFit,
+    as_lists,
     coefficient_names,
     estimate,
     is_measured,
@@ -100,7 +101,7 @@ def posterior_of(model: LatencyModel, section: ModelSection) -> LatencyPosterior
     names = coefficient_names(model.prior.median)
     _expect_units("coefficients", {name: unit_of(name) for name in names}, section.coefficients)
     _expect_names("facts", model.facts, section.facts, may_be_more=True)
-    extents = [name for name, _ in model.extents(dict.fromkeys(model.inputs, 1.0))]
+    extents = [name for name, _ in model.extents(as_lists(model.inputs, dict.fromkeys(model.inputs, 1.0)))]
     _expect_names("domain", extents, section.domain, may_be_more=True)
     facts = {name: np.asarray(own, float) if isinstance(own, list) else own for name, own in section.facts.items()}
     for name, fact in model.facts.items():

@@ -165,9 +165,12 @@ def explain(calibrated: CalibratedModel, *inputs: float, **given: float | None) 
         **given: the same by name.
 
     Raises:
-        ValueError: an input that cannot be, or fewer than two strategies to choose among.
+        ValueError: an input that cannot be, a model of whose runs an input is a list, or fewer than two strategies to
+            choose among.
     """
     model = calibrated.model
+    if lists := [name for name, entry in model.inputs.items() if entry.is_list]:
+        raise ValueError(f"{model.name}: expected a model whose inputs are numbers, of which {lists[0]} is a list")
     known = all_inputs(model, next(iter(alternatives_of(model) or model.strategies)), inputs, given)
     for name, value in known.items():
         if np.ndim(value) or not np.asarray(value) > 0:

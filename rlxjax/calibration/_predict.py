@@ -30,12 +30,15 @@ from rlxjax.fit import (
     Timings,
     all_inputs,
     alternatives_of,
+    as_lists,
+    batch_shape,
     condition,
     corrected_terms_ns,
     decision,
     estimate,
     is_candidate,
     own_correlation,
+    size_text,
     strategy_of,
 )
 
@@ -70,8 +73,8 @@ class Pick(NamedTuple):
 class Predictions:
     """What a model of one machine can be asked; a calibration of several answers for the one that `model=` names.
 
-    In every method the inputs are those of the model, by place in its order or by name, scalars or `[*batch]`; what a
-    strategy's name implies, and what has a default, may be left out.
+    In every method the inputs are those of the model, by place in its order or by name, scalars or `[*batch]`, lists
+    `[*batch, entries]`; what a strategy's name implies, and what has a default, may be left out.
 
     Examples:
         >>> from rlxjax.calibration import prior_calibration
@@ -286,7 +289,7 @@ class CalibratedModel(Predictions):
         said = counts[place] > 1
         if posterior is self.posterior or not said.any():
             return self
-        runs = jax.tree.map(lambda column: np.broadcast_to(column, said.shape)[said], timings.runs)
+        runs = jax.tree.map(lambda column: column[said], timings.runs.of_shape(said.shape))
         return dataclasses.replace(self, posterior=posterior, domain=self.domain_with(runs))
 
     def domain_with(self, runs: Runs) -> dict[str, tuple[float, float]]:
@@ -375,7 +378,8 @@ class CalibratedModel(Predictions):
         # A place is that of one that is possible; within a program it is traced even for sizes that are not.
         if ask != "place" and not is_traced(is_possible):
             for name in np.array(strategies)[~np.asarray(is_possible)]:
-                sizes = ", ".join(f"{key} {np.ravel(value)[0]:g}" for key, value in runs.inputs.items())
+                first = jax.tree.map(lambda column: column[(0,) * len(runs.shape)], runs.of_shape(runs.shape))
+                sizes = ", ".join(f"{key} {size_text(value)}" for key, value in first.inputs.items())
                 raise ValueError(f"strategy: {str(name)!r} was not timed for such work ({sizes})")
         return found
 
@@ -391,9 +395,10 @@ class CalibratedModel(Predictions):
             if not is_traced(*values.values()):
                 self.model.check({name: np.asarray(value, float) for name, value in values.items()})
         counts, columns = tuple(map(len, variants)), dict(each[0])
-        axes = [1] * max(map(np.ndim, columns.values()))
+        axes = [1] * max(len(batch_shape(entry, columns[name])) for name, entry in self.model.inputs.items())
         for name, value in columns.items():
-            if any(values[name] is not value for values in each):  # which the names of strategies imply
+            is_list = self.model.inputs[name].is_list
+            if not is_list and any(values[name] is not value for values in each):  # which names of strategies imply
                 columns[name] = np.repeat([float(values[name]) for values in each], counts).reshape(-1, *axes)
         codes = [self.model.variants.index(name) for names in variants for name in names]
         return Runs.checked(self.model, np.array(codes, np.int32).reshape(-1, *axes), **columns), counts
@@ -402,16 +407,21 @@ class CalibratedModel(Predictions):
         self, candidates: tuple[str, ...] | None, inputs: Sequence[Any], named: Mapping[str, Any]
     ) -> tuple[str, str]:
         """Return the cheapest candidate for one workload, of equals the first, and the variant that it runs."""
+        lists = [name for name, entry in self.model.inputs.items() if entry.is_list]
         for name, value in (*zip(self.model.inputs, inputs, strict=False), *named.items()):
-            if is_traced(value) or np.ndim(value):
-                given = "a traced value" if is_traced(value) else f"shape {np.shape(value)}"
-                raise ValueError(f"{name}: expected a number, that of one workload, got {given}; see `pick_index`")
-        # Scalars as what a cache can be asked for.
-        by_place, by_name = (
-            tuple(value.item() if hasattr(value, "item") else value for value in values)
-            for values in (inputs, named.values())
-        )
+            own = as_lists(self.model.inputs, {name: value})[name] if name in lists else value
+            if is_traced(own) or np.ndim(own) > (name in lists):
+                given = "a traced value" if is_traced(own) else f"shape {np.shape(own)}"
+                one = "list" if name in lists else "number"
+                raise ValueError(f"{name}: expected a {one}, that of one workload, got {given}; see `pick_index`")
+        by_place, by_name = (tuple(map(_hashable, values)) for values in (inputs, named.values()))
         return _choice(handle(self), candidates, by_place, tuple(zip(named, by_name, strict=True)))
+
+
+def _hashable(value: Any) -> Any:
+    """Return a number, or a list as a tuple, as what a cache can be asked for."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return tuple(value) if isinstance(value, list) else value
 
 
 @functools.lru_cache(maxsize=MOST_PLACED)

@@ -46,7 +46,7 @@ _timing = threading.RLock()
 def choose(
     alternatives: Mapping[str, Callable[..., Any]] | Suite,
     *args: Any,
-    inputs: Mapping[str, float] | None = None,
+    inputs: Mapping[str, Any] | None = None,
     measure: str | None = None,
     regret: float = REGRET,
     limit_ms: float = LIMIT_MS,

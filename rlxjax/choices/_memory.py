@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from rlxjax._files import Sealed, first_refusal, home_folder, locked, read_json_file, write_json_file
 from rlxjax._values import Handle, handle
 from rlxjax.calibration import MACHINE_FIELDS, CalibratedModel, current_fingerprint, fingerprint_differences
-from rlxjax.fit import LatencyModel, Runs, check_timed_size, condition, learned_spread
+from rlxjax.fit import LatencyModel, Runs, check_timed_size, columns_of, condition, learned_spread
 from rlxjax.models import BUILT_IN
 
 from ._way import Choice, Way, choice_of_json, json_of_choice
@@ -396,7 +396,7 @@ def _taught(choice: Choice) -> list[Way]:
 def _timed_runs(model: LatencyModel, ways: Sequence[Way]) -> Runs:
     """Return the runs of alternatives that were timed, checked as those of any measurement."""
     runs: list[Any] = [run for own in ways for run in own.runs]
-    columns = {name: np.array([run["inputs"].get(name, np.nan) for run in runs], float) for name in model.inputs}
+    columns = columns_of(model.inputs, model.inputs, [run["inputs"] for run in runs])
     for name, entry in model.inputs.items():
         check_timed_size(columns[name], name, entry)
     model.check(columns)

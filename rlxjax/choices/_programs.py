@@ -12,7 +12,7 @@ import numpy as np
 
 from rlxjax._values import Handle, by_value, handle
 from rlxjax.calibration import CalibratedModel, Calibration, FunctionPrediction, FunctionTimes, predict_profiles
-from rlxjax.fit import SURE, Cell, Runs, Suite, decision, estimate
+from rlxjax.fit import SURE, Cell, Runs, Suite, as_lists, batch_shape, decision, estimate, size_text
 from rlxjax.jaxpr import FunctionProfile, profile_function
 from rlxjax.models import FUNCTIONS, function_runs
 
@@ -235,12 +235,11 @@ def predicted_programs(
 
 def _runs_of(profiles: Sequence[FunctionProfile]) -> tuple[dict[str, Any], ...]:
     """Return the runs of the functions model."""
-    runs, count = function_runs(profiles), len(profiles)
-    columns = [np.broadcast_to(np.asarray(own, float), (count,)).tolist() for own in runs.inputs.values()]
-    codes = np.broadcast_to(runs.variant, (count,)).tolist()
+    runs = function_runs(profiles).of_shape((len(profiles),))
+    columns = [np.asarray(own, float).tolist() for own in runs.inputs.values()]
     return tuple(
         {"variant": FUNCTIONS.variants[code], "inputs": dict(zip(runs.inputs, sizes, strict=True))}
-        for code, *sizes in zip(codes, *columns, strict=True)
+        for code, *sizes in zip(runs.variant.tolist(), *columns, strict=True)
     )
 
 
@@ -317,19 +316,20 @@ def _array(arg: Any, rng: np.random.Generator) -> Any:
 # --- The variants of a suite ---------------------------------------------------------------------
 
 
-def work_of_suite(suite: Suite, inputs: Mapping[str, float] | None, known: Calibration | None) -> Work:
+def work_of_suite(suite: Suite, inputs: Mapping[str, Any] | None, known: Calibration | None) -> Work:
     """Return the variants of a suite's model as ways to do one workload."""
     model = suite.model
     if inputs is not None and not isinstance(inputs, Mapping):
         raise ValueError(f"inputs: expected sizes by name, got {inputs!r}")
-    columns = Runs.checked(model, 0, **(inputs or {})).inputs
-    if several := [name for name, column in columns.items() if np.ndim(column)]:
+    given = as_lists(model.inputs, inputs or {})
+    columns = Runs.checked(model, 0, **given).inputs
+    if several := [name for name, column in columns.items() if batch_shape(model.inputs[name], column)]:
         raise ValueError(f"inputs: expected those of one workload, got several of {', '.join(several)}")
-    sizes = {name: float(column) for name, column in columns.items()}
+    sizes = {name: np.asarray(given.get(name, column), float).tolist() for name, column in columns.items()}
     model.check({name: np.asarray(size) for name, size in sizes.items()})
     calibrated = None if known is None else known.models.get(model.name)
     facts = suite.facts() if calibrated is None else calibrated.posterior.facts
-    label = ", ".join(f"{name} {size:g}" for name, size in sizes.items())
+    label = ", ".join(f"{name} {size_text(size)}" for name, size in sizes.items())
     programs = f"{type(suite).__module__}.{type(suite).__qualname__}", suite.runner, dict(suite.given)
     if dataclasses.is_dataclass(suite):  # whose fields say which of several it is
         programs = *programs, description_of(suite)
@@ -350,7 +350,7 @@ def _program(suite: Handle, cell: Cell) -> Callable[[], Any]:
     return own.program(cell)
 
 
-def predicted_variants(ways: Sequence[Way], sizes: Mapping[str, float], calibrated: CalibratedModel) -> Predicted:
+def predicted_variants(ways: Sequence[Way], sizes: Mapping[str, Any], calibrated: CalibratedModel) -> Predicted:
     """Return what a model says of ways that are one run each, by their names, all of one workload."""
     with jax.ensure_compile_time_eval():
         runs = Runs.checked(calibrated.model, [own.name for own in ways], **sizes)

@@ -82,7 +82,7 @@ class Way(Record):
     in_domain: bool = False
     extra_ns: float = 0.0
     content: str = ""
-    runs: tuple[dict[str, str | dict[str, float]], ...] = ()
+    runs: tuple[dict[str, str | dict[str, float | list[float]]], ...] = ()
     fn: Callable[..., Any] = _callable()
     call: Callable[[], Any] = _callable()
     make: Callable[[], Any] | None = _callable()
@@ -232,9 +232,14 @@ def choice_of_json(text: str) -> Choice:
             raise ValueError(f"{own.name}: expected times within their intervals, from the lower end to the upper")
         for run in own.runs:
             sizes = run.get("inputs") if isinstance(run.get("variant"), str) and len(run) == 2 else None
-            if not isinstance(sizes, dict) or not all(0.0 <= size <= MOST_SIZE for size in sizes.values()):
+            if not isinstance(sizes, dict) or not all(map(_is_size, sizes.values())):
                 raise ValueError(f"runs: expected a variant and its inputs, each from 0 to {MOST_SIZE:g}, got {run}")
     return one
+
+
+def _is_size(size: float | list[float]) -> bool:
+    """Return whether a number, or each entry of a list, may be that of a run."""
+    return all(map(_is_size, size)) if isinstance(size, list) else 0.0 <= size <= MOST_SIZE
 
 
 def json_of_choice(one: Choice) -> str:

@@ -20,6 +20,7 @@ from rlxjax._counts import Columns
 from rlxjax._typing import RealLike
 
 from ._latency_model import Runs
+from ._lists import places_of
 from ._minimise import HUBER_DELTA, RELATIVE_SD, on_cpu
 from ._posterior import CORRECTION_SD, LatencyPosterior, estimate
 from ._timings import Timings, filled_up
@@ -160,7 +161,7 @@ def estimates(posterior: LatencyPosterior, runs: Runs) -> tuple[np.ndarray, np.n
     """
     n = runs.shape[0]
     held = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, posterior)
-    columns = jax.tree.map(lambda column: np.broadcast_to(np.asarray(column), (n,)), runs)
+    columns = runs.of_shape((n,))
     filled, _ = filled_up(Timings(columns, np.ones(n)), np.ones(n))
     with on_cpu(), jax.ensure_compile_time_eval():
         found = estimate(held, dataclasses.replace(filled.runs, model=posterior.model))
@@ -249,7 +250,8 @@ def alike_of(errors: Float[np.ndarray, "n"], runs: Runs, n_variants: int) -> Flo
     if n_variants == 1:
         return np.ones((1, 1))
     variant = np.asarray(runs.variant)
-    inputs = np.stack([np.broadcast_to(column, variant.shape) for column in runs.inputs.values()], -1)
+    columns = map(np.asarray, runs.of_shape(variant.shape).inputs.values())
+    inputs = np.stack([column if column.ndim == 1 else places_of(column) for column in columns], -1)
     work = np.unique(inputs, axis=0, return_inverse=True)[1].reshape(-1)
     shape = (int(work.max(initial=-1)) + 1, n_variants)
     counts, sums, scaled = np.zeros(shape), np.zeros(shape), np.zeros(shape)

@@ -18,6 +18,8 @@ from rlxjax._counts import Columns, size_as_float
 from rlxjax._typing import Code, RealLike
 from rlxjax._values import FrozenDict, by_value
 
+from ._lists import as_lists, batch_shape, places_of
+
 C = TypeVar("C")
 
 #: A log-sd of 2 lets timings move a coefficient by a factor of 50.
@@ -104,6 +106,8 @@ class Input(NamedTuple):
         step: what a value is a multiple of, 1 for whole numbers; 0 for any real number.
         most: the largest value that a search for a crossover tries.
         default: the value where a caller gives none; an input without one must be given.
+        is_list: whether a run has a list of these, padded with zeros: a column is `[*batch, entries]`. `least` and
+            `step` hold for each entry that is not zero; the default 0 is an empty list.
     """
 
     unit: str
@@ -111,6 +115,7 @@ class Input(NamedTuple):
     step: int = 1
     most: float = 2.0**17
     default: float | None = None
+    is_list: bool = False
 
 
 class StrategySpec(NamedTuple):
@@ -169,7 +174,7 @@ class LatencyModel(Protocol):
         shape that broadcasts to the sum's.
 
         Args:
-            coefficients: of the type of `prior.median`.
+            coefficients: of the type of `prior.median`; a model with lists is given numbers, any other `[*batch]` too.
             runs: of this model.
             facts: how the machine schedules.
         """
@@ -197,15 +202,20 @@ class LatencyModel(Protocol):
 
     def folds(self, runs: "Runs") -> Sequence[np.ndarray]:
         """Return columns `[n]`: runs of one value in a column are left out together in validation."""
-        return [np.asarray(column) for column in runs.inputs.values()]
+        columns = map(np.asarray, runs.inputs.values())
+        return [column if column.ndim < 2 else places_of(column) for column in columns]
 
     def check(self, values: Mapping[str, Any]) -> None:
         """Refuse sizes that no run has together, where the host can read them; none unless a model says."""
 
     def extents(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """Return what a domain bounds, by name: each input, and the product of each two unless a model says."""
-        pairs = [(f"{one}*{other}", values[one] * values[other]) for one, other in combinations(values, 2)]
-        return [*values.items(), *pairs]
+        """Return what a domain bounds, `[*batch]` by name: inputs and products of each two unless a model says.
+
+        Of a list it is the sum.
+        """
+        sizes = {name: value.sum(-1) if self.inputs[name].is_list else value for name, value in values.items()}
+        pairs = [(f"{one}*{other}", sizes[one] * sizes[other]) for one, other in combinations(sizes, 2)]
+        return [*sizes.items(), *pairs]
 
     def grid(self) -> "Runs":
         """Return the runs that a calibrate job may time, `[n]`: every variant on a few sizes unless a model says."""
@@ -217,14 +227,15 @@ class LatencyModel(Protocol):
             sizes[name] = spaced if entry.default is None else [float(entry.default)]
         columns = np.meshgrid(np.arange(len(self.variants)), *sizes.values(), indexing="ij")
         variant, *inputs = (column.ravel() for column in columns)
-        return Runs.checked(self, variant, **dict(zip(sizes, inputs, strict=True)))
+        columns = zip(self.inputs.items(), inputs, strict=True)
+        return Runs.checked(self, variant, **{n: own[:, None] if entry.is_list else own for (n, entry), own in columns})
 
 
 @by_value
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Runs:
-    """Runs of a model; every column a scalar or `[*batch]`.
+    """Runs of a model; every column a scalar or `[*batch]`, that of a list `[*batch, entries]`.
 
     Attributes:
         model: whose runs they are.
@@ -240,9 +251,11 @@ class Runs:
     def checked(cls, model: LatencyModel, variant: str | Sequence[Any] | Code, **inputs: Columns) -> "Runs":
         """Build from names or codes of variants and from the sizes of the work.
 
+        Lists may differ in length from run to run: all are padded with zeros to one length.
+
         Raises:
-            ValueError: an unknown variant or input, a missing one, a size that cannot be, or shapes that do
-                not broadcast.
+            ValueError: an unknown variant or input, a missing one, a size that cannot be, shapes that do not
+                broadcast, or lists of one run of different lengths.
 
         Examples:
             >>> from rlxjax.models import FFT
@@ -255,16 +268,18 @@ class Runs:
         wrong += [f"{name!r} is missing" for name, value in values.items() if value is None]
         if wrong:
             raise ValueError(f"{model.name}: expected the inputs {', '.join(model.inputs)}; {wrong[0]}")
+        values = as_lists(model.inputs, values)
         for name, entry in model.inputs.items():
             # Predictions are smooth in sizes, so that a crossover may lie between whole numbers.
             check_size(values[name], name, entry, entry.step if entry.step > 1 else 0)
-        check_shapes(variant=codes, **values)
+        check_shapes(variant=codes, **{n: v[..., 0] if model.inputs[n].is_list else v for n, v in values.items()})
         return cls(model, codes, {name: size_as_float(value, name) for name, value in values.items()})
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """The shape that the columns broadcast to."""
-        return broadcast_shape(np.shape(self.variant), *map(np.shape, self.inputs.values()))
+        """The shape that the columns broadcast to, without the axis of lists."""
+        shapes = (batch_shape(self.model.inputs[name], column) for name, column in self.inputs.items())
+        return broadcast_shape(np.shape(self.variant), *shapes)
 
     def hull(self) -> dict[str, tuple[float, float]]:
         """Return the smallest and the largest value of each of the model's `extents`: the domain of these runs."""
@@ -274,8 +289,22 @@ class Runs:
 
     def together(self) -> "Runs":
         """Return the same runs with every column of the whole shape."""
-        variant, *inputs = jnp.broadcast_arrays(*map(jnp.asarray, (self.variant, *self.inputs.values())))
-        return dataclasses.replace(self, variant=variant, inputs=dict(zip(self.inputs, inputs, strict=True)))
+        return self.of_shape(self.shape, jnp)
+
+    def of_shape(self, shape: tuple[Any, ...], xp: Any = np) -> "Runs":
+        """Return the same runs with every column of a shape, that of a list `[*shape, entries]`.
+
+        Args:
+            shape: that the columns broadcast to.
+            xp: of whose arrays the columns are: NumPy unless given, or `jax.numpy`.
+        """
+
+        def column(value: Any, is_list: bool = False) -> Any:
+            value = xp.asarray(value)
+            return xp.broadcast_to(value, (*shape, *value.shape[value.ndim - is_list :]))
+
+        inputs = {name: column(value, self.model.inputs[name].is_list) for name, value in self.inputs.items()}
+        return dataclasses.replace(self, variant=column(self.variant), inputs=inputs)
 
 
 def variant_codes(model: LatencyModel, variant: str | Sequence[Any] | Code, name: str = "variant") -> Code:
@@ -300,6 +329,8 @@ def check_size(value: Columns, name: str, entry: Input, step: int) -> None:
     """Check one size of runs, where the host can read it."""
     if is_traced(value):
         return
+    if entry.is_list:  # padded with zeros
+        value = np.asarray(value)[np.asarray(value) != 0]
     check_at_least(value, name, entry.least, "size")
     if step:
         flat = np.asarray(value, np.float64).reshape(-1)
@@ -311,7 +342,7 @@ def check_size(value: Columns, name: str, entry: Input, step: int) -> None:
 
 def check_timed_size(value: Columns, name: str, entry: Input) -> None:
     """Check one size of runs that were timed: what has no default is a size, and nothing takes no time."""
-    if entry.default != 0.0 and entry.least <= 0.0:
+    if entry.default != 0.0 and entry.least <= 0.0 and not entry.is_list:
         check_positive(value, name, "size")
     check_size(value, name, entry, entry.step)
 
@@ -361,4 +392,4 @@ def all_inputs(
             if entry.default is None:
                 raise ValueError(f"{name}: expected a number of {entry.unit}, got none")
             values[name] = entry.default
-    return {name: values[name] for name in names}
+    return as_lists(model.inputs, {name: values[name] for name in names})

@@ -20,6 +20,7 @@ from rlxjax._typing import Code, Nanoseconds, RealLike
 from rlxjax._values import by_value
 
 from ._latency_model import Facts, LatencyModel, LatencyPrior, Runs, vector
+from ._lists import as_lists
 
 #: Prior standard deviation of a weight: the correction is meant to be small, and to change little.
 CORRECTION_SD = 0.05
@@ -181,7 +182,7 @@ def prior_posterior(
     """
     prior = model.prior if prior is None else prior
     facts = dict(model.facts if facts is None else facts)
-    least = {name: max(entry.least, 1.0) for name, entry in model.inputs.items()}
+    least = as_lists(model.inputs, {name: max(entry.least, 1.0) for name, entry in model.inputs.items()})
     count = np.shape(model.features(Runs(model, 0, least), facts))[-1]
     known = np.broadcast_to(np.asarray(prior.correction, np.float64), (len(model.variants), count))
     sds = [*map(float, jax.tree.leaves(prior.log_sd)), *[float(correction_sd)] * known.size]
@@ -269,6 +270,15 @@ def log_prediction_and_jacobian(
     """Return the logarithm of the terms' prediction, and its derivatives by those of the coefficients."""
     structure = jax.tree.structure(coefficients)
     logs = jnp.log(vector(coefficients))
+    if any(entry.is_list for entry in runs.model.inputs.values()):  # a coefficient goes beside all entries of a run
+
+        def of_one(logs, run):
+            return jnp.log(predicted_ns(structure.unflatten(list(jnp.exp(logs))), run, facts))
+
+        each = jax.value_and_grad(of_one)
+        for _ in runs.shape:
+            each = jax.vmap(each, (None, 0))
+        return each(logs, runs.together())
     # Every run has coefficients of its own, so that one pull-back gives all the derivatives.
     columns = jnp.broadcast_to(logs.reshape(-1, *[1] * len(runs.shape)), (logs.size, *runs.shape))
 

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from rlxjax._values import FrozenDict, by_value
 
 from ._latency_model import Facts, LatencyModel, LatencyPrior, Runs
+from ._lists import as_lists, columns_of, places_of, size_text
 from ._minimise import on_cpu
 from ._posterior import LatencyEstimate
 
@@ -27,7 +28,7 @@ class Cell:
     Attributes:
         name: unique in its suite.
         variant: of the model.
-        inputs: of the model, by name; every cell names the same ones.
+        inputs: of the model, by name; every cell names the same ones. A list is kept as a tuple.
         work: what it computes; cells of one work are different ways to do it. The name unless given.
         group: what errors are told apart by: a strategy, or a kind of work. The variant unless given.
         held_out: whether the fit that gives the held-out errors never sees it.
@@ -37,16 +38,18 @@ class Cell:
 
     name: str
     variant: str
-    inputs: Mapping[str, float]
+    inputs: Mapping[str, Any]
     work: str = ""
     group: str = ""
     held_out: bool = False
     n_bytes: int = 0
-    compiled: Mapping[str, float] = FrozenDict()
+    compiled: Mapping[str, Any] = FrozenDict()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "inputs", FrozenDict(self.inputs))
-        object.__setattr__(self, "compiled", FrozenDict(self.compiled))
+        for name in ("inputs", "compiled"):
+            sizes = getattr(self, name).items()
+            own = {key: np.asarray(size, float).tolist() if np.ndim(size) else size for key, size in sizes}
+            object.__setattr__(self, name, FrozenDict(own))
         object.__setattr__(self, "work", self.work or self.name)
         object.__setattr__(self, "group", self.group or self.variant)
 
@@ -114,18 +117,18 @@ def grid_cells(model: LatencyModel) -> list[Cell]:
     """Return a cell for each run of a model's grid that its `check` lets pass; one work in four is held out."""
     # Evenly spread: every value of an input is seen beside others.
     runs = model.grid()
-    columns = {name: np.broadcast_to(np.asarray(column, float), runs.shape) for name, column in runs.inputs.items()}
-    places = sum(np.unique(column, return_inverse=True)[1] for column in columns.values())
-    varied = [name for name, column in columns.items() if len(np.unique(column)) > 1] or list(columns)
+    columns = {name: np.asarray(column, float) for name, column in runs.of_shape(runs.shape).inputs.items()}
+    places = {name: places_of(column) for name, column in columns.items()}
+    varied = [name for name, own in places.items() if own.max(initial=0)] or list(columns)
     cells = []
     for row, variant in enumerate(np.broadcast_to(np.asarray(runs.variant), runs.shape).tolist()):
-        inputs = {name: float(column[row]) for name, column in columns.items()}
+        inputs = {name: column[row].tolist() for name, column in columns.items()}
         try:
-            model.check(inputs)
+            model.check(as_lists(model.inputs, inputs))
         except ValueError:
             continue
-        work, name = " ".join(f"{name}={inputs[name]:g}" for name in varied), model.variants[variant]
-        is_held_out = np.asarray(places)[row] % HELD_OUT_EVERY == HELD_OUT_EVERY // 2
+        work, name = " ".join(f"{name}={size_text(inputs[name])}" for name in varied), model.variants[variant]
+        is_held_out = sum(own[row] for own in places.values()) % HELD_OUT_EVERY == HELD_OUT_EVERY // 2
         cells.append(Cell(f"{name} {work}", name, inputs, work, held_out=bool(is_held_out)))
     return cells
 
@@ -136,7 +139,7 @@ def cell_runs(model: LatencyModel, cells: Sequence[Cell]) -> Runs:
     Raises:
         ValueError: as `Runs.checked`.
     """
-    columns = {name: np.array([cell.inputs[name] for cell in cells], float) for name in cells[0].inputs}
+    columns = columns_of(model.inputs, cells[0].inputs, [cell.inputs for cell in cells])
     return Runs.checked(model, [cell.variant for cell in cells], **columns)
 
 

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from rlxjax._values import by_value
 
 from ._latency_model import LatencyModel, Runs, check_timed_size, variant_codes
+from ._lists import as_lists, batch_shape, widened_lists
 
 #: Nanoseconds of the units that the name of a column of times ends in.
 UNITS_NS = {"_ns": 1.0, "_us": 1e3, "_ms": 1e6, "_s": 1e9}
@@ -28,6 +29,8 @@ MIN_TIMINGS, LEAST_FILLED = 8, 128
 @dataclasses.dataclass(frozen=True)
 class Timings:
     """Measured runs of one model, one entry a workload; every column `[n]`, or `[devices, n]` of many devices.
+
+    The column of an input of which a run has a list has one axis more, that of its entries.
 
     Attributes:
         runs: what was timed.
@@ -45,7 +48,7 @@ class Timings:
             model: whose runs were timed.
             variant: names, or places in `model.variants`, `[n]`; one name is that of all.
             time_ns: `[n]`.
-            **inputs: the sizes by the model's names, `[n]`; one with a default may be left out.
+            **inputs: the sizes by the model's names, `[n]`, of lists `[n, entries]`; a default may be left out.
 
         Raises:
             ValueError: columns of unequal length, an unknown variant or input, a size that cannot be, or a time that
@@ -60,7 +63,8 @@ class Timings:
             raise ValueError(f"{model.name}: expected the inputs {', '.join(model.inputs)}; got {unknown[0]!r}")
         variant = np.broadcast_to(variant, np.shape(time_ns)) if np.ndim(variant) == 0 else variant
         columns = {"variant": variant, "time_ns": time_ns, **inputs}
-        return cls(*runs_and_times(model, _table_of_frame(columns, "timings"), "variant", "time_ns"))
+        table = _table_of_frame(columns, "timings", _lists_of(model))
+        return cls(*runs_and_times(model, table, "variant", "time_ns"))
 
     @classmethod
     def of(
@@ -74,7 +78,7 @@ class Timings:
         r"""Read from a file, or build from a data frame or from records: one row a timing.
 
         The sizes are in columns of the model's names for its inputs; one with a default may be missing. All other
-        columns are left alone.
+        columns are left alone. A CSV file holds no lists.
 
         Args:
             model: whose runs were timed.
@@ -102,7 +106,7 @@ class Timings:
             >>> Timings.of(FFT, path).time_ns.tolist()
             [100000.0, 200000.0]
         """
-        return cls(*runs_and_times(model, _table_of(source), variant, time_ns))
+        return cls(*runs_and_times(model, _table_of(source, _lists_of(model)), variant, time_ns))
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write a Parquet file of one row a timing: the variant's name, the inputs by name, `time_ns`.
@@ -133,7 +137,8 @@ class Timings:
         if len(shape := np.shape(self.time_ns)) != 1:
             raise ValueError(f"timings: expected those of one device, [n], got time_ns of shape {shape}")
         names = np.array(self.model.variants)[np.broadcast_to(np.asarray(self.runs.variant), shape)]
-        columns = {name: np.broadcast_to(np.asarray(self.runs.inputs[name]), shape) for name in self.model.inputs}
+        own = self.runs.of_shape(shape).inputs
+        columns = {name: list(own[name]) if entry.is_list else own[name] for name, entry in self.model.inputs.items()}
         table = pa.table({"variant": names.tolist(), **columns, "time_ns": np.asarray(self.time_ns)})
         with whole_file(path) as temporary:
             pq.write_table(table, temporary)
@@ -172,7 +177,12 @@ def stack_timings(timings: Sequence[Timings]) -> tuple[Timings, Float[np.ndarray
     filled = [
         jax.tree.map(operator.itemgetter(own), one) for own, one in zip(np.minimum(rows, last), timings, strict=True)
     ]
-    return jax.tree.map(lambda *columns: np.stack(columns), *filled), (rows <= last).astype(float)
+
+    def stack(*columns: np.ndarray) -> np.ndarray:
+        most = max(np.shape(column)[-1] for column in columns)  # of lists, which may differ in length
+        return np.stack([widened_lists(column, most) for column in columns])
+
+    return jax.tree.map(stack, *filled), (rows <= last).astype(float)
 
 
 def filled_up(
@@ -185,7 +195,12 @@ def filled_up(
     most = max(LEAST_FILLED, -(-n // step) * step)
     filled = np.pad(weights, [(0, 0)] * (weights.ndim - 1) + [(0, most - n)])
     rows = np.where(filled > 0, np.arange(most), np.argmax(filled > 0, -1)[..., None])
-    return jax.tree.map(lambda column: np.take_along_axis(np.asarray(column), rows, -1), timings), filled
+
+    def fill(column: Any) -> np.ndarray:
+        column = np.asarray(column)
+        return np.take_along_axis(column, np.expand_dims(rows, (*range(rows.ndim, column.ndim),)), rows.ndim - 1)
+
+    return jax.tree.map(fill, timings), filled
 
 
 def check_enough(timings: Timings, weights: np.ndarray, min_timings: int) -> None:
@@ -203,14 +218,16 @@ def check_enough(timings: Timings, weights: np.ndarray, min_timings: int) -> Non
         raise ValueError("weights: expected finite numbers of at least 0")
     sizes = {"variant": timings.runs.variant, **timings.runs.inputs}
     for name, column in sizes.items():
-        if np.shape(column) != shape:
-            raise ValueError(f"{name}: expected shape {shape}, as time_ns has, got {np.shape(column)}")
+        own = np.shape(column) if name == "variant" else batch_shape(timings.model.inputs[name], column)
+        if own != shape:
+            raise ValueError(f"{name}: expected shape {shape}, as time_ns has, got {own}")
     counted, times_ns = weights > 0, np.asarray(timings.time_ns)
     for place in np.argwhere(counted & ~(np.isfinite(times_ns) & (times_ns > 0))).tolist():
         got = times_ns[tuple(place)]
         raise ValueError(f"time_ns[{', '.join(map(str, place))}]: expected a positive finite number, got {got}")
-    columns = [np.atleast_2d(column) for column in sizes.values()]
-    for device, rows in enumerate(np.atleast_2d(counted)):
+    by_device = np.atleast_2d(counted)
+    columns = [np.reshape(own, (*by_device.shape, *np.shape(own)[len(shape) :])) for own in sizes.values()]
+    for device, rows in enumerate(by_device):
         where = f" for device {device}" if len(shape) > 1 else ""
         if (count := int(rows.sum())) < min_timings:
             raise ValueError(f"timings: expected at least {min_timings} that count, got {count}{where}")
@@ -230,17 +247,21 @@ class Table(NamedTuple):
     place: Callable[[int], str]
 
 
-def _table_of(source: Any) -> Table:
+def _lists_of(model: LatencyModel) -> list[str]:
+    return [name for name, entry in getattr(model, "inputs", {}).items() if entry.is_list]
+
+
+def _table_of(source: Any, lists: Sequence[str]) -> Table:
     """Return the columns of a file, of whatever has columns by name, or of mappings."""
     from rlxjax._files import read_csv_file, read_parquet_file  # loaded when first used
 
     if isinstance(source, (str, os.PathLike)):
         name = os.fspath(source)
         if name.lower().endswith((".parquet", ".pq")):
-            return _table_of_frame(read_parquet_file(source), name)
-        return _table_of_lines(read_csv_file(source), name)
+            return _table_of_frame(read_parquet_file(source), name, lists)
+        return _table_of_lines(read_csv_file(source), name, lists)
     if isinstance(source, Mapping) or _names_of(source) is not None or not isinstance(source, Iterable):
-        return _table_of_frame(source)
+        return _table_of_frame(source, lists=lists)
     rows = list(source)
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
@@ -249,7 +270,7 @@ def _table_of(source: Any) -> Table:
     return Table(names, lambda name: [row.get(name) for row in rows], "records", lambda row: f"records, record {row}")
 
 
-def _table_of_frame(frame: Any, source: str = "frame") -> Table:
+def _table_of_frame(frame: Any, source: str = "frame", lists: Sequence[str] = ()) -> Table:
     """Return the columns of whatever has some by name: pandas, polars, pyarrow, NumPy's records, a dictionary."""
     names = list(frame) if isinstance(frame, Mapping) else _names_of(frame)
     if names is None:
@@ -258,8 +279,11 @@ def _table_of_frame(frame: Any, source: str = "frame") -> Table:
     def cells(name: str) -> np.ndarray:
         if list(names).count(name) > 1:
             raise ValueError(f"{source}: expected columns of different names, got {name!r} twice")
-        column = np.asarray(frame[name])
-        if column.ndim != 1:
+        try:
+            column = np.asarray(frame[name])
+        except ValueError:  # lists of different lengths
+            column = np.asarray(frame[name], object)
+        if not 1 <= column.ndim <= 1 + (name in lists):
             raise ValueError(f"{source}: {name}: expected one column, got shape {column.shape}")
         return column
 
@@ -271,13 +295,15 @@ def _names_of(frame: Any) -> Any:
     return getattr(frame, "column_names", getattr(frame, "columns", dtype_names))
 
 
-def _table_of_lines(lines: list[tuple[int, list[str]]], source: str) -> Table:
+def _table_of_lines(lines: list[tuple[int, list[str]]], source: str, lists: Sequence[str]) -> Table:
     """Return the columns of a CSV file with a header, cells as texts."""
     if not lines:
         raise ValueError(f"{source}: expected a header and a line for each timing, got an empty file")
     (_, names), *rows = lines
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ValueError(f"{source}: expected columns of different names, got {twice[0]!r} twice")
+    if held := [name for name in names if name in lists]:
+        raise ValueError(f"{source}: {held[0]}: expected a Parquet file, as a cell of CSV holds no list")
     for line, row in rows:
         if len(row) != len(names):
             raise ValueError(f"{source}, line {line}: expected {len(names)} cells, as the header has, got {len(row)}")
@@ -321,21 +347,44 @@ def runs_and_times(model: LatencyModel, table: Table, variant: str, time_ns: str
             if key not in known:
                 known[key] = at(row, variant_codes, model, key, variant)
             codes.append(known[key])
-    inputs: dict[str, np.ndarray] = {}
+    inputs: dict[str, Any] = {}
     for key, entry in model.inputs.items():
         if key in table.names:
-            inputs[key] = _numbers(table, key)
-            for row in sorted(np.unique(inputs[key], return_index=True)[1].tolist()):
-                at(row, check_timed_size, inputs[key][row], key, entry)
+            inputs[key] = _lists(table, key) if entry.is_list else _numbers(table, key)
+            try:
+                check_timed_size(np.concatenate([*inputs[key], ()]) if entry.is_list else inputs[key], key, entry)
+            except ValueError:
+                for row, value in enumerate(inputs[key]):
+                    at(row, check_timed_size, value, key, entry)
         elif entry.default is None:
-            lacks(key, f", a number of {entry.unit}")
+            lacks(key, f", a {'list' if entry.is_list else 'number'} of {entry.unit}")
         else:
-            inputs[key] = np.full(len(times_ns), float(entry.default))
+            default, count = float(entry.default), len(times_ns)
+            inputs[key] = np.full((count, int(default != 0.0)) if entry.is_list else count, default)
     lengths = {name: len(times_ns), variant: len(codes), **{key: len(column) for key, column in inputs.items()}}
     if len(set(lengths.values())) > 1:
         said = ", ".join(f"{key} {length}" for key, length in lengths.items())
         raise ValueError(f"{table.source}: expected columns of one length, got {said}")
-    return Runs(model, np.array(codes, np.int32), inputs), times_ns
+    try:
+        columns = as_lists(model.inputs, inputs)
+    except ValueError as reason:
+        raise ValueError(f"{table.source}, {reason}") from None
+    return Runs(model, np.array(codes, np.int32), columns), times_ns
+
+
+def _lists(table: Table, name: str) -> list[np.ndarray]:
+    """Return the lists of a column, one a row, of finite numbers."""
+    rows = []
+    for row, cell in enumerate(table.cells(name)):
+        try:
+            rows.append(np.asarray(cell, np.float64))
+            is_list = rows[-1].ndim == 1 and bool(np.isfinite(rows[-1]).all())
+        except (TypeError, ValueError):
+            is_list = False
+        if not is_list:
+            got = "nothing" if cell is None else f"{cell!r:.60}"
+            raise ValueError(f"{table.place(row)}: {name}: expected a list of finite numbers, got {got}")
+    return rows
 
 
 def _numbers(table: Table, name: str, positive: bool = False) -> np.ndarray:

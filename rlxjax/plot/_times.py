@@ -85,10 +85,11 @@ def predicted_vs_measured(
     predicted_ns, low_ns, high_ns = map(np.asarray, (found.time_ns, *whole.bounds_ns(found, level)))
     measured_ns, code = np.asarray(timings.time_ns), np.asarray(timings.runs.variant)
 
-    ratio, sizes = predicted_ns / measured_ns, timings.runs.inputs
+    ratio, entries = predicted_ns / measured_ns, whole.model.inputs
+    sizes = {name: column for name, column in timings.runs.inputs.items() if not entries[name].is_list}
     if names is None:
-        rows = zip(*(np.broadcast_to(column, code.shape) for column in sizes.values()), strict=True)
-        said = (in_words(dict(zip(sizes, row, strict=True))) for row in rows)
+        columns = {name: np.broadcast_to(column, code.shape) for name, column in sizes.items()}
+        said = [in_words({name: column[row] for name, column in columns.items()}) for row in range(code.size)]
         names = [f"{whole.model.variants[own]}, {words}" for own, words in zip(code, said, strict=True)]
     figures = {"run": np.array(names), "measured (ns)": measured_ns, "predicted (ns)": predicted_ns}
     figures |= {"from (ns)": low_ns, "to (ns)": high_ns, "predicted / measured": ratio}
@@ -207,7 +208,8 @@ def _measured(
     wanted = all_inputs(whole.model, name, (), {**sizes, along: at})
     kept = (at >= values[0]) & (at <= values[-1])
     for key, value in wanted.items():
-        kept &= np.asarray(inputs[key]) == np.asarray(value)
+        own = np.asarray(inputs[key])
+        kept &= ~own.any(-1) if whole.model.inputs[key].is_list else own == np.asarray(value)  # lists are left empty
     # Of several variants a strategy runs one, another one for other sizes.
     variants = strategy_of(whole.model, name).variants
     run = {value: whole.variant_of(name, **{**sizes, along: value}) for value in np.unique(at[kept]) if variants[1:]}

@@ -82,7 +82,7 @@ def evaluate(
         source: a file, a glob, a folder, or several; values of `name=value` folders in their paths are columns.
         sink: the folder to write.
         what: a gate, for rows of two profiles (`before_kernel_launches`, ..., `after_device_traffic_bytes`), or a
-            calibrated model, for rows of its inputs.
+            calibrated model, for rows of its inputs: of which a run has a list, a column of lists.
         want: columns to add. For a gate: score_ns, should_fuse, fuse_probability, fuse_log_odds. For a model: pick,
             time_ns, low_ns, high_ns, terms (a column for each), margin_ns, probability, undecided, in_domain.
         columns: the column of a field, where it is not called as the field. A model has the field `strategy` too, by

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from rlxjax._checks import MOST
 from rlxjax._chunks import worker_count
 from rlxjax._files import Sealed, digest_of, locked, read_json_file, whole_file, write_json_file
+from rlxjax.fit import stacked_lists, unequal_lists, widened_lists
 
 from ._ray import connected, on_ray, said
 from ._rows import Compiled, Field, RowProgram, refused_rows
@@ -302,6 +303,11 @@ def _evaluated(
     for name, field in job.program.fields.items():
         columns[name], found = _column(job, part, batch, name, field)
         reasons = found | reasons
+    if lists := [name for name, field in job.program.fields.items() if field.is_list]:
+        most = max(columns[name].shape[1] for name in lists)
+        columns |= {name: widened_lists(columns[name], most) for name in lists}
+        given = {name: _lengths(batch.column(job.columns[name])) for name in lists if name in job.columns}
+        reasons = {row: said for (row,), said in (unequal_lists(given) if given else {}).items()} | reasons
     answers, is_answer = compiled(columns)
     reasons = (refused_rows(check, columns) if check is not None else {}) | reasons
     for row in np.flatnonzero(~is_answer).tolist():
@@ -341,7 +347,8 @@ def _column(job: Job, part: Part, batch: pa.RecordBatch, name: str, field: Field
     """Return one field's values as int64, float64 or codes, and why rows are rejected, whose values are harmless."""
     if name not in job.columns:
         default = field.names.index(str(field.default)) if field.names else float(field.default or 0.0)
-        return np.full(batch.num_rows, default, np.int8 if field.names else np.float64), {}
+        shape = (batch.num_rows, 1) if field.is_list else batch.num_rows
+        return np.full(shape, default, np.int8 if field.names else np.float64), {}
     own = job.columns[name]
     column = _given(job, part, own, batch)
     if field.names:
@@ -352,20 +359,34 @@ def _column(job: Job, part: Part, batch: pa.RecordBatch, name: str, field: Field
         values = codes.to_numpy().astype(np.int8)
         is_wrong = values < 0
     else:
-        is_whole = pa.types.is_integer(column.type)
-        values = (column.fill_null(0) if is_whole and column.null_count else column).to_numpy(zero_copy_only=False)
+        numbers = column.flatten() if field.is_list else column  # of lists that are there
+        is_whole = pa.types.is_integer(numbers.type)
+        values = (numbers.fill_null(0) if is_whole and numbers.null_count else numbers).to_numpy(zero_copy_only=False)
         values = values.astype(np.int64 if is_whole else np.float64, copy=False)  # beyond, integers become negative
         with np.errstate(invalid="ignore"):
             is_wrong = ~(values >= (math.ceil(field.least) if is_whole else field.least))
             is_wrong |= False if is_whole else values > MOST
             is_wrong |= values % field.step != 0 if field.step else False
-        if column.null_count:
-            is_wrong |= column.is_null().to_numpy(zero_copy_only=False)
-    rows = np.flatnonzero(is_wrong)
+        if field.is_list:
+            is_wrong &= values != 0
+        if numbers.null_count:
+            is_wrong |= numbers.is_null().to_numpy(zero_copy_only=False)
+        if field.is_list:
+            values, is_wrong = (stacked_lists(own, _lengths(column)) for own in (values, is_wrong))
+            is_wrong[:, 0] |= column.is_null().to_numpy(zero_copy_only=False)
+    rows = np.flatnonzero(is_wrong.any(-1) if field.is_list else is_wrong)
     if rows.size:
         values = values.copy()
         values[rows] = 0 if field.names else max(field.least, field.step, 1.0)
-    return values, {row: f"{own}: expected {_wrong(column[row].as_py(), field)}" for row in rows.tolist()}
+    wrong = {row: column[row].as_py() for row in rows.tolist()}
+    if field.is_list:
+        wrong = {row: given and given[int(is_wrong[row].argmax())] for row, given in wrong.items()}
+    return values, {row: f"{own}: expected {_wrong(value, field)}" for row, value in wrong.items()}
+
+
+def _lengths(lists: pa.ListArray) -> np.ndarray:
+    """Return how many entries each list of a column has, none of a null."""
+    return lists.value_lengths().fill_null(0).to_numpy()
 
 
 def _wrong(value: Any, field: Field) -> str:

@@ -36,17 +36,18 @@ CHUNK_ROWS, ACCELERATOR_ROWS, LEAST_ROWS = 2048, 2**17, 2**14
 #: The optional field of a row that names the strategy whose time is asked for.
 STRATEGY = "strategy"
 
-#: Columns of a batch by field, `[rows]` each, without nulls: int64, float64, or codes of names.
+#: Columns of a batch by field, `[rows]` each, of lists `[rows, entries]`, without nulls: int64, float64, or codes.
 Columns = Mapping[str, Any]
 
 
 class Field(NamedTuple):
-    """One number, or one of some names, that a row has to have."""
+    """One number, one of some names, or one list of numbers, that a row has to have."""
 
     what: str  # for messages: "count"
     least: float = 0.0
     step: int = 0  # a value is a multiple of it; 0 for any
     default: float | str | None = None  # where a table has no such column; one without has to have it
+    is_list: bool = False  # a row has a list of them, padded with zeros
     names: tuple[str, ...] = ()
 
 
@@ -117,10 +118,17 @@ def model_rows(
         raise ValueError(f"strategy: expected one of {', '.join(variants)}, got {strategy!r}")
     timed = variants if strategy is None else (strategy,)
     fields: dict[str, Field] = {
-        name: Field(f"number of {entry.unit}", entry.least, entry.step if entry.step > 1 else 0, entry.default)
+        name: Field(
+            f"number of {entry.unit}",
+            entry.least,
+            entry.step if entry.step > 1 else 0,
+            entry.default,
+            is_list=entry.is_list,
+        )
         for name, entry in model.inputs.items()
     }
-    one = {name: jax.ShapeDtypeStruct((1,), np.dtype("float64")) for name in fields}
+    shapes = {name: (1, 1) if field.is_list else (1,) for name, field in fields.items()}
+    one = {name: jax.ShapeDtypeStruct(shape, np.dtype("float64")) for name, shape in shapes.items()}
     if has_strategy_column:
         fields[STRATEGY] = Field("strategy", names=variants)
         one[STRATEGY] = jax.ShapeDtypeStruct((1,), np.dtype("int8"))
@@ -210,7 +218,10 @@ class Compiled:
         share = -(-n_rows // self._mesh.size)
         filled = self._mesh.size * max(LEAST_ROWS, 1 << (share - 1).bit_length())
         if filled != n_rows:
-            columns = {name: np.pad(values, (0, filled - n_rows), "edge") for name, values in columns.items()}
+            more = (0, filled - n_rows)
+            columns = {
+                name: np.pad(values, [more, *[(0, 0)] * (values.ndim - 1)], "edge") for name, values in columns.items()
+            }
         with jax.enable_x64(True):
             if self._mesh.size > 1:
                 columns = jax.device_put(columns, NamedSharding(self._mesh, PartitionSpec("rows")))
@@ -234,5 +245,5 @@ class Compiled:
 def _in_chunks(program: RowProgram, most: int, columns: Columns) -> Any:
     """Return the answers, and whether each row has one."""
     n_rows = len(next(iter(columns.values())))  # a power of two
-    chunks = jax.tree.map(lambda column: column.reshape(-1, min(most, n_rows)), columns)
+    chunks = jax.tree.map(lambda column: column.reshape(-1, min(most, n_rows), *column.shape[1:]), columns)
     return jax.tree.map(jnp.ravel, jax.lax.map(program.program, chunks))

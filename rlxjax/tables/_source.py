@@ -231,10 +231,11 @@ def columns_of(
                 raise ValueError(f"{where}: {column}{of}: no such column; columns: {', '.join(sorted(everything))}")
             continue
         columns[name] = column
-        if column in keys:
+        if column in keys and not field.is_list:
             types[column] = source.key_type(column, field)
         else:
-            _check_type(source.schema.field(column).type, field, f"{where}: {column}")
+            type_ = pa.string() if column in keys else source.schema.field(column).type
+            _check_type(type_, field, f"{where}: {column}")
     carried = [name for name in everything if name not in columns.values()]
     if taken := [name for name in carried if name in outputs]:
         raise ValueError(f"{where}: {taken[0]}: a column of this name is to be added; rename it, or ask for less")
@@ -247,8 +248,12 @@ def _check_type(type_: pa.DataType, field: Field, where: str) -> None:
         if pa.types.is_string(text) or (pa.types.is_large_string(text) and text is type_):
             return
         raise ValueError(f"{where}: expected names, got {type_}")
-    if not (pa.types.is_integer(type_) or pa.types.is_floating(type_)):
-        raise ValueError(f"{where}: expected integers or floats, got {type_}; cast it first")
+    is_list = pa.types.is_list(type_) or pa.types.is_large_list(type_)
+    of = type_.value_type if field.is_list and is_list else type_
+    if is_list != field.is_list or not (pa.types.is_integer(of) or pa.types.is_floating(of)):
+        raise ValueError(
+            f"{where}: expected {'lists of ' if field.is_list else ''}integers or floats, got {type_}; cast it first"
+        )
 
 
 def check_carried(source: Source, carried: Sequence[str]) -> None:

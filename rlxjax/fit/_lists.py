@@ -1,0 +1,136 @@
+"""Inputs of which a run has a list, one entry a part of its work: columns `[*batch, entries]`, padded with zeros.
+
+The lists of all inputs of a run go together, entry by entry. Their one length is a power of two, so that other lengths
+seldom compile a program anew; an entry of zeros stands for no work.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from rlxjax._checks import check_shapes
+from rlxjax._numerics import namespace_of
+
+
+def batch_shape(entry: Any, column: Any) -> tuple[Any, ...]:
+    """Return the shape of an input's column, without the axis of entries where it has one.
+
+    Args:
+        entry: the input, of which a run has a number or a list.
+        column: numbers `[*batch]`, or lists `[*batch, entries]`.
+
+    Examples:
+        >>> from rlxjax.fit import Input
+        >>> batch_shape(Input("rows"), np.ones((3, 4))), batch_shape(Input("bytes", is_list=True), np.ones((3, 4)))
+        ((3, 4), (3,))
+    """
+    shape = np.shape(column)
+    return shape[: len(shape) - entry.is_list]
+
+
+def as_lists(entries: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of inputs, lists as arrays `[*batch, entries]` of one length; numbers stay as they are.
+
+    Args:
+        entries: the inputs of a model.
+        values: of some of them; a list is an array `[*batch, entries]`, numbers of one run, or lists of several runs,
+            which may differ in length. A zero alone is an empty list.
+
+    Raises:
+        ValueError: lists of one run of different lengths, or what is no list of numbers.
+
+    Examples:
+        >>> from rlxjax.fit import Input
+        >>> as_lists({"bytes": Input("bytes", is_list=True)}, {"bytes": [[1, 2, 3], [4]]})["bytes"].tolist()
+        [[1.0, 2.0, 3.0, 0.0], [4.0, 0.0, 0.0, 0.0]]
+    """
+    names = [name for name, entry in entries.items() if entry.is_list and name in values]
+    if not names:
+        return dict(values)
+    found = {name: _list(name, values[name]) for name in names}
+    lengths = {name: own for name, (_, own) in found.items()}
+    check_shapes(**lengths)
+    for place, said in unequal_lists(lengths).items():
+        raise ValueError(f"run {', '.join(map(str, place))}: {said}" if place else said)
+    most = width(max(column.shape[-1] for column, _ in found.values()))
+    return {**values, **{name: widened_lists(column, most) for name, (column, _) in found.items()}}
+
+
+def _list(name: str, value: Any) -> tuple[Any, Any]:
+    """Return lists as an array `[*batch, entries]`, and how many entries each has."""
+    given = value
+    if not isinstance(value, jax.Array):
+        try:
+            value = np.asarray(given)
+        except ValueError:  # of different lengths
+            value = np.asarray(given, object)
+    if value.dtype == object:
+        try:
+            rows = [np.asarray(row, np.float64) for row in value.flat]
+            lengths = np.array([len(row) for row in rows], int)
+            column = stacked_lists(np.concatenate([*rows, ()]), lengths)
+            return column.reshape(*value.shape, column.shape[1]), lengths.reshape(value.shape)
+        except (TypeError, ValueError):
+            raise ValueError(f"{name}: expected a list of numbers for each run, got {given!r:.60}") from None
+    if not value.ndim and not (isinstance(value, np.ndarray) and value == 0):
+        value = value.reshape(1)
+    if not value.ndim or not value.shape[-1]:
+        return np.zeros((*value.shape[:-1], 1)), np.zeros(value.shape[:-1], int)
+    return value, np.asarray(value.shape[-1])
+
+
+def unequal_lists(lengths: Mapping[str, np.ndarray]) -> dict[tuple[int, ...], str]:
+    """Return why lists do not go together, by the place of their run: they are of one length, or empty."""
+    each = np.stack(np.broadcast_arrays(*lengths.values()), -1)
+    wrong = np.argwhere(((each > 0) & (each != each.max(-1, keepdims=True))).any(-1)).tolist()
+    said = {place: zip(lengths, each[place].tolist(), strict=True) for place in map(tuple, wrong)}
+    return {
+        place: f"expected lists of one length, got {' and '.join(f'{name} of {own}' for name, own in of)}"
+        for place, of in said.items()
+    }
+
+
+def stacked_lists(entries: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return lists `[n, width]` from their entries, one list after the other, and how many each has, `[n]`."""
+    rows = np.zeros((len(lengths), width(int(lengths.max(initial=1)))), entries.dtype)
+    rows[np.arange(rows.shape[1]) < lengths[:, None]] = entries
+    return rows
+
+
+def width(count: int) -> int:
+    """Return to which length lists of so many entries are padded: the next power of two."""
+    return 1 << (count - 1).bit_length()
+
+
+def widened_lists(column: Any, most: int) -> Any:
+    """Return a column whose last axis is padded with zeros to a length."""
+    more = most - np.shape(column)[-1]
+    return namespace_of(column).pad(column, [(0, 0)] * (np.ndim(column) - 1) + [(0, more)]) if more else column
+
+
+def columns_of(entries: Mapping[str, Any], names: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the columns of inputs by name from the sizes of runs, each a mapping; what is missing is NaN."""
+    columns = {name: [row.get(name, np.nan) for row in rows] for name in names}
+    lists = [name for name in columns if name in entries and entries[name].is_list]
+    numbers = {name: np.array(column, float) for name, column in columns.items() if name not in lists}
+    return as_lists(entries, columns | numbers | {name: [*map(np.atleast_1d, columns[name])] for name in lists})
+
+
+def places_of(column: Any) -> np.ndarray:
+    """Return the place of each number, or list, of a column among its different ones, `[n]`."""
+    column = np.asarray(column)
+    return np.unique(column, axis=0 if column.ndim > 1 else None, return_inverse=True)[1].reshape(-1)
+
+
+def size_text(value: Any) -> str:
+    """Return a size as a text: a number, or the entries of a list up to the zeros that it is padded with.
+
+    Examples:
+        >>> size_text(256.0), size_text([8.0, 2.5, 0.0, 0.0])
+        ('256', '[8 2.5]')
+    """
+    if not np.ndim(value):
+        return f"{value:g}"
+    return f"[{' '.join(f'{entry:g}' for entry in np.trim_zeros(np.asarray(value), 'b'))}]"
