@@ -193,7 +193,7 @@ def _times(
         terms = {name: part for name, part in parts if part}
         high_ns, is_inside = (math.inf, False) if more else (time_ns * factor, bool(inside[place]))
         predictions.append(FunctionPrediction(time_ns, time_ns / factor, high_ns, terms, profile, is_inside, more))
-    return FunctionTimes(tuple(predictions), np.asarray(found.scores, np.float64), terms_ns, float(found.spread[0]))
+    return FunctionTimes(tuple(predictions), np.asarray(found.scores, np.float64), terms_ns, float(np.max(found.spread)))
 
 
 @jax.jit

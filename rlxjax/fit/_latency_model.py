@@ -200,6 +200,11 @@ class LatencyModel(Protocol):
         del facts
         return np.zeros((*runs.shape, 0))
 
+    def scatter(self, runs: "Runs", facts: Facts) -> RealLike:
+        """Return how far off runs may be beside others of their variant, `[*batch]`; all alike unless a model says."""
+        del runs, facts
+        return 1.0
+
     def folds(self, runs: "Runs") -> Sequence[np.ndarray]:
         """Return columns `[n]`: runs of one value in a column are left out together in validation."""
         columns = map(np.asarray, runs.inputs.values())

@@ -50,7 +50,7 @@ class LatencyPosterior:
         weights: of the correction, `[variants, features]`.
         factor: lower triangular `L` with `L @ L.T` the covariance of the unknowns, `[unknowns, unknowns]`.
         spread: standard deviation of the logarithm of what a workload takes beyond all that the unknowns
-            explain, timing noise included, by variant, `[variants]`.
+            explain, timing noise included, by variant, `[variants]`; times the model's `scatter` of a run.
         alike: correlation of that between the variants that do one piece of work, `[variants, variants]`; None where
             nothing is known of it: independent.
     """
@@ -136,7 +136,8 @@ def estimate(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
         scores = jacobian @ factor[:n_coefficients] + features @ own
     else:
         scores = jnp.asarray(joint_jacobian(jacobian, features, runs.variant, n_variants)) @ factor
-    return LatencyEstimate(jnp.exp(log_ns + log_factor), scores, jnp.asarray(posterior.spread)[runs.variant])
+    spread = jnp.asarray(posterior.spread)[runs.variant] * posterior.model.scatter(runs, posterior.facts)
+    return LatencyEstimate(jnp.exp(log_ns + log_factor), scores, spread)
 
 
 def own_correlation(posterior: LatencyPosterior, one: Code, other: Code) -> RealLike:

@@ -10,8 +10,8 @@ from ._kernels import Kernels, kernel_table, mark_looped
 from ._known import Number, Scalar, turns
 from ._primitives import UNKNOWN_LINE
 from ._rules import OperationCounts
-from ._totals import CYCLES, TRIPS, Totals, UnknownLoop
-from ._xla_kernels import HOST_COUNTS, GpuProgram, add_kernels, end_row
+from ._totals import CYCLES, Totals, UnknownLoop
+from ._xla_kernels import GpuProgram, add_kernels, end_row
 from ._xla_text import COLLECTIVES, ENDS, NOTHING, TRANSFERS, Computation, Instruction, computations, frame_lines
 
 #: Calls that stand for another view of memory.
@@ -63,10 +63,14 @@ class CompiledProgram:
         self.collectives = {name: row for name, row in self.totals.rows("family").items() if name in COLLECTIVES}
         starts = self.totals.loop_starts
         self.unknown_loops = [loop._replace(starts=starts.get(i, 0)) for i, loop in enumerate(self.unknown_loops)]
-        about = {name: count for name, count in self.totals.commands.items() if name in HOST_COUNTS}
-        about |= {"turns": self.totals.work[TRIPS], "unknown_loops": len(self.unknown_loops)}
         #: What a call launches, of a GPU; its kernels, of a CPU too.
-        self.gpu = GpuProgram(len(entry.parameters), results, kernel_table(self.totals.kernels), **about)
+        self.gpu = GpuProgram(
+            len(entry.parameters),
+            results,
+            kernel_table(self.totals.kernels),
+            **self.totals.commands,
+            unknown_loops=len(self.unknown_loops),
+        )
 
     def _count(self, name: str) -> Totals:
         """Return what a computation does when it runs once."""
@@ -102,7 +106,7 @@ class CompiledProgram:
             both = sum(computation.moved(instruction, fused))
             totals.count(family, line, OperationCounts(bytes=both, launches=int(opcode not in TRANSFERS)))
             if self._platform != "tpu":
-                add_kernels(instruction, computation, self._computations, totals.kernels, totals.commands)
+                add_kernels(instruction, computation, self._computations, totals, self._platform)
             if cycles := _CYCLES.search(instruction.attributes):
                 totals.work[CYCLES] += int(cycles[1])
             elif both and opcode not in TRANSFERS:

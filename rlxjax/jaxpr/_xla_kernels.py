@@ -5,7 +5,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 from ._kernels import Kernels, Work, add_kernel, copying, work_of
 from ._primitives import RULES
 from ._rules import Operation, OperationCounts, elements
+from ._totals import Totals
 from ._xla_text import NOTHING, Array, Computation, Instruction
 
 #: Commands that follow each other and that one launch of a CUDA graph runs, at least so many.
@@ -71,7 +71,6 @@ class GpuProgram:
         grouped: kernels that these launch.
         forks: kernels outside of graphs that run on a second stream, beside the next ones.
         readbacks: values that the host waits for: tests of loops whose trips are not known, and conditions.
-        turns: of loops.
         unknown_loops: loops whose trips the text does not tell; each counts as one turn.
     """
 
@@ -85,7 +84,6 @@ class GpuProgram:
     grouped: int = 0
     forks: int = 0
     readbacks: int = 0
-    turns: int = 0
     unknown_loops: int = 0
 
     @property
@@ -94,19 +92,15 @@ class GpuProgram:
         return int(self.kernels.launches.sum())
 
 
-#: What a host commands, by the names of fields.
-HOST_COUNTS = ("copies", "calls", "convolutions", "graphs", "grouped", "forks", "readbacks")
-
-
 def add_kernels(
     instruction: Instruction,
     computation: Computation,
     computations: Mapping[str, Computation],
-    work: Counter[Any],
-    commands: Counter[str],
+    totals: Totals,
+    platform: str,
 ) -> None:
     """Add the kernels of an instruction, with what it fuses, to a table; and what a GPU's host commands for them."""
-    called, target = instruction.called, instruction.target
+    called, target, commands = instruction.called, instruction.target, totals.commands
     fused = computations[called["calls"]] if "calls" in called else None
     read, written = computation.moved(instruction, fused)
     if target and len(instruction.arrays) > 1:  # what a library asks for beside its results is last
@@ -116,13 +110,14 @@ def add_kernels(
     parts = [_work(each, fused or computation, computations) for each in inside if each.opcode not in NOTHING]
     parts = parts[::-1] or [copying(written, 4)]
     parts.sort(key=lambda part: _NAMING.index(part.family) if part.family in _NAMING else len(_NAMING))
-    main, transform, launches = parts[0], _FFT.search(instruction.attributes), 1
+    main, launches = parts[0], 1
+    transform = _FFT.search(instruction.attributes) if platform == "cuda" else None
     is_copy = instruction.opcode in ("copy", "copy-start")
     if main.family == "sort" and "sort" in target:  # once over the bytes for each byte of a key, and once to count
         launches = DIGIT_KERNELS * main.itemsize + COUNTING_KERNELS
         read, written = ((main.itemsize + 1) * each // launches for each in (read, written))
     elif main.family == "sort" and not target:  # in place, so that what is sorted is copied
-        add_kernel(work, 2 * read, read, [copying(read, 4)])
+        add_kernel(totals.kernels, 2 * read, read, [copying(read, 4)])
         is_copy = True
     elif transform:
         # Over its bytes it goes once by axis, more often for long ones, once more if a long one is real.
@@ -130,9 +125,9 @@ def add_kernels(
         launches = sum(math.ceil(math.log2(max(length, 2)) / math.log2(PASS_SAMPLES)) for length in lengths)
         launches += "R" in transform[1] and max(lengths, default=1) > PASS_SAMPLES
     for place in range(launches):
-        add_kernel(work, read + written, written, [main._replace(counts={})] if place else parts)
+        add_kernel(totals.kernels, read + written, written, [main._replace(counts={})] if place else parts)
     if scaled := bool(transform and transform[1].startswith("I")):  # by cuBLAS
-        add_kernel(work, 2 * written, written, [Work("elementwise", "mul", 4, counts={"mul": written // 4})])
+        add_kernel(totals.kernels, 2 * written, written, [Work("elementwise", "mul", 4, counts={"mul": written // 4})])
     is_call = bool(target) and main.family in ("matmul", "linear algebra")
     commands.update(copies=int(is_copy), calls=is_call + scaled, convolutions=int("cudnn" in target))
     forks = instruction.opcode.endswith("-start")
