@@ -200,7 +200,7 @@ def test_work_that_outlasts_launching_takes_what_shares_of_the_data_sheet_say():
         many, one = (times_ns({"launches": 1.0, "tiles": tiles, f"{name}_flop": size * 1e3}) for tiles in (1e12, 1.0))
         np.testing.assert_allclose(many, of_product, rtol=1e-5)
         # Of one tile, one core's rate.
-        np.testing.assert_allclose(one, of_product * (1 + median.last_tile * facts["cores"]), rtol=1e-5)
+        np.testing.assert_allclose(one, of_product * (1 + facts["cores"] / median.tile_share), rtol=1e-5)
 
 
 def test_launching_hides_short_kernels_and_more_of_anything_takes_longer():
@@ -225,10 +225,10 @@ def test_work_of_kernels_is_the_sum_of_that_of_each():
 
 
 def test_how_far_off_a_prediction_is_goes_with_the_share_of_the_device():
-    found = np.asarray(
-        GPU_KERNELS.scatter(runs_of({"moved_bytes": np.geomspace(1e3, 1e15, 30)}, 30), GPU_KERNELS.facts)
-    )
-    assert np.all(np.diff(found) > 0) and 0 < found[0] < 0.1 and 0.99 < found[-1] <= 1
+    runs = runs_of({"moved_bytes": np.geomspace(1e3, 1e15, 30)}, 30)
+    found = np.asarray(GPU_KERNELS.scatter(runs, GPU_KERNELS.facts))
+    assert np.all(np.diff(found) > 0)
+    assert 0 < found[0] < 0.1 < 0.99 < found[-1] <= 1
 
 
 def test_predictions_are_smooth_from_a_cache_to_memory():

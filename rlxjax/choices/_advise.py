@@ -26,7 +26,7 @@ from rlxjax.calibration import (
 )
 from rlxjax.fit import SURE
 from rlxjax.fusion import plan_stages
-from rlxjax.jaxpr import FunctionProfile, TripCounts, profile_function
+from rlxjax.jaxpr import OPERATIONS, FunctionProfile, TripCounts, profile_function
 from rlxjax.models import FUNCTIONS
 from rlxjax.targets import DoesNotFitError, TargetDevice, target_device
 
@@ -485,16 +485,17 @@ def _saved(apart: Sequence[FunctionPrediction], grouped: Sequence[FunctionPredic
     def totals(programs: Sequence[FunctionPrediction]) -> dict[str, int]:
         profiles = [program.profile for program in programs]
         # What a compiler fuses is known; what it computes again is not.
-        kernels = [group for profile in profiles for group in profile.kernels if profile.level == "jaxpr"]
+        kernels = [profile.kernels for profile in profiles if profile.level == "jaxpr"]
+        is_flop = [kind == "arithmetic" for kind in OPERATIONS.values()]
         compiled = sum(int(profile.io.kernel_launches) for profile in profiles if profile.level == "compiled")
         return {
             "saved_calls": len(profiles),
-            "saved_launches": compiled + sum(group.launches for group in kernels),
+            "saved_launches": compiled + sum(int(own.launches.sum()) for own in kernels),
             "saved_sync_points": sum(int(profile.io.sync_points) for profile in profiles),
             "saved_readback_bytes": sum(int(profile.io.host_output_bytes) for profile in profiles),
             "saved_traffic_bytes": sum(profile.fused_traffic_bytes for profile in profiles),
-            "recomputed_flops": sum(group.flops for group in kernels),
-            "recomputed_elements": sum(group.computed_elements for group in kernels),
+            "recomputed_flops": sum(int(own.counts[:, is_flop].sum()) for own in kernels),
+            "recomputed_elements": sum(int(own.elements.sum()) for own in kernels),
         }
 
     before, after = totals(apart), totals(grouped)

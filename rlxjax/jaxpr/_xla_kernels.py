@@ -9,6 +9,8 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
+from rlxjax._values import by_value
+
 from ._kernels import Kernels, Work, add_kernel, copying, work_of
 from ._primitives import RULES
 from ._rules import Operation, OperationCounts, elements
@@ -56,6 +58,7 @@ _NAMING = ("matmul", "convolution", "fft", "sort", "linear algebra", "scatter", 
 _COMBINED = _pairs("add=sum maximum=max minimum=min multiply=prod and=and or=or")
 
 
+@by_value
 @dataclasses.dataclass(frozen=True)
 class GpuProgram:
     """What one call of a compiled program does on a GPU.
@@ -65,8 +68,8 @@ class GpuProgram:
         results: arrays that it gives.
         kernels: that it launches; those of loops as often as they turn.
         copies: of these, copies that no kernel of the compiler does.
-        calls: of these, calls of cuBLAS, cuSOLVER and the like.
-        convolutions: of these, calls of cuDNN.
+        calls: of these, calls of cuBLAS, cuDNN, cuSOLVER and the like.
+        convolutions: of the calls, those of cuDNN.
         graphs: launches of CUDA graphs.
         grouped: kernels that these launch.
         forks: kernels outside of graphs that run on a second stream, beside the next ones.
@@ -128,7 +131,7 @@ def add_kernels(
         add_kernel(totals.kernels, read + written, written, [main._replace(counts={})] if place else parts)
     if scaled := bool(transform and transform[1].startswith("I")):  # by cuBLAS
         add_kernel(totals.kernels, 2 * written, written, [Work("elementwise", "mul", 4, counts={"mul": written // 4})])
-    is_call = bool(target) and main.family in ("matmul", "linear algebra")
+    is_call = bool(target) and main.family in ("matmul", "convolution", "linear algebra")
     commands.update(copies=int(is_copy), calls=is_call + scaled, convolutions=int("cudnn" in target))
     forks = instruction.opcode.endswith("-start")
     if main.family == "matmul" or (not target and main.family not in ("fft", "sort")):  # what CUDA graphs hold

@@ -19,6 +19,8 @@ from rlxjax.targets import TargetDevice, target_device, target_names
 from ._coefficients import ROOFLINE_SHARPNESS, coefficients, prior_of, typical
 from ._functions import CountsModel
 
+#: A host that waits for so much of what waking takes at most wakes in half of that.
+WAKE_SHARE = 0.2
 #: How sharply the longer of launching and computing decides, and kernels that exceed the second cache go to memory.
 QUEUE_SHARPNESS, CACHE_SHARPNESS = 4, 3
 #: Elements of a product that one core computes at a time: of types that matrix units take at their full rate, others.
@@ -37,7 +39,7 @@ SOLVERS: Mapping[str, Sequence[str]] = {
 }
 EIGEN_COLUMNS = 32
 #: Inputs by what is counted, sums over a program's kernels; then lists of one entry for each row of their table.
-SUMS = ("arrays", "commands", "kernels", "library_calls", "convolution_calls", "eigen_calls", "sort_stages")
+SUMS = ("arrays", "commands", "kernels", "library_calls", "eigen_calls", "sort_stages")
 SUMS += ("sort_bytes", *(f"{name}_columns" for name in SOLVERS))
 LISTS = ("launches", "moved_bytes", "operations", "tiles", *(f"{name}_flop" for name in PRODUCTS))
 
@@ -55,18 +57,16 @@ class GpuCoefficients(Coefficients):
     overlapped_ns: RealLike = typical(2e4, "the part of a call that runs while the device works.")
     array_ns: RealLike = typical(1e3, "one array that a call takes; one that it gives is several of these.")
     command_ns: RealLike = typical(4e3, "launching a kernel or a graph of kernels; a copy is two of these.")
-    library_call_ns: RealLike = typical(4e3, "what calling cuBLAS or a factorisation takes more.")
-    convolution_call_ns: RealLike = typical(1e4, "what calling cuDNN takes more.")
+    library_call_ns: RealLike = typical(4e3, "what calling a library takes more; cuDNN is two of these.")
     kernel_ns: RealLike = typical(2e3, "one kernel on the device, whatever it does.")
-    wake_ns: RealLike = typical(4e4, "waking the host, at most, if it waits for long.", log_sd=0.4)
-    wait_ns: RealLike = typical(2e4, "waiting after which that takes half of the most.", log_sd=0.4)
+    wake_ns: RealLike = typical(4e4, "waking the host if it waited for long.", log_sd=0.4)
     memory_share: RealLike = typical(0.88, "of the data sheet's bandwidth.", log_sd=0.05)
     cache_gain: RealLike = typical(1.7, "bandwidth of the second cache, of that of the memory.", log_sd=0.3)
     operation_share: RealLike = typical(
         0.3, "of the data sheet's rate of float32, an elementwise operation as one.", log_sd=0.35
     )
     product_share: RealLike = typical(0.75, "of the data sheet's rates of products.", log_sd=0.1)
-    last_tile: RealLike = typical(1.0, "tiles that a core waits for where products have few.", log_sd=0.3)
+    tile_share: RealLike = typical(1.0, "of that rate, by which one core computes a tile.", log_sd=0.3)
     sort_stage_ns: RealLike = typical(500.0, "one stage of a sort.")
     sort_bytes_per_ns: RealLike = typical(8e3, "bytes that the stages of sorts go over.", log_sd=0.3)
     triangular_column_ns: RealLike = typical(300.0, "one column of a triangular solve.")
@@ -153,10 +153,10 @@ class GpuKernelsModel(CountsModel):
         host_ns = c.overlapped_ns + host["launch_ns"]
         device_ns = device["kernels_ns"] + device["work_ns"] + device["sort_ns"] + device["triangular_ns"]
         # What the longer one takes goes to its parts: those of the host, and those of the device.
-        beyond_ns = soft_roofline(host_ns, device_ns + 1.0, QUEUE_SHARPNESS) - host_ns
-        parts = {name: beyond_ns * (device[name] / (device_ns + 1.0)) for name in device if name != "solver_ns"}
+        beyond_ns = soft_roofline(host_ns, device_ns, QUEUE_SHARPNESS) - host_ns
+        parts = {name: beyond_ns * (device[name] / (device_ns)) for name in device if name != "solver_ns"}
         parts["solver_ns"] = device["solver_ns"] + parts.pop("triangular_ns")
-        return {**host, **parts, "wake_ns": c.wake_ns * beyond_ns / (beyond_ns + c.wait_ns)}
+        return {**host, **parts, "wake_ns": c.wake_ns * beyond_ns / (beyond_ns + WAKE_SHARE * c.wake_ns)}
 
     def scatter(self, runs: Runs, facts: Facts) -> RealLike:
         """Return the share of the device in what runs take by the prior's medians, `[*batch]`."""
@@ -174,14 +174,12 @@ def _host_and_device_ns(c: GpuCoefficients, runs: Runs, facts: Facts) -> tuple[d
     beyond = soft_excess(x["moved_bytes"] / launches + 1.0, facts["cache_bytes"], CACHE_SHARPNESS)
     memory_ns = (x["moved_bytes"] + 1e-3) / memory * (beyond + (1.0 - beyond) / c.cache_gain)
     flop_ns = sum(x[f"{name}_flop"] / facts[f"{name}_flop_per_ns"] for name in PRODUCTS)
-    tail = 1.0 + c.last_tile * facts["cores"] / jnp.maximum(x["tiles"] / launches, 1.0)
+    tail = 1.0 + facts["cores"] / (c.tile_share * jnp.maximum(x["tiles"] / launches, 1.0))
     compute_ns = flop_ns * tail / c.product_share
     compute_ns += x["operations"] / (c.operation_share * facts["vector_flop_per_ns"])
     host = {
         "call_ns": c.call_ns + c.overlapped_ns + c.array_ns * x["arrays"],
-        "launch_ns": c.command_ns * x["commands"]
-        + c.library_call_ns * x["library_calls"]
-        + c.convolution_call_ns * x["convolution_calls"],
+        "launch_ns": c.command_ns * x["commands"] + c.library_call_ns * x["library_calls"],
     }
     device = {
         "kernels_ns": c.kernel_ns * x["kernels"],
@@ -243,8 +241,7 @@ def gpu_inputs(program: GpuProgram) -> dict[str, Any]:
         "arrays": program.arguments + ARRAYS_OF_A_RESULT * program.results,
         "commands": launches.sum() - program.grouped + program.graphs + program.forks + program.copies,
         "kernels": launches.sum(),
-        "library_calls": program.calls,
-        "convolution_calls": program.convolutions,
+        "library_calls": program.calls + program.convolutions,
         "sort_stages": launches @ stages,
         "sort_bytes": stages @ (written * padding),
     }
