@@ -162,6 +162,11 @@ def add_kernel(work: Counter[Any], moved_bytes: int, written_bytes: int, parts: 
             work["count", kind, UNTILED if is_untiled and name == TRANSPOSE else name] += count
 
 
+def kernel_bytes(work: Mapping[Any, int]) -> int:
+    """Return the bytes that kernels read and write."""
+    return sum(count for (what, _, place), count in work.items() if (what, place) == ("kernel", _MOVED))
+
+
 def mark_looped(work: Counter[Any]) -> None:
     """Say of all kernels that a loop launches them."""
     for what, kind, place in [*work]:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from rlxjax._checks import as_index
 
+from ._kernels import kernel_bytes
 from ._rules import OperationCounts
 
 NONE = OperationCounts(bytes=0, launches=0)
@@ -159,7 +160,12 @@ class Totals:
 
     def add_branches(self, branches: Sequence["Totals"], line: str) -> "Totals":
         """Add the dearest branch of a conditional, by FLOP, bytes, then launches; return the cheapest one."""
-        ordered = sorted(branches, key=lambda branch: (branch.sums().flops, *branch.sums()[3:]))
+
+        def order(branch: Totals) -> tuple[Any, ...]:  # libraries may go over the bytes of a call several times
+            sums = branch.sums()
+            return sums.flops, kernel_bytes(branch.kernels), *sums[3:]
+
+        ordered = sorted(branches, key=order)
         self.add(ordered[-1], 1)
         for branch in ordered[:-1]:
             self.meet(branch, 0)

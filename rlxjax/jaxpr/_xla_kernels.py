@@ -30,7 +30,6 @@ _HIGHEST = re.compile(r"operand_precision(?:=\{|\":\[\")(highest)", re.IGNORECAS
 _LABELS = re.compile(r"\bdim_labels=\w+_(\w+)->")
 _WINDOW = re.compile(r"\bwindow=\{size=([\dx]+)")
 _FFT = re.compile(r"\bfft_type=(\w+), fft_length=\{([\d,]*)\}")
-_LENGTHS = re.compile(r"\bfft_length=\{([\d,]*)\}")
 _DIMENSIONS = re.compile(r"\bdimensions=\{([\d,]*)\}")
 _SLICES = re.compile(r"\bslice_sizes=\{([\d,]*)\}")
 
@@ -171,7 +170,7 @@ def _work(instruction: Instruction, computation: Computation, computations: Mapp
 
     def sizes(pattern: re.Pattern[str]) -> tuple[int, ...]:
         found = pattern.search(instruction.attributes)
-        return _sizes(found[1]) if found else ()
+        return _sizes(found[found.lastindex or 0]) if found else ()
 
     if opcode in ("reduce", "scatter") and (called := instruction.called.get("to_apply")):
         inside = computations[called]
@@ -190,7 +189,7 @@ def _work(instruction: Instruction, computation: Computation, computations: Mapp
         "dimension": given[0] if given else -1,
         "slice_sizes": sizes(_SLICES),
         "window_dimensions": sizes(_WINDOW),
-        "fft_lengths": sizes(_LENGTHS),
+        "fft_lengths": sizes(_FFT),
         "k": outputs[0].shape[-1] if outputs[0].shape else 1,
         "dimension_numbers": ((sizes(_CONTRACTED), ()), (sizes(_BATCHED), ())),
         "precision": "HIGHEST" if _HIGHEST.search(instruction.attributes) else None,

@@ -154,7 +154,7 @@ class GpuKernelsModel(CountsModel):
         device_ns = device["kernels_ns"] + device["work_ns"] + device["sort_ns"] + device["triangular_ns"]
         # What the longer one takes goes to its parts: those of the host, and those of the device.
         beyond_ns = soft_roofline(host_ns, device_ns, QUEUE_SHARPNESS) - host_ns
-        parts = {name: beyond_ns * (device[name] / (device_ns)) for name in device if name != "solver_ns"}
+        parts = {name: beyond_ns * (device[name] / device_ns) for name in device if name != "solver_ns"}
         parts["solver_ns"] = device["solver_ns"] + parts.pop("triangular_ns")
         return {**host, **parts, "wake_ns": c.wake_ns * beyond_ns / (beyond_ns + WAKE_SHARE * c.wake_ns)}
 
