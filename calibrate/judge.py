@@ -239,9 +239,9 @@ def said_of_pace(pace: Pace, processors: int) -> Verdict:
 def what_pays(calibrated: CalibratedModel, inputs: Mapping[str, Any]) -> list[str]:
     """Return a sentence on the sizes of the first input from which the second strategy, if any, beats the first.
 
-    It is of models whose inputs are numbers.
+    Nothing is said where an input is a list.
     """
-    if len(calibrated.strategies) < 2 or any(entry.is_list for entry in calibrated.model.inputs.values()):
+    if len(calibrated.strategies) < 2 or any(map(np.ndim, inputs.values())):
         return []
     along, *others = inputs
     low, high = calibrated.domain[along]

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path as FilePath
+from typing import Any
 
 import numpy as np
 
@@ -257,13 +258,16 @@ def _in_words(sizes: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {float(size):,g}" for name, size in sizes.items()) or "all sizes"
 
 
-def _sizes(calibrated: CalibratedModel, asked: Mapping[str, float]) -> Mapping[str, float]:
-    """Return the sizes that were asked for, where the model has these inputs, else those in the middle."""
+def _sizes(calibrated: CalibratedModel, asked: Mapping[str, float]) -> Mapping[str, Any]:
+    """Return the sizes that were asked for, where the model has these inputs, else those in the middle, lists empty."""
     inputs = calibrated.model.inputs
     if asked.keys() <= inputs.keys():
         return asked
-    free = [name for name, entry in inputs.items() if entry.default is None and not entry.is_list]
-    spans = {name: _values(calibrated, name, 3) for name in free}
+    spans = {
+        name: [()] if entry.is_list else _values(calibrated, name, 3)
+        for name, entry in inputs.items()
+        if entry.default is None or entry.is_list
+    }
     return {name: values[len(values) // 2] for name, values in spans.items()}
 
 

@@ -378,8 +378,8 @@ class CalibratedModel(Predictions):
         # A place is that of one that is possible; within a program it is traced even for sizes that are not.
         if ask != "place" and not is_traced(is_possible):
             for name in np.array(strategies)[~np.asarray(is_possible)]:
-                first = jax.tree.map(lambda column: column[(0,) * len(runs.shape)], runs.of_shape(runs.shape))
-                sizes = ", ".join(f"{key} {size_text(value)}" for key, value in first.inputs.items())
+                first, columns = (0,) * len(runs.shape), runs.of_shape(runs.shape).inputs
+                sizes = ", ".join(f"{key} {size_text(column[first])}" for key, column in columns.items())
                 raise ValueError(f"strategy: {str(name)!r} was not timed for such work ({sizes})")
         return found
 

@@ -239,7 +239,7 @@ def _runs_of(profiles: Sequence[FunctionProfile]) -> tuple[dict[str, Any], ...]:
     columns = [np.asarray(own, float).tolist() for own in runs.inputs.values()]
     return tuple(
         {"variant": FUNCTIONS.variants[code], "inputs": dict(zip(runs.inputs, sizes, strict=True))}
-        for code, *sizes in zip(runs.variant.tolist(), *columns, strict=True)
+        for code, *sizes in zip(np.asarray(runs.variant).tolist(), *columns, strict=True)
     )
 
 

@@ -168,7 +168,7 @@ def estimates(posterior: LatencyPosterior, runs: Runs) -> tuple[np.ndarray, np.n
     time_ns, scores, spread = (np.asarray(leaf, np.float64)[:n] for leaf in found)
     bad = np.flatnonzero(~(np.isfinite(time_ns) & np.isfinite(scores).all(-1)))
     if bad.size:
-        name, got = posterior.model.variants[columns.variant[bad[0]]], time_ns[bad[0]]
+        name, got = posterior.model.variants[np.asarray(columns.variant)[bad[0]]], time_ns[bad[0]]
         raise ValueError(f"runs[{bad[0]}]: expected a run that the model predicts, got {name!r} of {got} ns")
     return time_ns, scores, spread
 

@@ -68,7 +68,7 @@ def _list(name: str, value: Any) -> tuple[Any, Any]:
             value = np.asarray(given, object)
     if value.dtype == object:
         try:
-            rows = [np.asarray(row, np.float64) for row in value.flat]
+            rows = [np.asarray(row, np.float64) for row in np.ravel(value)]
             lengths = np.array([len(row) for row in rows], int)
             column = stacked_lists(np.concatenate([*rows, ()]), lengths)
             return column.reshape(*value.shape, column.shape[1]), lengths.reshape(value.shape)

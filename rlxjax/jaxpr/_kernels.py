@@ -24,10 +24,6 @@ TRANSPOSE, UNTILED = "transpose_inner", "transpose_inner_untiled"
 BESIDE = "copy_beside"
 #: What gives another shape and repeats nothing.
 _NO_REPEATS = ("reshape", "transpose", "pad", "concatenate", "split")
-#: Columns of the table beside the family and the counts.
-COLUMNS = (
-    "launches looped read_bytes written_bytes itemsize rows pieces elements extent stride_bytes".split()
-)
 
 
 @by_value
@@ -45,6 +41,7 @@ class Kernels:
         looped: how many of the launches loops do.
         read_bytes: that they read.
         written_bytes: that they write.
+        working_bytes: of the whole arrays that they read and write, as far as a kernel reads parts of them.
         itemsize: bytes of a number that they work on.
         rows: that their loops over the results enter.
         pieces: what is computed piece by piece: products of a batch, matrices, transforms; else the launches.
@@ -66,6 +63,7 @@ class Kernels:
     looped: Any
     read_bytes: Any
     written_bytes: Any
+    working_bytes: Any
     itemsize: Any
     rows: Any
     pieces: Any
@@ -129,6 +127,7 @@ class Work(NamedTuple):
     counts: Mapping[str, int] = FrozenDict()
     has_broadcast: bool = False
     rows: int = 0
+    row_elements: int = 0
     pieces: int = 0
     extent: int = 0
     stride_bytes: int = 0
@@ -137,10 +136,12 @@ class Work(NamedTuple):
 #: Of what holds kernels of its own.
 NO_WORK = Work("", "", 4)
 #: The places of the counts of a kernel.
-_LAUNCHES, _MOVED, _WRITTEN, _ROWS, _PIECES, _ELEMENTS, _LOOPED = range(7)
+_LAUNCHES, _MOVED, _WRITTEN, _WORKING, _ROWS, _PIECES, _ELEMENTS, _LOOPED = range(8)
 
 
-def add_kernel(work: Counter[Any], moved_bytes: int, written_bytes: int, parts: Sequence[Work]) -> None:
+def add_kernel(
+    work: Counter[Any], moved_bytes: int, written_bytes: int, parts: Sequence[Work], working_bytes: int = 0
+) -> None:
     """Add a kernel by what it moves and what it computes; the last step, whose result it keeps, comes first."""
     last = parts[0]
     strided = max(parts, key=lambda part: part.extent * part.stride_bytes)
@@ -153,9 +154,17 @@ def add_kernel(work: Counter[Any], moved_bytes: int, written_bytes: int, parts: 
         max(moved_bytes.bit_length() - 1, 0),
     )
     computed = sum(part.elements for part in parts)
-    own = (1, moved_bytes, min(written_bytes, moved_bytes), last.rows, max(last.pieces, 1), computed, 0)
+    own = (
+        *(1, moved_bytes, min(written_bytes, moved_bytes), max(working_bytes, moved_bytes)),
+        *(last.rows, max(last.pieces, 1), computed, 0),
+    )
     for place, count in enumerate(own):
         work["kernel", kind, place] += count
+    # Loops over rows of a power of two are one loop; one row of odd length has no vectors for its parts.
+    if last.rows > 1 and last.row_elements & (last.row_elements - 1):
+        work["count", kind, "ragged_rows"] += last.rows
+    elif last.rows == 1 and last.row_elements % 2:
+        work["count", kind, "scalar_elements"] += computed
     is_untiled = any(part.has_broadcast for part in parts)
     for part in parts:
         for name, count in part.counts.items():
@@ -179,7 +188,7 @@ def kernel_table(work: Mapping[Any, int]) -> Kernels:
     found: dict[_Kind, tuple[list[int], dict[str, int]]] = {}
     for (what, kind, which), count in work.items():
         if what in ("kernel", "count"):
-            own, counts = found.setdefault(kind, ([0] * 7, {}))
+            own, counts = found.setdefault(kind, ([0] * 8, {}))
             (own if what == "kernel" else counts)[which] = count
     rows = [(kind, own, counts) for kind, (own, counts) in found.items() if own[_LAUNCHES]]
     table = [[0] * len(OPERATIONS) for _ in rows]
@@ -196,6 +205,7 @@ def kernel_table(work: Mapping[Any, int]) -> Kernels:
         looped=column(_LOOPED),
         read_bytes=_exact([own[_MOVED] - own[_WRITTEN] for _, own, _ in rows]),
         written_bytes=column(_WRITTEN),
+        working_bytes=column(_WORKING),
         itemsize=_exact([kind.itemsize for kind, _, _ in rows]),
         rows=column(_ROWS),
         pieces=column(_PIECES),
@@ -254,6 +264,7 @@ def work_of(name: str, rule: Rule, counts: OperationCounts, op: Operation) -> Wo
         found,
         has_broadcast=any(elements(aval) < most for aval in op.inputs),
         rows=rows,
+        row_elements=longest.shape[-1] if longest is not None else 1,
         pieces=pieces,
         extent=extent,
         stride_bytes=stride_bytes,

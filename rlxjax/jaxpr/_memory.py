@@ -93,7 +93,8 @@ def fused_memory(
             if step.work.family == "scatter" and (step.reads[0] in lasting or unread[step.reads[0]] > 1):
                 add_kernel(grouped, 2 * written, written, [copying(written, step.work.itemsize)])
             if step.work is not NO_WORK:
-                add_kernel(grouped, own, written, _executed(number, step, makers, claimed))
+                whole = sum(sizes[buffer] for buffer in read) + written
+                add_kernel(grouped, own, written, _executed(number, step, makers, claimed), whole)
         else:
             for buffer in step.writes:
                 origin[buffer] = read, costly

@@ -13,6 +13,7 @@ _CLASSES: Mapping[str, str] = {
     "max=max,min,clamp round=floor,ceil,round,reduce_precision,is_finite compare=eq,ne,lt,le,gt,ge,eq_to,lt_to,le_to "
     "logic=and,or,xor,not shift=shift_left,shift_right_arithmetic,shift_right_logical select_n nextafter "
     "bits=population_count,clz,mulhi other",
+    "loop": "ragged_rows scalar_elements",
     "movement": "broadcast_in_dim=broadcast_in_dim,tile convert_element_type=convert_element_type,bitcast_convert_type "
     "iota slice=slice,split,unstack concatenate=concatenate,stack pad rev copy=copy,copy_p,device_put copy_beside "
     "complex=complex,real,imag dynamic_slice=dynamic_slice,get dynamic_update_slice=dynamic_update_slice,swap,addupdate",
