@@ -126,8 +126,9 @@ def add_kernels(
         lengths = _sizes(transform[2])
         launches = sum(math.ceil(math.log2(max(length, 2)) / math.log2(PASS_SAMPLES)) for length in lengths)
         launches += "R" in transform[1] and max(lengths, default=1) > PASS_SAMPLES
+    whole = sum(each.bytes for each in computation.operands(instruction)) + written
     for place in range(launches):
-        add_kernel(totals.kernels, read + written, written, [main._replace(counts={})] if place else parts)
+        add_kernel(totals.kernels, read + written, written, [main._replace(counts={})] if place else parts, whole)
     if scaled := bool(transform and transform[1].startswith("I")):  # by cuBLAS
         add_kernel(totals.kernels, 2 * written, written, [Work("elementwise", "mul", 4, counts={"mul": written // 4})])
     is_call = bool(target) and main.family in ("matmul", "convolution", "linear algebra")
