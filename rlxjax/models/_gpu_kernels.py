@@ -249,6 +249,7 @@ def gpu_inputs(program: GpuProgram) -> dict[str, Any]:
     for name, operations in SOLVERS.items():
         matrices = of(*(f"{one}_matrices" for one in operations)) / launches
         columns = np.sqrt(of(*operations) / np.maximum(launches * matrices, 1.0))
+        # Calls are those of the last solvers, for eigenvalues.
         in_turn = np.where((name == "eigen") & (columns > EIGEN_COLUMNS), matrices, matrices > 0)
         found[f"{name}_columns"], found["eigen_calls"] = launches @ (columns * in_turn), launches @ in_turn
     flop, is_exact = of("dot_general", "conv_general_dilated"), of("dot_general_highest") > 0
