@@ -147,6 +147,12 @@ def test_solvers_sorts_and_transforms_of_libraries_are_known_by_their_names():
         assert (int(found.kernels.launches[transforms]), found.launches) == (passes, launches)
 
 
+def test_what_nobody_knows_counts_as_other_operations():
+    found = gpu_program(custom("my_kernel", (f"f32[{N}]{{0}}",), f"f32[{N}]{{0}}"))
+    assert (found.kernels.family_names(), computed(found), found.calls) == (["custom"], {"other": N}, 0)
+    assert (found.kernels.read_bytes.tolist(), found.kernels.written_bytes.tolist()) == ([4 * N], [4 * N])
+
+
 def test_a_network_sorts_rows_of_a_power_of_two_in_stages():
     for n, octaves in ((64, 6), (65, 7), (100, 7), (1024, 10)):
         body = f"  ROOT %t = f32[3,{n}]{{1,0}} sort(%x0), dimensions={{1}}"

@@ -45,11 +45,12 @@ _PRIMITIVES = _pairs(
     "subtract=sub multiply=mul divide=div remainder=rem maximum=max minimum=min compare=eq select=select_n "
     "convert=convert_element_type broadcast=broadcast_in_dim reverse=rev popcnt=population_count "
     "count-leading-zeros=clz round-nearest-afz=round round-nearest-even=round dot=dot_general "
-    "convolution=conv_general_dilated"
+    "convolution=conv_general_dilated bitcast-convert=bitcast_convert_type"
 )
 _LIBRARY = _pairs(
     "TopK=top_k sort=sort triangularSolve=triangular_solve trsm=triangular_solve potrf=cholesky getrf=lu geqrf=geqrf "
-    "orgqr=householder_product ormqr=ormqr syev=eigh gesvd=svd cudnn=conv_general_dilated cublas=dot_general"
+    "orgqr=householder_product ungqr=householder_product ormqr=ormqr unmqr=ormqr syev=eigh heev=eigh geev=eig "
+    "gesvd=svd gesdd=svd cudnn=conv_general_dilated cublas=dot_general"
 )
 #: Families by which a kernel is named that computes several things, the first one that it has.
 _NAMING = ("matmul", "convolution", "fft", "sort", "linear algebra", "scatter", "reduction", "window")
@@ -183,7 +184,8 @@ def _work(instruction: Instruction, computation: Computation, computations: Mapp
             name = "argmax" if len(inputs) == 2 else f"reduce_{how}" if how else name
     rule, given = RULES.get(name), sizes(_DIMENSIONS)
     if rule is None or not outputs or not (inputs or rule.family == "movement"):
-        return Work("custom", name, 4, sum(map(elements, outputs)))
+        results = sum(map(elements, outputs))
+        return Work("custom", name, 4, results, {"other": results})
     params = {
         "axes": given,
         "permutation": given,
