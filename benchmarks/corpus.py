@@ -42,7 +42,7 @@ def cost_ns(fn: Callable[..., Any], args: tuple[Any, ...]) -> float:
     if profile.peak_bytes > MOST_BYTES or profile.unknown_loops:
         return float("inf")
     work = profile.flops / 10 + 4 * profile.transcendentals + profile.integer_ops / 10 + profile.fused_traffic_bytes / 5
-    return work + 50 * profile.trips + 300 * sum(group.launches for group in profile.kernels)
+    return work + 50 * profile.trips + 300 * int(profile.kernels.launches.sum())
 
 
 @dataclasses.dataclass

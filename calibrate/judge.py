@@ -125,7 +125,8 @@ def fitted(suite: Suite, log: SampleLog, prior: LatencyPrior) -> Fitted:
     terms_ns = np.asarray(jax.jit(predicted_ns)(blind.terms.coefficients, timings.runs, dict(facts)))
     errors = np.log(measured_ns / by_blind.time_ns)
     known_sd, variant = np.sqrt(np.sum(by_blind.scores**2, -1)), np.asarray(timings.runs.variant)
-    own, scatter = np.asarray(whole.posterior.spread), by_blind.spread / np.asarray(blind.posterior.spread)[variant]
+    own = np.asarray(whole.posterior.spread)
+    scatter = np.broadcast_to(np.asarray(suite.model.scatter(timings.runs, facts)), variant.shape)
     spread = widened_spread(own, variant[~seen], (errors / scatter)[~seen], (known_sd / scatter)[~seen])
     return Fitted(
         cells,

@@ -251,8 +251,9 @@ def population_section(
             others = pool([other.posterior for other in (*fits[:place], *fits[place + 1 :])])
             rows = np.minimum(np.arange(most), len(own_ns) - 1)
             runs = jax.tree.map(lambda column: np.asarray(column)[rows], one.runs)  # noqa: B023 - used at once
-            known = estimate(prior_posterior(model, others, 1.0, facts=one.posterior.facts), runs)
-            scatters.append(np.asarray(known.spread)[: len(own_ns)])
+            known = estimate(prior_posterior(model, others, facts=one.posterior.facts), runs)
+            scatter = np.asarray(model.scatter(one.runs, one.posterior.facts))
+            scatters.append(np.broadcast_to(scatter, len(own_ns)))
             logs.append(np.log(own_ns / np.asarray(known.time_ns)[: len(own_ns)]))
         speeds = np.array([np.median(own) for own in logs])
         errors = np.abs(np.concatenate([own - speed for own, speed in zip(logs, speeds, strict=True)]))

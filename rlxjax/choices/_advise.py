@@ -26,7 +26,7 @@ from rlxjax.calibration import (
 )
 from rlxjax.fit import SURE
 from rlxjax.fusion import plan_stages
-from rlxjax.jaxpr import OPERATIONS, FunctionProfile, TripCounts, profile_function
+from rlxjax.jaxpr import FunctionProfile, TripCounts, profile_function
 from rlxjax.models import FUNCTIONS
 from rlxjax.targets import DoesNotFitError, TargetDevice, target_device
 
@@ -59,7 +59,7 @@ Span = tuple[int, int]
 #: The most groupings that are looked at, all of those of seven stages, and that are measured beside the stages apart.
 MOST_GROUPINGS, MOST_CONSIDERED = 64, 6
 #: Terms that launches take, and those of the functions model that traffic takes; of a target's it takes all others.
-LAUNCH_TERMS, TRAFFIC_TERMS = ("call_ns", "launch_ns"), ("elementwise_ns", "uncached_ns")
+LAUNCH_TERMS, TRAFFIC_TERMS = ("call_ns", "launch_ns"), ("memory_ns", "movement_ns")
 
 
 def advise(
@@ -486,16 +486,15 @@ def _saved(apart: Sequence[FunctionPrediction], grouped: Sequence[FunctionPredic
         profiles = [program.profile for program in programs]
         # What a compiler fuses is known; what it computes again is not.
         kernels = [profile.kernels for profile in profiles if profile.level == "jaxpr"]
-        is_flop = [kind == "arithmetic" for kind in OPERATIONS.values()]
         compiled = sum(int(profile.io.kernel_launches) for profile in profiles if profile.level == "compiled")
         return {
             "saved_calls": len(profiles),
-            "saved_launches": compiled + sum(int(own.launches.sum()) for own in kernels),
+            "saved_launches": compiled + sum(int(table.launches.sum()) for table in kernels),
             "saved_sync_points": sum(int(profile.io.sync_points) for profile in profiles),
             "saved_readback_bytes": sum(int(profile.io.host_output_bytes) for profile in profiles),
             "saved_traffic_bytes": sum(profile.fused_traffic_bytes for profile in profiles),
-            "recomputed_flops": sum(int(own.counts[:, is_flop].sum()) for own in kernels),
-            "recomputed_elements": sum(int(own.elements.sum()) for own in kernels),
+            "recomputed_flops": sum(int(table.flops.sum()) for table in kernels),
+            "recomputed_elements": sum(int(table.elements.sum()) for table in kernels),
         }
 
     before, after = totals(apart), totals(grouped)

@@ -195,6 +195,11 @@ class LatencyModel(Protocol):
         del facts
         return np.ones((*runs.shape, len(self.variants)), bool)
 
+    def impossible(self, facts: Facts) -> Sequence[str]:
+        """Return the variants that no work can be done by, whatever its sizes; none unless a model says."""
+        del facts
+        return ()
+
     def features(self, runs: "Runs", facts: Facts) -> Float[Array | np.ndarray, "*batch features"]:
         """Return what the small correction of a variant may depend on; none unless a model says."""
         del facts
@@ -204,6 +209,14 @@ class LatencyModel(Protocol):
         """Return how far off runs may be beside others of their variant, `[*batch]`; all alike unless a model says."""
         del runs, facts
         return 1.0
+
+    def own_log_sd(self, coefficients: Any, runs: "Runs", facts: Facts) -> RealLike:
+        """Return the standard deviation of the logarithm of a run's time that a model knows of beforehand, `[*batch]`.
+
+        It is of what no coefficient stands for, beside the spread that the fit finds; none unless a model says.
+        """
+        del coefficients, runs, facts
+        return 0.0
 
     def folds(self, runs: "Runs") -> Sequence[np.ndarray]:
         """Return columns `[n]`: runs of one value in a column are left out together in validation."""

@@ -318,6 +318,6 @@ def _work_of(work: Graph | GraphIoProfile | Callable[..., Any], args: tuple[Any,
     profile = profile_function(work, *args)
     if profile.uncounted:
         raise ValueError(f"work: {profile.uncounted[0]}; or rank profile_function(...).io, which counts the rest")
-    launches = sum(group.launches for group in profile.kernels)
+    launches = int(profile.kernels.launches.sum())
     io = dataclasses.replace(profile.io, kernel_launches=launches, device_traffic_bytes=profile.fused_traffic_bytes)
     return profile_work(io, profile.flops)

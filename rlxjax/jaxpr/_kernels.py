@@ -22,6 +22,8 @@ SPREAD, EACH = "spread", "each"
 TRANSPOSE, UNTILED = "transpose_inner", "transpose_inner_untiled"
 #: A copy that no equation asks for: of what an update would overwrite, or of a turn's result into the stack of all.
 BESIDE = "copy_beside"
+#: Products of float32 at the highest precision, which some devices compute otherwise than those of the default.
+EXACT = "dot_general_exact"
 #: What gives another shape and repeats nothing.
 _NO_REPEATS = ("reshape", "transpose", "pad", "concatenate", "split")
 
@@ -46,6 +48,8 @@ class Kernels:
         rows: that their loops over the results enter.
         pieces: what is computed piece by piece: products of a batch, matrices, transforms; else the launches.
         elements: results of operations that they compute, those computed again included.
+        flops: floating-point operations, likewise.
+        is_exact: whether products of float32 are asked for at the highest precision: 1 or 0.
         extent: elements of an axis that a transpose makes the last one; 0 where none does.
         stride_bytes: between two of these elements in the operand.
         counts: of each operation of the vocabulary `OPERATIONS`, `[*batch, kernels, operations]`.
@@ -68,6 +72,8 @@ class Kernels:
     rows: Any
     pieces: Any
     elements: Any
+    flops: Any
+    is_exact: Any
     extent: Any
     stride_bytes: Any
     counts: Float[Array | np.ndarray, "*batch kernels operations"] | Any
@@ -124,6 +130,7 @@ class Work(NamedTuple):
     operation: str
     itemsize: int
     elements: int = 0
+    flops: int = 0
     counts: Mapping[str, int] = FrozenDict()
     has_broadcast: bool = False
     rows: int = 0
@@ -136,7 +143,7 @@ class Work(NamedTuple):
 #: Of what holds kernels of its own.
 NO_WORK = Work("", "", 4)
 #: The places of the counts of a kernel.
-_LAUNCHES, _MOVED, _WRITTEN, _WORKING, _ROWS, _PIECES, _ELEMENTS, _LOOPED = range(8)
+_LAUNCHES, _MOVED, _WRITTEN, _WORKING, _ROWS, _PIECES, _ELEMENTS, _FLOPS, _LOOPED = range(9)
 
 
 def add_kernel(
@@ -156,7 +163,7 @@ def add_kernel(
     computed = sum(part.elements for part in parts)
     own = (
         *(1, moved_bytes, min(written_bytes, moved_bytes), max(working_bytes, moved_bytes)),
-        *(last.rows, max(last.pieces, 1), computed, 0),
+        *(last.rows, max(last.pieces, 1), computed, sum(part.flops for part in parts), 0),
     )
     for place, count in enumerate(own):
         work["kernel", kind, place] += count
@@ -188,7 +195,7 @@ def kernel_table(work: Mapping[Any, int]) -> Kernels:
     found: dict[_Kind, tuple[list[int], dict[str, int]]] = {}
     for (what, kind, which), count in work.items():
         if what in ("kernel", "count"):
-            own, counts = found.setdefault(kind, ([0] * 8, {}))
+            own, counts = found.setdefault(kind, ([0] * 9, {}))
             (own if what == "kernel" else counts)[which] = count
     rows = [(kind, own, counts) for kind, (own, counts) in found.items() if own[_LAUNCHES]]
     table = [[0] * len(OPERATIONS) for _ in rows]
@@ -210,6 +217,8 @@ def kernel_table(work: Mapping[Any, int]) -> Kernels:
         rows=column(_ROWS),
         pieces=column(_PIECES),
         elements=column(_ELEMENTS),
+        flops=column(_FLOPS),
+        is_exact=_exact([int(kind.operation == EXACT) for kind, _, _ in rows]),
         extent=_exact([kind.extent for kind, _, _ in rows]),
         stride_bytes=_exact([kind.stride_bytes for kind, _, _ in rows]),
         counts=_exact(table).reshape(len(rows), len(OPERATIONS)),
@@ -231,10 +240,12 @@ def work_of(name: str, rule: Rule, counts: OperationCounts, op: Operation) -> Wo
         name = f"{name}_inner"
     elif name == "top_k" and op.operand.dtype != np.float32:
         name = "top_k_by_sort"  # compilers have a heap for float32 alone
+    elif name == "dot_general" and op.operand.dtype == np.float32 and "HIGHEST" in str(op.params.get("precision")):
+        name = EXACT
     elif name == "sort" and len(op.inputs) > 1:
         name = "sort_several"
     elif name in ("div", "rem") and number_kind(op.operand.dtype) == "integer":
-        name = f"{name}_integer"
+        name = f"{name}_integer" if op.inputs[1].shape else f"{name}_by_scalar"
     elif name == "transpose":
         shape = op.operand.shape
         order = [axis for axis in op.params["permutation"] if shape[axis] > 1]
@@ -244,8 +255,9 @@ def work_of(name: str, rule: Rule, counts: OperationCounts, op: Operation) -> Wo
     largest = max(arrays, key=lambda aval: (elements(aval), aval.dtype.itemsize), default=None)
     longest = max((aval for aval in arrays if aval.shape), key=elements, default=None)
     most, results = max(map(elements, op.outputs), default=0), sum(map(elements, op.outputs))
-    # A loop over each row of the largest array is entered anew.
-    rows = elements(longest) // max(longest.shape[-1], 1) if longest is not None else 1
+    # A loop over each row of the largest array is entered anew; axes of one element are none.
+    row_elements = next((size for size in reversed(longest.shape) if size > 1), 1) if longest is not None else 1
+    rows = elements(longest) // max(row_elements, 1) if longest is not None else 1
     operations = counts.flops + counts.transcendentals + counts.integer_ops
     found = {operation_of(name, rule.family): operations or results}
     pieces = rule.pieces(op) if rule.pieces else 1
@@ -261,10 +273,11 @@ def work_of(name: str, rule: Rule, counts: OperationCounts, op: Operation) -> Wo
         name,
         4 if largest is None else largest.dtype.itemsize,  # keys have none
         results,
+        counts.flops,
         found,
         has_broadcast=any(elements(aval) < most for aval in op.inputs),
         rows=rows,
-        row_elements=longest.shape[-1] if longest is not None else 1,
+        row_elements=row_elements,
         pieces=pieces,
         extent=extent,
         stride_bytes=stride_bytes,
@@ -284,7 +297,7 @@ def copying(size_bytes: int, itemsize: int) -> Work:
 
 def reordering(size_bytes: int) -> Work:
     """Return the work of a copy in another order of memory."""
-    return Work("movement", TRANSPOSE, 4, size_bytes // 4, {TRANSPOSE: size_bytes // 4})
+    return Work("movement", TRANSPOSE, 4, size_bytes // 4, counts={TRANSPOSE: size_bytes // 4})
 
 
 def reuse(name: str, rule: Rule, op: Operation) -> list[str]:

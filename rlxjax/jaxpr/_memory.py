@@ -161,6 +161,7 @@ def _executed(number: int, last: Step, makers: Mapping[int, tuple[int, Step]], c
         if step is not last:
             work = work._replace(
                 elements=count,
+                flops=-(-work.flops * count // known),
                 counts={name: -(-each * count // known) for name, each in work.counts.items()},
             )
         found.append(work)

@@ -13,14 +13,14 @@ _CLASSES: Mapping[str, str] = {
     "max=max,min,clamp round=floor,ceil,round,reduce_precision,is_finite compare=eq,ne,lt,le,gt,ge,eq_to,lt_to,le_to "
     "logic=and,or,xor,not shift=shift_left,shift_right_arithmetic,shift_right_logical select_n nextafter "
     "bits=population_count,clz,mulhi other",
-    "loop": "ragged_rows scalar_elements",
+    "remainder": "ragged_rows scalar_elements",
     "movement": "broadcast_in_dim=broadcast_in_dim,tile convert_element_type=convert_element_type,bitcast_convert_type "
     "iota slice=slice,split,unstack concatenate=concatenate,stack pad rev copy=copy,copy_p,device_put copy_beside "
     "complex=complex,real,imag dynamic_slice=dynamic_slice,get dynamic_update_slice=dynamic_update_slice,swap,addupdate",
     "transpose": "transpose transpose_inner transpose_inner_untiled",
     "special": "div sqrt rsqrt exp=exp,exp2 expm1 log=log,log2 log1p tanh logistic pow cbrt erf erfc sinh cosh asinh "
     "acosh atanh erf_inv bessel_i0e bessel_i1e",
-    "dear": "sin cos tan asin acos atan atan2 rem lgamma digamma div_integer rem_integer",
+    "dear": "sin cos tan asin acos atan atan2 rem lgamma digamma div_integer rem_integer div_by_scalar rem_by_scalar",
     "iterated": "igamma=igamma,igammac igamma_grad_a random_gamma_grad regularized_incomplete_beta polygamma zeta "
     "random_gamma",
     "reduction": "reduce_sum_inner reduce_sum reduce_max_inner=reduce_max_inner,reduce_min_inner "
@@ -30,10 +30,10 @@ _CLASSES: Mapping[str, str] = {
     "cumulative": "cumsum cumprod cummax=cummax,cummin cumlogsumexp",
     "window": "reduce_window=reduce_window,reduce_window_sum reduce_window_max=reduce_window_max,reduce_window_min "
     "select_and_scatter=select_and_scatter,select_and_scatter_add,select_and_gather_add",
-    "product": "dot_general=dot_general,scaled_dot,ragged_dot_general dot_general_highest products",
+    "product": "dot_general=dot_general,scaled_dot,ragged_dot_general products",
     "convolution": "conv_general_dilated convolution_runs convolution_loads convolution_edge_loads",
     "transform": "fft_steps fft_real_steps transforms",
-    "sort": "sort sort_several sort_by_radix top_k=top_k,approx_top_k top_k_by_sort",
+    "sort": "sort sort_several top_k=top_k,approx_top_k top_k_by_sort",
     "factorisation": "cholesky triangular_solve lu qr=qr,geqrf,geqp3 householder=householder_product,ormqr eigh svd "
     "eig=eig,schur,hessenberg tridiagonal=tridiagonal,tridiagonal_solve,cholesky_update",
     "random": "threefry=threefry2x32,random_bits,random_split,random_fold_in,random_seed philox=rng_uniform,"

@@ -34,6 +34,8 @@ RENAMES = names(
     "reshape squeeze expand_dims stop_gradient name optimization_barrier sharding_constraint random_wrap "
     "random_unwrap pvary pcast pbroadcast mesh_cast layout_constraint"
 )
+#: What gives its operand where there is but one element to put together.
+_SUMMING = names("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor")
 #: What is known before the program runs, or orders it.
 NOTHING = names("axis_index platform_index create_token after_all dce_sink")
 #: Names that the walk itself knows.
@@ -158,6 +160,8 @@ def is_renaming(equation: Any) -> bool:
     if name in ("convert_element_type", "broadcast_in_dim") and len(equation.invars) == 1:
         operand, result = equation.invars[0].aval, equation.outvars[0].aval
         return nbytes(operand) == nbytes(result) and operand.dtype == result.dtype
+    if name in _SUMMING and equation.invars[0].aval.size == equation.outvars[0].aval.size:
+        return True
     if name == "transpose":
         shape = equation.invars[0].aval.shape
         order = [axis for axis in equation.params["permutation"] if shape[axis] > 1]

@@ -7,8 +7,6 @@ Golub and Van Loan, Matrix Computations (4th edition), for what iterates. A comp
 import math
 from collections.abc import Callable, Mapping
 
-import numpy as np
-
 from ._rules import Operation, Rule, elements, is_real_on_one_side, nbytes
 
 #: Channels of a short vector.
@@ -27,12 +25,6 @@ def _dot(op: Operation) -> int:
     """`m n k` for each of the batch."""
     (contracted, _), _ = op.params["dimension_numbers"]
     return elements(op.result) * math.prod(op.operand.shape[axis] for axis in contracted)
-
-
-def _dot_counts(op: Operation) -> dict[str, int]:
-    """Return how many products there are, and the FLOP of those of float32 whose precision is to be the highest."""
-    is_exact = "HIGHEST" in str(op.params.get("precision")) and op.operand.dtype == np.float32
-    return {"products": _products(op), "dot_general_highest": 2 * _dot(op) * is_exact}
 
 
 def _reordered(op: Operation) -> list[bool]:
@@ -201,7 +193,7 @@ _PRODUCT = Rule("matmul", _dot, (2, 0), (8, 0))
 _TOP_K = Rule("sort", lambda op: elements(op.operand) * max((max(op.params["k"], 1) - 1).bit_length(), 1))
 #: By the name of the primitive.
 RULES: Mapping[str, Rule] = {
-    "dot_general": _PRODUCT._replace(reorders=_reordered, pieces=_products, also=_dot_counts),
+    "dot_general": _PRODUCT._replace(reorders=_reordered, pieces=_products, also=lambda op: {"products": _products(op)}),
     "scaled_dot": _PRODUCT,
     "ragged_dot_general": _PRODUCT._replace(times=_ragged_dot),
     "conv_general_dilated": Rule(
@@ -218,7 +210,6 @@ RULES: Mapping[str, Rule] = {
         "sort",
         lambda op: elements(op.operand) * max(op.operand.shape[op.params["dimension"]] - 1, 0).bit_length(),
         in_place=True,
-        pieces=lambda op: elements(op.operand) // max(op.operand.shape[op.params["dimension"]], 1),
     ),
     **dict.fromkeys(("top_k", "approx_top_k"), _TOP_K),
     "cholesky": _matrix(lambda op: op.operand.shape[-1] ** 3 // 3),

@@ -11,12 +11,15 @@ from ._fft import fft_flop as fft_flop
 from ._functions import FUNCTIONS as FUNCTIONS
 from ._functions import FunctionCoefficients as FunctionCoefficients
 from ._functions import function_runs as function_runs
+from ._functions import kernel_runs as kernel_runs
 from ._gpu_kernels import GPU_KERNELS as GPU_KERNELS
 from ._gpu_kernels import GpuCoefficients as GpuCoefficients
 from ._gpu_kernels import gpu_facts as gpu_facts
 from ._gpu_kernels import gpu_facts_of_kind as gpu_facts_of_kind
 from ._gpu_kernels import gpu_inputs as gpu_inputs
 from ._gpu_kernels import gpu_runs as gpu_runs
+from ._weights import Weights as Weights
+from ._weights import read_weights as read_weights
 from ._welch import WELCH as WELCH
 from ._welch import heap_rates as heap_rates
 from ._welch import welch_micro_prior as welch_micro_prior

@@ -252,8 +252,8 @@ def gpu_inputs(program: GpuProgram) -> dict[str, Any]:
         # Calls are those of the last solvers, for eigenvalues.
         in_turn = np.where((name == "eigen") & (columns > EIGEN_COLUMNS), matrices, matrices > 0)
         found[f"{name}_columns"], found["eigen_calls"] = launches @ (columns * in_turn), launches @ in_turn
-    flop, is_exact = of("dot_general", "conv_general_dilated"), of("dot_general_highest") > 0
-    kind = np.select([flop == 0, itemsize >= 8, itemsize <= 2, is_exact], [-1, 3, 0, 2], 1)
+    flop = of("dot_general", "conv_general_dilated")
+    kind = np.select([flop == 0, itemsize >= 8, itemsize <= 2, np.asarray(table.is_exact) > 0], [-1, 3, 0, 2], 1)
     tile = np.where(kind >= PRODUCTS.index("exact"), SMALL_TILE_ELEMENTS, TILE_ELEMENTS)
     is_elementwise = [kind in ELEMENTWISE and name != "reduced_rows" for name, kind in OPERATIONS.items()]
     lists = {

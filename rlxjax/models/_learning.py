@@ -1,0 +1,200 @@
+"""The weights that machines share, learned from the timings of many programs on each of several machines by optax.
+
+With `w` the weight of an operation and `k` the machine, `log w_k = log w + shift of the class of operations on k`: the
+weights are shared, the shifts are coefficients of each machine. All of them, and the pace of the machine while each batch
+of programs was timed, are unknowns of one robust log posterior, which `optax.lbfgs` minimises.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int
+
+from rlxjax.fit import predicted_ns
+from rlxjax.jaxpr import CLASSES, FAMILIES, OPERATIONS, FunctionProfile, Kernels, stacked
+
+from ._coefficients import prior_of
+from ._functions import FUNCTIONS, PROGRAM_INPUTS, FunctionCoefficients, kernel_runs
+from ._weights import FAMILY_FIELDS, WIDE_LOG_SD, WIDTHS, KnownWeights, Weights, wide_weights
+
+#: Prior standard deviations of logarithms: of an operation's own weight, of a class at a width of numbers, of an
+#: operation at a width, of what families behave by, and of a machine's pace while a batch was timed.
+OPERATION_SD, CLASS_WIDTH_SD, OPERATION_WIDTH_SD, FAMILY_SD, PACE_SD = 0.6, 0.5, 0.3, 0.5, 0.15
+#: Standard deviation of the logarithm of a time beyond what the model explains, and of weights between machines.
+TIME_SD, MACHINES_SD, HUBER_DELTA = 0.12, 0.15, 2.0
+#: Standard deviation of a coefficient's logarithm between machines, as one machine more.
+COEFFICIENT_SD = 0.5
+#: The width of numbers that weights are of, others are relative to it: 4 bytes.
+_WORD = 2
+STEPS = 250
+
+
+class TimedPrograms(NamedTuple):
+    """Programs that were timed, all with the same number of rows of kernels; columns `[n]`.
+
+    Attributes:
+        kernels: of the programs, `[n, kernels]`.
+        sizes: of the programs by name: arrays, results, trips, static_ops, peak_bytes.
+        time_ns: of a run.
+        batch: in which batch of programs each was timed, over all machines.
+        machine: on which machine, from 0.
+        influence: how much each counts, 1 as a rule.
+    """
+
+    kernels: Kernels
+    sizes: Mapping[str, Any]
+    time_ns: Float[np.ndarray, "n"]
+    batch: Int[np.ndarray, "n"]
+    machine: Int[np.ndarray, "n"]
+    influence: Float[np.ndarray, "n"]
+
+
+def timed_programs(
+    profiles: Sequence[FunctionProfile],
+    time_ns: Sequence[float],
+    batch: Sequence[int],
+    machine: Sequence[int],
+    influence: Sequence[float] | None = None,
+) -> list[TimedPrograms]:
+    """Return programs grouped by how many rows of kernels they have, to a power of four, so that little is padded."""
+    width = np.array([-(-max(len(profile.kernels) - 1, 3).bit_length() // 2) for profile in profiles])
+    columns = [np.asarray(each) for each in (time_ns, batch, machine, np.ones(len(width)) if influence is None else influence)]
+    groups = []
+    for own in np.unique(width).tolist():
+        rows = np.flatnonzero(width == own)
+        chosen = [profiles[row] for row in rows]
+        sizes = {name: np.array([getattr(one, name) for one in chosen], float) for name in PROGRAM_INPUTS}
+        kernels = stacked([one.kernels for one in chosen], 4**own)
+        groups.append(TimedPrograms(kernels, sizes, *(column[rows] for column in columns)))
+    return groups
+
+
+def _unknowns(machines: int, batches: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the unknowns' logarithms beforehand, and their standard deviations."""
+    prior, wide = prior_of(FunctionCoefficients, log_sd=0.8), wide_weights()
+    count, families = len(OPERATIONS), np.zeros(len(FAMILIES))
+    names = list(FunctionCoefficients.__dataclass_fields__)
+    medians = {name: np.full(machines, np.log(getattr(prior.median, name))) for name in names}
+    fields = ("row_ns", *FAMILY_FIELDS)
+    start = {
+        "operation": np.log(wide.operation_ns[:, _WORD]),
+        "class_width": np.zeros((len(CLASSES), WIDTHS)),
+        "operation_width": np.zeros((count, WIDTHS)),
+        "pace": np.zeros(batches),
+        "coefficients": medians,
+        "families": {name: families + np.log(getattr(wide, name)) for name in fields},
+    }
+    sds = {
+        "operation": OPERATION_SD,
+        "class_width": CLASS_WIDTH_SD,
+        "operation_width": OPERATION_WIDTH_SD,
+        "pace": PACE_SD,
+        "coefficients": {name: float(getattr(prior.log_sd, name)) for name in names},
+        "families": {name: 2 * FAMILY_SD if name == "row_ns" else FAMILY_SD for name in fields},
+    }
+    return start, sds
+
+
+def _weights(logs: Mapping[str, Any]) -> Weights:
+    """Return weights by the unknowns' logarithms; one whose spread is not asked for."""
+    of_class = np.array([CLASSES.index(OPERATIONS[name]) for name in OPERATIONS])
+    widths = jnp.asarray(logs["class_width"])[of_class] + logs["operation_width"]
+    widths = widths.at[:, _WORD].set(0.0)
+    operation_ns = jnp.exp(jnp.asarray(logs["operation"])[:, None] + widths)
+    families = {name: jnp.exp(leaf) for name, leaf in logs["families"].items()}
+    return Weights(operation_ns, jnp.zeros_like(operation_ns), **families)
+
+
+def _log_ns(logs: Mapping[str, Any], group: TimedPrograms) -> Array:
+    """Return the logarithms of what programs take, with the pace of their batches."""
+    coefficients = FunctionCoefficients(**{n: jnp.exp(jnp.asarray(v))[group.machine] for n, v in logs["coefficients"].items()})
+    runs = kernel_runs(group.kernels, _weights(logs), **group.sizes)
+    return jnp.log(predicted_ns(coefficients, runs, {})) + jnp.asarray(logs["pace"])[group.batch]
+
+
+def learned_weights(
+    groups: Sequence[TimedPrograms], provenance: Mapping[str, Any] | None = None, steps: int = STEPS
+) -> tuple[KnownWeights, Float[np.ndarray, "batches"]]:
+    """Return the weights that explain timings best, with the coefficients of a further machine, and the batches' paces.
+
+    Args:
+        groups: of `timed_programs`, over all machines.
+        provenance: what the file of weights says of where they are from.
+        steps: of L-BFGS.
+
+    Raises:
+        ValueError: no program.
+    """
+    if not groups:
+        raise ValueError("groups: expected timed programs, got none")
+    machines = 1 + max(int(group.machine.max()) for group in groups)
+    batches = 1 + max(int(group.batch.max()) for group in groups)
+    start, sds = _unknowns(machines, batches)
+    spread = jax.tree.map(lambda leaf, own: np.full(np.shape(leaf), own), start, sds)
+
+    def logs_of(z: Any) -> Any:
+        return jax.tree.map(lambda first, own, each: first + own * each, start, spread, z)
+
+    def misfit(residual: Array) -> Array:
+        return optax.losses.huber_loss(residual / TIME_SD, delta=HUBER_DELTA)
+
+    @jax.jit
+    def loss(z: Any) -> Array:
+        logs = logs_of(z)
+        fits = (jnp.sum(g.influence * misfit(_log_ns(logs, g) - jnp.log(g.time_ns))) for g in groups)
+        return sum(fits) + 0.5 * optax.tree.norm(z, squared=True)
+
+    z = _minimised(loss, jax.tree.map(jnp.zeros_like, start), steps)
+    logs = jax.device_get(logs_of(z))
+    weights = jax.device_get(_weights(logs))
+    weights = dataclasses.replace(weights, operation_log_sd=_operation_log_sd(logs, groups))
+    means = {name: float(np.mean(value)) for name, value in logs["coefficients"].items()}
+    log_sd = {
+        name: float(min(np.sqrt((COEFFICIENT_SD**2 + np.sum((value - means[name]) ** 2)) / machines), sds["coefficients"][name]))
+        for name, value in logs["coefficients"].items()
+    }
+    median = {name: float(np.exp(mean)) for name, mean in means.items()}
+    return KnownWeights(weights, median, log_sd, dict(provenance or {})), logs["pace"]
+
+
+def _minimised(loss: Any, z: Any, steps: int) -> Any:
+    """Return where a loss is least, by so many steps of L-BFGS."""
+    solver = optax.lbfgs(memory_size=20)
+    value_and_grad = optax.value_and_grad_from_state(loss)
+
+    @jax.jit
+    def run(z: Any) -> Any:
+        def step(carry: Any, _: None) -> Any:
+            z, state = carry
+            value, slope = value_and_grad(z, state=state)
+            update, state = solver.update(slope, state, z, value=value, grad=slope, value_fn=loss)
+            return (optax.apply_updates(z, update), state), None
+
+        return jax.lax.scan(step, (z, solver.init(z)), None, length=steps)[0][0]
+
+    return run(z)
+
+
+def _operation_log_sd(logs: Mapping[str, Any], groups: Sequence[TimedPrograms]) -> np.ndarray:
+    """Return how unsure the weight of each operation is at each width: what programs leave, and machines differ by."""
+
+    def told(name: str) -> np.ndarray:
+        """Return what all programs tell of unknowns: the diagonal of the curvature of their misfit."""
+
+        def log_ns(own: Array, one: TimedPrograms) -> Array:
+            return _log_ns({**logs, name: own}, jax.tree.map(lambda leaf: leaf[None], one))[0]
+
+        each = jax.jit(jax.vmap(jax.grad(log_ns), (None, 0)))
+        slopes = [(group.influence, each(jnp.asarray(logs[name]), group)) for group in groups]
+        return sum(np.tensordot(counted, np.asarray(slope) ** 2, 1) for counted, slope in slopes) / TIME_SD**2
+
+    of_operation, of_width = told("operation")[:, None], told("operation_width")
+    width_variance = 1.0 / (1.0 / (OPERATION_WIDTH_SD**2 + CLASS_WIDTH_SD**2) + of_width)
+    width_variance[:, _WORD] = 0.0
+    variance = 1.0 / (1.0 / OPERATION_SD**2 + of_operation) + width_variance + MACHINES_SD**2
+    return np.where(of_operation > 0, np.sqrt(variance), WIDE_LOG_SD)
