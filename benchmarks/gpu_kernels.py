@@ -1,16 +1,18 @@
-"""What the model of GPU kernels is worth: held-out errors by family, another card, larger sizes, pairs of stages.
+"""What the model of GPU kernels is worth: errors on unseen kinds and sizes, on another card, on pairs of stages.
 
     python -m benchmarks.gpu_kernels [--card FOLDER] [--target NAME] [--other SAMPLES] [--page] [--json FILE]
 
 Both models are fitted to the same samples of one card: that of its kernels to what was compiled of each function, that
-of functions to what their equations say. The errors are those of cells that a fit never saw. The fit then predicts the
-other card's samples, with the facts of that one's data sheet; the sizes of larger.json, of which no fit saw any; and
-which form of a pair of stages is faster. The other card's programs are taken to be those of the first, which is of its
-architecture.
+of functions to what their equations say. The errors are those of cells that a fit never saw. For the model of kernels,
+each kind of function is also left out of a fit with all its sizes, and the largest size of every kind. The fit then
+predicts the other card's samples, with the facts of that one's data sheet; the sizes of larger.json, which no fit
+saw; and which form of a pair of stages is faster. The other card's programs are taken to be those of the first, which
+is of its architecture.
 """
 
 import gzip
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,8 @@ import numpy as np
 
 from benchmarks._common import ROOT, options, placed, table, write
 from benchmarks.accelerator._suites import LARGE
-from calibrate.judge import Fitted, fitted
-from calibrate.samples import SampleLog, read_samples
+from calibrate.judge import Fitted, fitted, timings_of
+from calibrate.samples import SampleLog, noise_floor, quantile_ns, read_samples
 from calibrate.suites.functions import KINDS, FunctionsSuite, KernelsSuite
 from rlxjax.calibration import known_gpu
 from rlxjax.fit import (
@@ -30,6 +32,7 @@ from rlxjax.fit import (
     Runs,
     cell_runs,
     estimate,
+    fit_posteriors,
     prior_posterior,
     transferred_prior,
 )
@@ -64,6 +67,36 @@ def held_out(found: Fitted) -> float:
     """Return the mean error of the cells that a fit never saw."""
     seen = [one for one in found.errors.values() if one.held_out_cells]
     return sum((one.held_out or 0.0) * one.held_out_cells for one in seen) / sum(one.held_out_cells for one in seen)
+
+
+def left_out(suite: KernelsSuite, log: SampleLog) -> dict[str, Any]:
+    """Return the errors on each kind of function by a fit without it, and on the largest sizes by one without these."""
+    cells, visits = log.timed()
+    cells, noise = suite.kept(cells), noise_floor(visits)
+    timings = timings_of(suite, cells, quantile_ns(visits))
+    kinds = np.array([cell.name.rsplit(" ", 2)[0] for cell in cells])
+    sizes = np.array([math.prod(map(int, cell.name.split()[-2].split("x"))) for cell in cells])
+    several = [kind for kind in np.unique(kinds) if np.sum(kinds == kind) > 1]
+    largest = [np.flatnonzero(kinds == kind)[np.argmax(sizes[kinds == kind])] for kind in several]
+    outs = np.stack([*(kinds == kind for kind in np.unique(kinds)), np.isin(np.arange(len(cells)), largest)])
+    many = jax.tree.map(lambda column: np.repeat(np.asarray(column)[None], len(outs), 0), timings)
+    fits = fit_posteriors(many, GPU_KERNELS.prior, (~outs).astype(float), log.facts, n_starts=2)
+    found = {}
+    for name, folds in (("kinds", range(len(outs) - 1)), ("sizes", range(len(outs) - 1, len(outs)))):
+        logs, sds, seen = [], [], np.any(outs[folds], 0)
+        for fold in folds:
+            own = jax.tree.map(np.asarray, estimate(fits[fold].posterior, timings.runs))
+            logs.append(np.log(np.asarray(timings.time_ns) / own.time_ns)[outs[fold]])
+            sds.append(own.log_sd()[outs[fold]])
+        errors = np.abs(np.expm1(-np.concatenate(logs)))
+        found[name] = {
+            "programs": len(errors),
+            "error": float(np.mean(errors)),
+            "median_error": float(np.median(errors)),
+            "noise": float(np.mean(noise[seen])),
+            "within_interval": float(np.mean(np.abs(np.concatenate(logs)) <= COVERED_SDS * np.concatenate(sds))),
+        }
+    return found
 
 
 def judged(
@@ -162,6 +195,7 @@ def main() -> None:
         },
         "carried": judged(carried, again.whole.runs, again.measured_ns),
         "other_held_out": {"kernels": held_out(again), "functions": held_out(by_functions)},
+        "left_out": {one.fingerprint.device_kind: left_out(suite, one) for one in (log, other)},
         "larger": of_larger(posterior, functions.whole.posterior, given.card, given.target),
         "pairs": of_pairs(posterior, given.card),
     }

@@ -125,13 +125,15 @@ def fitted(suite: Suite, log: SampleLog, prior: LatencyPrior) -> Fitted:
     terms_ns = np.asarray(jax.jit(predicted_ns)(blind.terms.coefficients, timings.runs, dict(facts)))
     errors = np.log(measured_ns / by_blind.time_ns)
     known_sd, variant = np.sqrt(np.sum(by_blind.scores**2, -1)), np.asarray(timings.runs.variant)
-    spread = widened_spread(np.asarray(whole.posterior.spread), variant[~seen], errors[~seen], known_sd[~seen])
+    own = np.asarray(whole.posterior.spread)
+    scatter = np.broadcast_to(np.asarray(suite.model.scatter(timings.runs, facts)), variant.shape)
+    spread = widened_spread(own, variant[~seen], (errors / scatter)[~seen], (known_sd / scatter)[~seen])
     return Fitted(
         cells,
         measured_ns,
         noise,
         whole._replace(posterior=dataclasses.replace(whole.posterior, spread=spread)),
-        by_whole._replace(spread=spread[variant]),
+        by_whole._replace(spread=spread[variant] * scatter),
         error_summaries(cells, measured_ns, by_blind, terms_ns, noise, seen),
         bool(blind.terms.converged),
         all_seen,

@@ -54,7 +54,11 @@ def runs_of(model, variants=None, **changed):
         rows = np.stack([rng.choice(np.array(column, float), MOST_RUNS // 4) for column in columns], -1)
     else:
         rows = np.array(list(itertools.product(*columns)))
-    runs = Runs.checked(model, rows[:, 0].astype(int), **dict(zip(sizes, rows[:, 1:].T, strict=True)))
+    columns = {
+        name: row[:, None] if model.inputs[name].is_list else row
+        for name, row in zip(sizes, rows[:, 1:].T, strict=True)
+    }
+    runs = Runs.checked(model, rows[:, 0].astype(int), **columns)
     known = np.asarray(model.same_result(runs, FACTS[model.name]))[np.arange(len(rows)), rows[:, 0].astype(int)]
     return jax.tree.map(lambda column: column[known], runs)
 

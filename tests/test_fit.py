@@ -382,3 +382,29 @@ def test_coefficients_and_times_of_new_runs_lie_in_their_intervals_and_one_of_ma
         np.testing.assert_allclose(found.posterior.weights, alone.weights, atol=1e-3)
         np.testing.assert_allclose(found.posterior.spread, alone.spread, rtol=0.01)
         np.testing.assert_allclose(found.posterior.factor, alone.factor, atol=0.02 * np.max(sds))
+
+
+class ScatteredModel(type(LINE)):
+    """Runs of many items are known less well than others, as the model says."""
+
+    name = "scattered"
+
+    def scatter(self, runs, facts):
+        return jnp.where(jnp.asarray(runs.inputs["n"]) < 100, 1.0, 20.0)
+
+
+def test_runs_scatter_as_the_model_says_and_intervals_cover_those_of_each_kind():
+    model, noise_sd = ScatteredModel(), 0.01
+    runs = runs_of(model, np.tile(np.geomspace(1, 1e4, 40).round(), 10))
+    scatter = np.asarray(model.scatter(runs, {}))
+    noise = np.exp(noise_sd * scatter * np.random.default_rng(0).standard_normal(runs.shape))
+    timings = Timings.checked(
+        model, variant=runs.variant, n=runs.inputs["n"], time_ns=true_ns(LINE_TRUTH, runs) * noise
+    )
+    fit = fit_posterior(timings)
+    found = estimate(fit.posterior, runs)
+    np.testing.assert_allclose(found.spread, np.asarray(fit.posterior.spread)[runs.variant] * scatter, rtol=1e-12)
+    np.testing.assert_allclose(fit.posterior.spread, noise_sd, rtol=0.25)
+    covered = np.abs(np.log(timings.time_ns / np.asarray(found.time_ns))) <= COVERED_SDS * np.asarray(found.log_sd())
+    for kind in (scatter == 1.0, scatter > 1.0):
+        assert 0.82 < covered[kind].mean() < 0.98

@@ -1,7 +1,5 @@
 """Programs that were compiled for a GPU: kernels in closed form, by texts written by hand; laws of the model."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,10 +7,11 @@ import pytest
 from _built_in_models import times
 
 from rlxjax.fit import Runs, predicted_ns
-from rlxjax.jaxpr import GpuKernelKind, GpuProgram, gpu_program
-from rlxjax.models import GPU_KERNELS, gpu_runs
+from rlxjax.jaxpr import OPERATIONS, compiled_kernels, gpu_program, profile_function
+from rlxjax.models import GPU_KERNELS, gpu_inputs, gpu_runs
 
 N, TRIPS = 1024, 37
+LISTS = [name for name, own in GPU_KERNELS.inputs.items() if own.is_list]
 FUSED = f"""%fused (p: f32[{N}]) -> f32[{N}] {{
   %p = f32[{N}]{{0}} parameter(0)
   %sine = f32[{N}]{{0}} sine(%p)
@@ -42,14 +41,22 @@ def custom(target, operands, result, config="{}"):
     return entry(call, *operands, before="")
 
 
+def computed(program):
+    """Return what the first kernels compute, without how their loops go."""
+    return {
+        name: n for name, n in program.kernels.operations(0).items() if OPERATIONS[name] != OPERATIONS["ragged_rows"]
+    }
+
+
 def test_a_chain_of_fusions_is_counted_one_by_one_and_five_of_them_make_a_graph():
     for length in range(1, 8):
         found = gpu_program(entry(chain(length)))
         assert (found.arguments, found.results, found.launches) == (1, 1, length)
         assert (found.graphs, found.grouped) == ((1, length) if length >= 5 else (0, 0))
-        for kernel in found.kernels:
-            assert (kernel.kind, kernel.read_bytes, kernel.written_bytes) == (GpuKernelKind.ELEMENTWISE, 4 * N, 4 * N)
-            assert kernel.operations == 2 * N
+        table = found.kernels
+        assert table.family_names() == ["elementwise"]  # equal kernels are one row
+        assert (table.read_bytes[0], table.written_bytes[0]) == (4 * N * length, 4 * N * length)
+        assert table.operations(0) == {"sin": N * length, "mul": N * length}
 
 
 def loop(known, trips=None):
@@ -82,6 +89,7 @@ def test_a_loop_counts_its_body_as_often_as_it_turns_and_only_an_unknown_one_ask
     assert (unknown.launches, unknown.readbacks, unknown.unknown_loops) == (1 + 2, 2, 1)
     told = loop(False, {"unknown line": 5})
     assert (told.launches, told.readbacks, told.unknown_loops) == (5 + 6, 6, 0)
+    assert (int(known.kernels.looped.sum()), int(told.kernels.looped.sum())) == (TRIPS, 5 + 6)
 
 
 def test_a_product_of_a_library_has_its_flop_its_tiles_and_no_scratch_bytes():
@@ -93,10 +101,13 @@ def test_a_product_of_a_library_has_its_flop_its_tiles_and_no_scratch_bytes():
     for precision, is_exact in (("DEFAULT", False), ("HIGHEST", True)):
         operands = (f"f32[{m},{k}]{{1,0}}", f"f32[{k},{n}]{{1,0}}")
         text = custom("__cublas$lt$matmul", operands, f"(f32[{m},{n}]{{1,0}}, s8[4096]{{0}})", config % precision)
-        (kernel,) = gpu_program(text).kernels
-        assert (kernel.kind, kernel.is_library, kernel.product.is_exact) == (GpuKernelKind.PRODUCT, True, is_exact)
-        assert (kernel.product.flop, kernel.product.tiles) == (2 * m * k * n, math.ceil(m / 128) * math.ceil(n / 128))
-        assert kernel.bytes == 4 * (m * k + k * n + m * n)
+        found = gpu_program(text)
+        flop = 2 * m * k * n
+        expected = {"dot_general": flop, "products": 1}
+        assert (found.kernels.family_names(), computed(found), found.calls) == (["matmul"], expected, 1)
+        assert (found.kernels.read_bytes[0], found.kernels.written_bytes[0]) == (4 * (m * k + k * n), 4 * m * n)
+        assert found.kernels.is_exact.tolist() == [is_exact]
+        assert gpu_inputs(found)["exact_flop" if is_exact else "float32_flop"].tolist() == [flop]
 
 
 def test_a_product_that_a_fusion_holds_counts_its_batches():
@@ -106,34 +117,64 @@ def test_a_product_that_a_fusion_holds_counts_its_batches():
     given = f"  %a = {left} parameter(0)\n  %b = {right} parameter(1)\n"
     gemm = f"%gemm (a: f32[1], b: f32[1]) -> f32[1] {{\n{given}  ROOT %dot = {result} dot(%a, %b), {axes}\n}}\n"
     fusion = f"  ROOT %g = {result} fusion(%x0, %x1), kind=kCustom, calls=%gemm"
-    (kernel,) = gpu_program(entry(fusion, left, right, before=gemm)).kernels
-    assert (kernel.product.flop, kernel.product.tiles, kernel.is_library) == (2 * batch * m * k * n, batch, False)
+    found = gpu_program(entry(fusion, left, right, before=gemm))
+    assert computed(found) == {"dot_general": 2 * batch * m * k * n, "products": batch}
+    assert (found.kernels.pieces.tolist(), found.calls) == ([batch], 0)
 
 
 def test_solvers_sorts_and_transforms_of_libraries_are_known_by_their_names():
     n, rows = 96, 5
-    square = f"f32[{n},{n}]{{0,1}}"
-    for target, kind in (
-        ("cusolver_potrf_ffi", GpuKernelKind.CHOLESKY),
-        ("cusolver_getrf_ffi", GpuKernelKind.LU),
-        ("cusolver_geqrf_ffi", GpuKernelKind.QR),
-        ("cusolver_syevd_ffi", GpuKernelKind.EIGEN),
-    ):
-        (kernel,) = gpu_program(custom(target, (square,), f"({square}, s32[])")).kernels
-        assert (kernel.kind, kernel.columns) == (kind, n)
+    square, flop = f"f32[{rows},{n},{n}]{{1,2,0}}", {"cholesky": n**3 // 3, "lu": 2 * n**3 // 3, "eigh": 9 * n**3}
+    for target, name in (("potrf", "cholesky"), ("getrf", "lu"), ("syevd", "eigh")):
+        found = gpu_program(custom(f"cusolver_{target}_ffi", (square,), f"({square}, s32[])"))
+        own = {name: rows * n * n, f"{name}_flop": rows * flop[name], f"{name}_matrices": rows}
+        assert (found.kernels.family_names(), computed(found)) == (["linear algebra"], own)
+        # Matrices of a batch are solved side by side, but for eigenvalues of large ones.
+        columns = gpu_inputs(found)["eigen_columns" if name == "eigh" else f"{name}_columns"]
+        np.testing.assert_allclose(columns, n * (rows if name == "eigh" else 1))
     sorted_ = f"(u32[{rows},{n}]{{1,0}}, f32[{rows},{n}]{{1,0}}, u8[77]{{0}})"
     operands = f"u32[{rows},{n}]{{1,0}}", f"f32[{rows},{n}]{{1,0}}"
-    (kernel,) = gpu_program(custom("xla.gpu.ext.cub_sort_pairs", operands, sorted_)).kernels
-    assert (kernel.kind, kernel.passes, kernel.row_elements) == (GpuKernelKind.RADIX_SORT, 5, n)
+    found = gpu_program(custom("xla.gpu.ext.cub_sort_pairs", operands, sorted_))
+    assert (found.kernels.family_names(), computed(found)) == (["sort"], {})  # digits are counted
+    # Over what it sorts it goes once for each byte of a key, and once to count.
+    assert (found.kernels.read_bytes.tolist(), gpu_inputs(found)["sort_stages"]) == ([5 * 8 * rows * n], 0)
     for length, kind, passes, launches in (
         (64, "RFFT", 1, 1),
-        (2**16, "FFT", 2, 1),
-        (2**16, "RFFT", 3, 1),
+        (2**16, "FFT", 2, 2),
+        (2**16, "RFFT", 3, 3),
         (64, "IRFFT", 1, 2),
     ):
         body = f"  ROOT %t = c64[{N}]{{0}} fft(%x0), fft_type={kind}, fft_length={{{length}}}"
         found = gpu_program(entry(body))
-        assert (found.of(GpuKernelKind.FFT)[0].passes, found.launches) == (passes, launches)
+        transforms = found.kernels.family_names().index("fft")
+        assert (int(found.kernels.launches[transforms]), found.launches) == (passes, launches)
+
+
+def test_what_nobody_knows_counts_as_other_operations():
+    found = gpu_program(custom("my_kernel", (f"f32[{N}]{{0}}",), f"f32[{N}]{{0}}"))
+    assert (found.kernels.family_names(), computed(found), found.calls) == (["custom"], {"other": N}, 0)
+    assert (found.kernels.read_bytes.tolist(), found.kernels.written_bytes.tolist()) == ([4 * N], [4 * N])
+
+
+def test_a_network_sorts_rows_of_a_power_of_two_in_stages():
+    for n, octaves in ((64, 6), (65, 7), (100, 7), (1024, 10)):
+        body = f"  ROOT %t = f32[3,{n}]{{1,0}} sort(%x0), dimensions={{1}}"
+        found = gpu_program(entry(body, f"f32[3,{n}]{{1,0}}"))
+        inputs, stages = gpu_inputs(found), octaves * (octaves + 1) / 2
+        assert (found.launches, found.copies, inputs["sort_stages"]) == (2, 1, stages)
+        np.testing.assert_allclose(inputs["sort_bytes"], stages * 4 * 3 * 2**octaves)
+
+
+def test_a_function_counts_alike_as_a_jaxpr_and_compiled():
+    def fn(x, y):
+        return jnp.exp(x) @ jnp.tanh(y), (x * x).sum(-1)
+
+    arguments = jnp.ones((8, 16), jnp.float32), jnp.ones((16, 4), jnp.float32)
+    written = profile_function(fn, *arguments).kernels
+    compiled = compiled_kernels(jax.jit(fn).lower(*arguments).compile().as_text())
+    places = [list(OPERATIONS).index(name) for name in ("exp", "tanh", "dot_general", "mul", "reduce_sum_inner")]
+    for table in (written, compiled):
+        assert table.counts.sum(0)[places].tolist() == [128, 64, 2 * 8 * 16 * 4, 128, 8 * 15]
 
 
 def test_a_text_that_is_none_is_refused_in_one_sentence():
@@ -142,52 +183,76 @@ def test_a_text_that_is_none_is_refused_in_one_sentence():
             gpu_program(text)
 
 
+EMPTY = gpu_runs([gpu_program(entry("  ROOT %y = f32[1] bitcast(%x0)", before=""))])
+
+
+def runs_of(inputs, rows=1):
+    """Return runs whose inputs are those of an empty call but for the given ones: lists are of one kernel."""
+    columns = {}
+    for name, value in EMPTY.inputs.items():
+        own = np.broadcast_to(np.reshape(np.asarray(inputs.get(name, value), float), -1), rows)
+        columns[name] = own[:, None] if name in LISTS else own
+    return Runs(GPU_KERNELS, np.zeros(rows, int), columns)
+
+
 def times_ns(inputs, facts=GPU_KERNELS.facts):
-    """Return what runs take by the prior's medians, whose inputs are those of an empty call but for the given ones."""
-    runs = gpu_runs([GpuProgram(1, 1, ())])
-    rows = max(map(np.size, inputs.values()), default=1)
-    columns = {name: np.broadcast_to(inputs.get(name, value), rows) for name, value in runs.inputs.items()}
-    return np.asarray(times(GPU_KERNELS.prior.median, Runs(runs.model, np.zeros(rows, int), columns), dict(facts)))
+    """Return what such runs take by the prior's medians."""
+    runs = runs_of(inputs, max(map(np.size, inputs.values()), default=1))
+    return np.asarray(times(GPU_KERNELS.prior.median, runs, dict(facts)))
 
 
 def test_work_that_outlasts_launching_takes_what_shares_of_the_data_sheet_say():
     median, facts = GPU_KERNELS.prior.median, dict(GPU_KERNELS.facts)
     size = np.array([1e15])
-    moved = {"moved_bytes": size, "kernel_bytes": size}
+    moved = {"moved_bytes": size, "launches": 1.0}
     faster = facts | {"memory_bytes_per_ns": 2 * facts["memory_bytes_per_ns"]}
     np.testing.assert_allclose(times_ns(moved, faster), times_ns(moved) / 2, rtol=1e-5)
     of_memory = size / (median.memory_share * facts["memory_bytes_per_ns"])
     np.testing.assert_allclose(times_ns(moved), of_memory, rtol=1e-5)
     for name in ("half", "float32", "exact", "float64"):
         of_product = size * 1e3 / (median.product_share * facts[f"{name}_flop_per_ns"])
-        np.testing.assert_allclose(times_ns({f"{name}_flop": size * 1e3}), of_product, rtol=1e-5)
-    # Of one tile, one core's rate.
-    one_tile = {"float32_flop": size, "float32_tile_flop": size}
-    alone = size * (1 + facts["cores"]) / (median.product_share * facts["float32_flop_per_ns"])
-    np.testing.assert_allclose(times_ns(one_tile), alone, rtol=1e-3)
+        many, one = (times_ns({"launches": 1.0, "tiles": tiles, f"{name}_flop": size * 1e3}) for tiles in (1e12, 1.0))
+        np.testing.assert_allclose(many, of_product, rtol=1e-5)
+        # Of one tile, one core's rate.
+        np.testing.assert_allclose(one, of_product * (1 + facts["cores"] / median.tile_share), rtol=1e-5)
 
 
 def test_launching_hides_short_kernels_and_more_of_anything_takes_longer():
     median = GPU_KERNELS.prior.median
-    one, few = times_ns({}), times_ns({"kernels": np.array([1.0])})
+    one, few = times_ns({}), times_ns({"kernels": 1.0})
     assert 0 < float(few[0] - one[0]) < 0.01 * median.kernel_ns
-    for name in GPU_KERNELS.inputs:
-        step = 1e10 if "bytes" in name or "flop" in name or name in ("operations", "sort_steps") else 10.0
-        beside = {"moved_bytes": 1e9} if name == "kernel_bytes" else {}
-        assert np.all(np.diff(times_ns(beside | {name: step * np.arange(1.0, 6.0)})) > 0), name
+    for name in set(GPU_KERNELS.inputs) - {"launches", "tiles"}:  # which are no work
+        step = 1e10 if "bytes" in name or "flop" in name or name == "operations" else 10.0
+        assert np.all(np.diff(times_ns({name: step * np.arange(1.0, 6.0)})) > 0), name
+
+
+def test_work_of_kernels_is_the_sum_of_that_of_each():
+    # One large kernel goes to memory; many small ones, of as many bytes together, stay in the cache.
+    size, median = 2.0**36, GPU_KERNELS.prior.median
+    large, small = (runs_of({"moved_bytes": size, "launches": n}) for n in (1.0, 2.0**16))
+    beside = {name: np.concatenate([column, small.inputs[name]], -1) for name, column in large.inputs.items()}
+    both = Runs(GPU_KERNELS, large.variant, large.inputs | {name: beside[name] for name in LISTS})
+    one, many, two = (
+        float(GPU_KERNELS.terms_ns(median, runs, GPU_KERNELS.facts)["work_ns"][0]) for runs in (large, small, both)
+    )
+    np.testing.assert_allclose([one / many, two], [median.cache_gain, one + many], rtol=1e-2)
+
+
+def test_how_far_off_a_prediction_is_goes_with_the_share_of_the_device():
+    runs = runs_of({"moved_bytes": np.geomspace(1e3, 1e15, 30)}, 30)
+    found = np.asarray(GPU_KERNELS.scatter(runs, GPU_KERNELS.facts))
+    assert np.all(np.diff(found) > 0)
+    assert 0 < found[0] < 0.1 < 0.99 < found[-1] <= 1
 
 
 def test_predictions_are_smooth_from_a_cache_to_memory():
-    runs = gpu_runs([GpuProgram(1, 1, ())])
-    empty = {name: jnp.asarray(value[0]) for name, value in runs.inputs.items()}
+    empty = {name: jnp.asarray(value[0]) for name, value in EMPTY.inputs.items()} | {"launches": jnp.ones(1)}
 
     def log_ns(log_size):
-        inputs = empty | dict.fromkeys(("moved_bytes", "kernel_bytes"), jnp.exp(log_size))
-        columns = Runs(runs.model, runs.variant[0], inputs)
+        columns = Runs(GPU_KERNELS, EMPTY.variant[0], empty | {"moved_bytes": jnp.exp(log_size)[None]})
         return jnp.log(predicted_ns(GPU_KERNELS.prior.median, columns, dict(GPU_KERNELS.facts)))
 
     value, slopes = jax.jit(jax.vmap(jax.value_and_grad(log_ns)))(jnp.log(jnp.geomspace(1e6, 1e9, 4001)))
     assert np.all(np.asarray(slopes) > 0)
     assert np.max(np.abs(np.diff(slopes))) < 0.02
-    size = np.array([1e6])
-    np.testing.assert_allclose(np.exp(value[:1]), times_ns({"moved_bytes": size, "kernel_bytes": size}), rtol=1e-9)
+    np.testing.assert_allclose(np.exp(value[:1]), times_ns({"moved_bytes": 1e6, "launches": 1.0}), rtol=1e-9)

@@ -51,7 +51,7 @@ def test_every_coefficient_takes_part_and_its_gradient_is_that_of_finite_differe
     slope_of = jax.jit(jax.grad(lambda c: jnp.sum(jnp.log(predicted_ns(c, runs, facts)))))
 
     def of_each(tree, runs):
-        return predicted_ns(tree, runs, facts)
+        return jax.vmap(lambda own, run: predicted_ns(own, run, facts))(tree, runs)
 
     for seed in range(2):
         tree = jax.tree.map(lambda value: np.full(n, value), machine(model, seed))

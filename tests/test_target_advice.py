@@ -18,7 +18,7 @@ from calibrate.cli import app
 from rlxjax.calibration import known_gpu, predict_for_target, prior_calibration
 from rlxjax.choices import rank_targets
 from rlxjax.fit import coefficient_names, estimate, prior_posterior
-from rlxjax.jaxpr import GpuKernel, GpuKernelKind, GpuProgram, TargetProfile
+from rlxjax.jaxpr import TargetProfile, gpu_program
 from rlxjax.models import GPU_KERNELS, gpu_facts, gpu_facts_of_kind, gpu_runs
 from rlxjax.targets import DoesNotFitError, check_compiler, target_device, target_names
 
@@ -48,8 +48,11 @@ def figures(kernels=1, megabytes=8, kilocycles=30, peak=10 * MB):
 
 
 def launched(kernels, moved):
-    kernel = GpuKernel(GpuKernelKind.ELEMENTWISE, kernels, read_bytes=moved // 2, written_bytes=moved // 2)
-    return GpuProgram(arguments=1, results=1, kernels=(kernel,))
+    """Return a program of so many kernels that move so many bytes each."""
+    vector = f"f32[{moved // 8}]"
+    steps = "".join(f"  %y{place + 1} = {vector} negate(%y{place})\n" for place in range(kernels))
+    text = f"ENTRY %main (x: {vector}) -> {vector} {{\n  %y0 = {vector} parameter(0)\n{steps}"
+    return gpu_program(f"{text}  ROOT %z = {vector} bitcast(%y{kernels})\n}}")
 
 
 APART = {name: figures() for name in "abc"}
@@ -234,7 +237,7 @@ def test_bad_questions_get_one_line(tmp_path):
 # --- Predictions --------------------------------------------------------------------------------
 
 GPUS = [name for name in target_names() if target_device(name).platform == "cuda"]
-COPY = GpuProgram(1, 1, (GpuKernel(GpuKernelKind.ELEMENTWISE, 1, read_bytes=2**29, written_bytes=2**29),))
+COPY = launched(1, 2**30)
 
 
 def log_sd(known):

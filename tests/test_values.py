@@ -33,8 +33,8 @@ def explanation():
 
 #: Records of a few plain numbers and names, which hold no array and no long text.
 PLAIN = (
-    "BranchSpread Cell Disagreement Evaluation Fleet Flip FusionEdge GpuKernel GpuProgram GraphWork Grouping "
-    "Input KernelGroup KernelKind LearnedProgram LearnedWork Loaded Node Op OperationCounts Product "
+    "BranchSpread Cell Disagreement Evaluation Fleet Flip FusionEdge GraphWork Grouping "
+    "Input KernelGroup KernelKind LearnedProgram LearnedWork Loaded Node Op OperationCounts "
     "Schedule StagePlan StrategySpec Table ToneSignals UnknownLoop WelchPeakParams WelchVariant"
 )
 #: All other public dataclasses and named tuples.

@@ -243,6 +243,7 @@ def population_section(
     spread, speeds = np.full(len(model.variants), ALONE_SPREAD), np.zeros(0)
     if measured_ns is not None and len(fits) > 1:
         judged, logs = range(0, len(fits), -(-len(fits) // MOST_JUDGED)), []
+        scatters: list[np.ndarray] = []
         most = max(len(measured_ns[place]) for place in judged)
         for place in judged:
             # What all others predict of this one; as many runs of each, so that one program predicts them.
@@ -251,9 +252,12 @@ def population_section(
             rows = np.minimum(np.arange(most), len(own_ns) - 1)
             runs = jax.tree.map(lambda column: np.asarray(column)[rows], one.runs)  # noqa: B023 - used at once
             known = estimate(prior_posterior(model, others, facts=one.posterior.facts), runs)
+            scatter = np.asarray(model.scatter(one.runs, one.posterior.facts))
+            scatters.append(np.broadcast_to(scatter, len(own_ns)))
             logs.append(np.log(own_ns / np.asarray(known.time_ns)[: len(own_ns)]))
         speeds = np.array([np.median(own) for own in logs])
         errors = np.abs(np.concatenate([own - speed for own, speed in zip(logs, speeds, strict=True)]))
+        errors /= np.concatenate(scatters)
         variant = np.concatenate([np.asarray(fits[place].runs.variant) for place in judged])
         for code in np.unique(variant):
             spread[code] = np.quantile(errors[variant == code], COVERED) / COVERED_SDS

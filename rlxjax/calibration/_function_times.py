@@ -130,7 +130,7 @@ class FunctionTimes(NamedTuple):
         predictions: of each function.
         scores: of each, what its time's logarithm owes to the unknowns, `[functions, unknowns]`.
         terms_ns: parts of each time, in one order, `[functions, terms]`.
-        spread: relative standard deviation of what is a function's own.
+        spread: relative standard deviation of what is a function's own, the largest one.
     """
 
     predictions: tuple[FunctionPrediction, ...]
@@ -209,7 +209,8 @@ def _times(
         terms = {name: part for name, part in parts if part}
         high_ns, is_inside = (math.inf, False) if more else (time_ns * factor, bool(inside[place]))
         predictions.append(FunctionPrediction(time_ns, time_ns / factor, high_ns, terms, profile, is_inside, more))
-    return FunctionTimes(tuple(predictions), np.asarray(found.scores, np.float64), terms_ns, float(found.spread[0]))
+    spread = float(np.max(found.spread))
+    return FunctionTimes(tuple(predictions), np.asarray(found.scores, np.float64), terms_ns, spread)
 
 
 @jax.jit

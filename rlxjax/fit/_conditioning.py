@@ -203,9 +203,12 @@ def _checked(
 
 
 def spread_and_errors(
-    features: np.ndarray, left: np.ndarray, influence: np.ndarray, groups: tuple[np.ndarray, ...]
+    features: np.ndarray, left: np.ndarray, influence: np.ndarray, groups: tuple[np.ndarray, ...], scatter: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """Return the spread with which intervals cover, and the errors where each value of a group is left out."""
+    """Return the spread with which intervals cover, and the errors where each value of a group is left out.
+
+    The spread is that of runs that scatter by 1.
+    """
     from scipy.special import stdtrit  # loaded when first used
 
     def products(rows):
@@ -224,14 +227,14 @@ def spread_and_errors(
     covariance = ridge_covariance(squares, RELATIVE_SD)
     weights = covariance @ (features.T @ weighted) / RELATIVE_SD**2
     freedom = np.sum(covariance * squares) / RELATIVE_SD**2
-    rest = np.abs(left - features @ weights) * np.sqrt(len(left) / max(len(left) - freedom, 1.0))
+    rest = np.abs(left - features @ weights) / scatter * np.sqrt(len(left) / max(len(left) - freedom, 1.0))
     least = max(LEAST_SPREAD, float(np.quantile(rest, COVERED)) / COVERED_SDS)
     found = np.einsum("kij,kj->ki", ridge_covariance(without, RELATIVE_SD), moments) / RELATIVE_SD**2
     errors = left[row] - np.sum(features[row] * found[fold], -1)
     needed_squares, spread = (errors / COVERED_SDS) ** 2, RELATIVE_SD
     for _ in range(SPREAD_ROUNDS):
         projected = (features @ ridge_covariance(without, spread))[fold, row]
-        needed = np.sqrt(np.maximum(needed_squares - np.sum(projected * features[row], -1), 0.0))
+        needed = np.sqrt(np.maximum(needed_squares - np.sum(projected * features[row], -1), 0.0)) / scatter[row]
         last, spread = spread, max(least, float(np.quantile(needed, COVERED)))
         if abs(spread - last) <= SETTLED * spread:
             break

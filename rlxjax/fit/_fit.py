@@ -346,14 +346,15 @@ def _posterior(
     left = correction_log_factor(features, weights, variant) - minimum.residuals
     influence = counted * np.minimum(1.0, knee / np.maximum(np.abs(minimum.residuals), knee))
     spread, left_out_error = np.full(shape[0], UNKNOWN_SPREAD), np.full(shape[0], np.nan)
+    scatter = np.broadcast_to(np.asarray(runs.model.scatter(runs, before.facts), np.float64), variant.shape)
     for code in range(shape[0]):
         mine = (variant == code) & (counted > 0)
         if mine.any():
             own = jax.tree.map(operator.itemgetter(mine), runs)
             folds = tuple(runs.model.folds(own))
-            spread[code], errors = spread_and_errors(features[mine], left[mine], influence[mine], folds)
+            spread[code], errors = spread_and_errors(features[mine], left[mine], influence[mine], folds, scatter[mine])
             left_out_error[code] = float(np.mean(np.expm1(np.abs(errors))))
-    scaled = minimum.jacobian * (np.sqrt(influence) / spread[variant])[:, None]
+    scaled = minimum.jacobian * (np.sqrt(influence) / (spread[variant] * scatter))[:, None]
     precision = np.where(np.isfinite(scaled), scaled, 0.0)
     prior_precision = np.diag(np.diag(np.asarray(before.factor)) ** -2.0)
     timed = (counted > 0) & np.isfinite(minimum.residuals)

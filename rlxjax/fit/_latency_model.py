@@ -205,6 +205,11 @@ class LatencyModel(Protocol):
         del facts
         return np.zeros((*runs.shape, 0))
 
+    def scatter(self, runs: "Runs", facts: Facts) -> RealLike:
+        """Return how far off runs may be beside others of their variant, `[*batch]`; all alike unless a model says."""
+        del runs, facts
+        return 1.0
+
     def own_log_sd(self, coefficients: Any, runs: "Runs", facts: Facts) -> RealLike:
         """Return the standard deviation of the logarithm of a run's time that a model knows of beforehand, `[*batch]`.
 

@@ -53,7 +53,7 @@ class LatencyPosterior:
         weights: of the correction, `[variants, features]`.
         factor: lower triangular `L` with `L @ L.T` the covariance of the unknowns, `[unknowns, unknowns]`.
         spread: standard deviation of the logarithm of what a workload takes beyond all that the unknowns
-            explain, timing noise included, by variant, `[variants]`.
+            explain, timing noise included, by variant, `[variants]`; times the model's `scatter` of a run.
         alike: correlation of that between the variants that do one piece of work, `[variants, variants]`; None where
             nothing is known of it: independent.
     """
@@ -140,7 +140,7 @@ def estimate(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
     else:
         scores = jnp.asarray(joint_jacobian(jacobian, features, runs.variant, n_variants)) @ factor
     known = posterior.model.own_log_sd(posterior.coefficients, runs, posterior.facts)
-    spread = jnp.asarray(posterior.spread)[runs.variant]
+    spread = jnp.asarray(posterior.spread)[runs.variant] * posterior.model.scatter(runs, posterior.facts)
     spread = jnp.hypot(spread, known) if np.ndim(known) else spread
     return LatencyEstimate(jnp.exp(log_ns + log_factor), scores, spread)
 
@@ -160,7 +160,8 @@ def estimate_of_variant(posterior: LatencyPosterior, runs: Runs) -> LatencyEstim
     by_coefficient = factor[count:, :count].reshape(*shape, count)[runs.variant]
     by_weight = factor[count:, count:].reshape(*shape, *shape)[runs.variant, :, runs.variant]
     scores = jacobian @ factor[:count, :count] + features @ by_coefficient
-    variance = jnp.sum((features @ by_weight) ** 2, -1) + jnp.asarray(posterior.spread)[runs.variant] ** 2
+    spread = jnp.asarray(posterior.spread)[runs.variant] * posterior.model.scatter(runs, posterior.facts)
+    variance = jnp.sum((features @ by_weight) ** 2, -1) + spread**2
     return LatencyEstimate(jnp.exp(log_ns + log_factor), scores, jnp.sqrt(variance))
 
 

@@ -5,10 +5,6 @@
 """
 
 from ._function_profile import profile_function as profile_function
-from ._gpu_program import GpuKernel as GpuKernel
-from ._gpu_program import GpuKernelKind as GpuKernelKind
-from ._gpu_program import GpuProgram as GpuProgram
-from ._gpu_program import Product as Product
 from ._kernels import Kernels as Kernels
 from ._kernels import stacked as stacked
 from ._operations import CLASSES as CLASSES
@@ -23,6 +19,8 @@ from ._rules import OperationCounts as OperationCounts
 from ._totals import BranchSpread as BranchSpread
 from ._totals import TripCounts as TripCounts
 from ._totals import UnknownLoop as UnknownLoop
+from ._xla import compiled_kernels as compiled_kernels
 from ._xla import gpu_program as gpu_program
+from ._xla_kernels import GpuProgram as GpuProgram
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

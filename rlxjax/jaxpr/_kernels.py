@@ -22,6 +22,8 @@ SPREAD, EACH = "spread", "each"
 TRANSPOSE, UNTILED = "transpose_inner", "transpose_inner_untiled"
 #: A copy that no equation asks for: of what an update would overwrite, or of a turn's result into the stack of all.
 BESIDE = "copy_beside"
+#: Products of float32 at the highest precision, which some devices compute otherwise than those of the default.
+EXACT = "dot_general_exact"
 #: What gives another shape and repeats nothing.
 _NO_REPEATS = ("reshape", "transpose", "pad", "concatenate", "split")
 
@@ -48,6 +50,7 @@ class Kernels:
         pieces: what is computed piece by piece: products of a batch, matrices, transforms; else the launches.
         elements: results of operations that they compute, those computed again included.
         flops: floating-point operations, likewise.
+        is_exact: whether products of float32 are asked for at the highest precision: 1 or 0.
         extent: elements of an axis that a transpose makes the last one; 0 where none does.
         stride_bytes: between two of these elements in the operand.
         counts: of each operation of the vocabulary `OPERATIONS`, `[*batch, kernels, operations]`.
@@ -72,6 +75,7 @@ class Kernels:
     pieces: Any
     elements: Any
     flops: Any
+    is_exact: Any
     extent: Any
     stride_bytes: Any
     counts: Float[Array | np.ndarray, "*batch kernels operations"] | Any
@@ -183,6 +187,11 @@ def add_kernel(
             work["count", kind, UNTILED if is_untiled and name == TRANSPOSE else name] += count
 
 
+def kernel_bytes(work: Mapping[Any, int]) -> int:
+    """Return the bytes that kernels read and write."""
+    return sum(count for (what, _, place), count in work.items() if (what, place) == ("kernel", _MOVED))
+
+
 def mark_looped(work: Counter[Any]) -> None:
     """Say of all kernels that a loop launches them."""
     for what, kind, place in [*work]:
@@ -219,6 +228,7 @@ def kernel_table(work: Mapping[Any, int]) -> Kernels:
         pieces=column(_PIECES),
         elements=column(_ELEMENTS),
         flops=column(_FLOPS),
+        is_exact=_exact([int(kind.operation == EXACT) for kind, _, _ in rows]),
         extent=_exact([kind.extent for kind, _, _ in rows]),
         stride_bytes=_exact([kind.stride_bytes for kind, _, _ in rows]),
         counts=_exact(table).reshape(len(rows), len(OPERATIONS)),
@@ -240,6 +250,8 @@ def work_of(name: str, rule: Rule, counts: OperationCounts, op: Operation) -> Wo
         name = f"{name}_inner"
     elif name == "top_k" and op.operand.dtype != np.float32:
         name = "top_k_by_sort"  # compilers have a heap for float32 alone
+    elif name == "dot_general" and op.operand.dtype == np.float32 and "HIGHEST" in str(op.params.get("precision")):
+        name = EXACT
     elif name == "sort" and len(op.inputs) > 1:
         name = "sort_several"
     elif name in ("div", "rem") and number_kind(op.operand.dtype) == "integer":

@@ -8,10 +8,10 @@ from rlxjax._values import FrozenDict, by_value
 from rlxjax.graph import GraphIoProfile
 from rlxjax.targets import TargetDevice
 
-from ._gpu_program import GpuProgram
 from ._kernels import Kernels
 from ._rules import OperationCounts
 from ._totals import BranchSpread, UnknownLoop
+from ._xla_kernels import GpuProgram
 
 _SHOWN_LINES = 10
 

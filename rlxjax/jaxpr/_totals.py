@@ -1,13 +1,12 @@
 """What the equations of a jaxpr add up to, and how often the bodies of its loops run."""
 
-import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rlxjax._checks import as_index
 
-from ._gpu_program import GpuKernel
+from ._kernels import kernel_bytes
 from ._rules import OperationCounts
 
 NONE = OperationCounts(bytes=0, launches=0)
@@ -93,8 +92,8 @@ class Totals:
     def __init__(self) -> None:
         #: What runs, by its key.
         self.work: Counter[Any] = Counter()
-        #: On a GPU: kernels in the order in which they run, and commands of the host.
-        self.gpu: list[GpuKernel] = []
+        #: Of a compiled program: its kernels by kind, and commands of a GPU's host.
+        self.kernels: Counter[Any] = Counter()
         self.commands: Counter[str] = Counter()
         #: Each equation once, operations of a loop's body once, bytes as often as they move.
         self.equations = self.static_ops = self.all_bytes = self.counted_bytes = 0
@@ -127,14 +126,14 @@ class Totals:
         """Add the work of another jaxpr that runs so many times."""
         for key, count in other.work.items():
             self.work[key] += times * count
-        self.add_gpu(other, times)
+        self.add_kernels(other, times)
         self.meet(other, times)
 
-    def add_gpu(self, other: "Totals", times: int) -> None:
-        """Add what another part launches on a GPU."""
-        self.gpu += (dataclasses.replace(each, launches=times * each.launches) for each in other.gpu)
-        for name, count in other.commands.items():
-            self.commands[name] += times * count
+    def add_kernels(self, other: "Totals", times: int) -> None:
+        """Add the kernels of another part of a compiled program."""
+        for own, others in ((self.kernels, other.kernels), (self.commands, other.commands)):
+            for key, count in others.items():
+                own[key] += times * count
 
     def meet(self, other: "Totals", times: int | None) -> None:
         """Add what is met, each equation once, and its bytes as often as they move; None is unknown, and once."""
@@ -161,7 +160,12 @@ class Totals:
 
     def add_branches(self, branches: Sequence["Totals"], line: str) -> "Totals":
         """Add the dearest branch of a conditional, by FLOP, bytes, then launches; return the cheapest one."""
-        ordered = sorted(branches, key=lambda branch: (branch.sums().flops, *branch.sums()[3:]))
+
+        def order(branch: Totals) -> tuple[Any, ...]:  # libraries may go over the bytes of a call several times
+            sums = branch.sums()
+            return sums.flops, kernel_bytes(branch.kernels), *sums[3:]
+
+        ordered = sorted(branches, key=order)
         self.add(ordered[-1], 1)
         for branch in ordered[:-1]:
             self.meet(branch, 0)

@@ -6,11 +6,12 @@ from collections.abc import Container, Hashable, Mapping
 
 import numpy as np
 
-from ._gpu_program import GpuProgram, end_row, gpu_kernels
+from ._kernels import Kernels, kernel_table, mark_looped
 from ._known import Number, Scalar, turns
 from ._primitives import UNKNOWN_LINE
 from ._rules import OperationCounts
 from ._totals import CYCLES, Totals, UnknownLoop
+from ._xla_kernels import GpuProgram, add_kernels, end_row
 from ._xla_text import COLLECTIVES, ENDS, NOTHING, TRANSFERS, Computation, Instruction, computations, frame_lines
 
 #: Calls that stand for another view of memory.
@@ -62,10 +63,13 @@ class CompiledProgram:
         self.collectives = {name: row for name, row in self.totals.rows("family").items() if name in COLLECTIVES}
         starts = self.totals.loop_starts
         self.unknown_loops = [loop._replace(starts=starts.get(i, 0)) for i, loop in enumerate(self.unknown_loops)]
-        counted = (self.totals.commands[name] for name in ("graphs", "grouped", "forks", "readbacks"))
-        #: What a call launches, of a GPU.
+        #: What a call launches, of a GPU; its kernels, of a CPU too.
         self.gpu = GpuProgram(
-            len(entry.parameters), results, tuple(self.totals.gpu), *counted, unknown_loops=len(self.unknown_loops)
+            len(entry.parameters),
+            results,
+            kernel_table(self.totals.kernels),
+            **self.totals.commands,
+            unknown_loops=len(self.unknown_loops),
         )
 
     def _count(self, name: str) -> Totals:
@@ -101,8 +105,8 @@ class CompiledProgram:
             fused = self._computations[called["calls"]] if "calls" in called else None
             both = sum(computation.moved(instruction, fused))
             totals.count(family, line, OperationCounts(bytes=both, launches=int(opcode not in TRANSFERS)))
-            if self._platform == "cuda":
-                totals.gpu += gpu_kernels(instruction, computation, fused, totals.commands)
+            if self._platform != "tpu":
+                add_kernels(instruction, computation, self._computations, totals, self._platform)
             if cycles := _CYCLES.search(instruction.attributes):
                 totals.work[CYCLES] += int(cycles[1])
             elif both and opcode not in TRANSFERS:
@@ -117,14 +121,16 @@ class CompiledProgram:
         self.loops += trips != 1
         test, turn = self._count(called["condition"]), self._count(called["body"])
         if known:  # a GPU's host looks at no test
-            test.gpu, test.commands = [], Counter()
+            test.kernels, test.commands = Counter(), Counter()
         else:
             totals.commands["readbacks"] += 2 if trips is None else trips + 1
+        for part in (test, turn):
+            mark_looped(part.kernels)
         added = totals.add_loop(test, turn, trips, line, len(self.unknown_loops))
         if trips is None:  # one turn, and the test that ends it
             self.unknown_loops.append(added)
-            totals.add_gpu(turn, 1)
-            totals.add_gpu(test, 1)
+            totals.add_kernels(turn, 1)
+            totals.add_kernels(test, 1)
 
     def _told_trips(self, loop: Instruction, outside: Computation) -> int | None:
         """Return how often a `while` turns whose test compares a counter with a number; None of any other."""
@@ -197,8 +203,23 @@ def gpu_program(text: str, trips: Mapping[str, int] | None = None) -> GpuProgram
         ...   %x = f32[8]{0} parameter(0)
         ...   ROOT %fusion = f32[8]{0} fusion(%x), kind=kLoop, calls=%fused
         ... }'''
-        >>> kernel, = gpu_program(text).kernels
-        >>> kernel.kind.value, kernel.bytes, kernel.operations
-        ('elementwise', 64, 8)
+        >>> kernels = gpu_program(text).kernels
+        >>> kernels.family_names(), kernels.launches.tolist(), kernels.operations(0)
+        (['elementwise'], [1], {'tanh': 8})
     """
     return CompiledProgram(text, trips or {}, platform="cuda").gpu
+
+
+def compiled_kernels(text: str, trips: Mapping[str, int] | None = None) -> Kernels:
+    """Return the kernels of a program that was compiled for a CPU or a GPU, by its text; arguments of `gpu_program`.
+
+    Raises:
+        ValueError: the text is not written as expected.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> text = jax.jit(jnp.tanh).lower(jnp.ones(8)).compile().as_text()
+        >>> compiled_kernels(text).operations(0)
+        {'tanh': 8}
+    """
+    return CompiledProgram(text, trips or {}).gpu.kernels

@@ -2,70 +2,52 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from rlxjax._numerics import soft_excess, soft_roofline
 from rlxjax._typing import RealLike
 from rlxjax._values import FrozenDict
-from rlxjax.fit import Facts, Input, Runs
+from rlxjax.fit import Facts, Input, Runs, columns_of
 from rlxjax.gate import Coefficients
-from rlxjax.jaxpr import GpuKernelKind, GpuProgram
+from rlxjax.jaxpr import OPERATIONS, GpuProgram
 from rlxjax.targets import TargetDevice, target_device, target_names
 
 from ._coefficients import ROOFLINE_SHARPNESS, coefficients, prior_of, typical
 from ._functions import CountsModel
 
-#: How sharply the longer of launching and computing decides.
-QUEUE_SHARPNESS = 4
-#: How sharply kernels that move more than the second cache holds go to memory.
-CACHE_SHARPNESS = 3
-
+#: A host that waits for so much of what waking takes at most wakes in half of that.
+WAKE_SHARE = 0.2
+#: How sharply the longer of launching and computing decides, and kernels that exceed the second cache go to memory.
+QUEUE_SHARPNESS, CACHE_SHARPNESS = 4, 3
+#: Elements of a product that one core computes at a time: of types that matrix units take at their full rate, others.
+TILE_ELEMENTS, SMALL_TILE_ELEMENTS = 128**2, 64**2
+#: What a result of a call stands for, of an argument, as the host makes an array of it; and commands of a readback.
+ARRAYS_OF_A_RESULT, COMMANDS_OF_A_READBACK = 3.0, 2.0
 #: Kinds of products, by the rate of a data sheet that bounds them.
 PRODUCTS = ("half", "float32", "exact", "float64")
-#: What is factorised with a look at every column, and what calling a library for takes more than launching a kernel.
-PIVOTED = (GpuKernelKind.LU, GpuKernelKind.QR)
-CALLED = (GpuKernelKind.PRODUCT, GpuKernelKind.SCALE, GpuKernelKind.CHOLESKY, *PIVOTED)
-#: What solvers go through column by column.
-COLUMNS = {
-    GpuKernelKind.TRIANGULAR: "triangular_columns",
-    GpuKernelKind.CHOLESKY: "cholesky_columns",
-    **dict.fromkeys(PIVOTED, "pivoted_columns"),
-    GpuKernelKind.EIGEN: "eigen_columns",
+#: Classes of operations that are elementwise work here.
+ELEMENTWISE = ("arithmetic", "special", "dear", "iterated", "reduction", "cumulative", "window", "random")
+#: What libraries solve column by column, the matrices of a batch side by side; and the columns of matrices from which
+#: on eigenvalues of a batch follow each other.
+SOLVERS: Mapping[str, Sequence[str]] = {
+    **{name: (name,) for name in ("triangular_solve", "cholesky", "lu")},
+    **{"qr": ("qr", "householder"), "eigen": ("eigh", "svd", "eig")},
 }
-SORTS = (GpuKernelKind.SORT, GpuKernelKind.RADIX_SORT)
-#: What a result of a call stands for, of an argument: the host makes an array of it.
-ARRAYS_OF_A_RESULT = 3.0
-#: Commands that a copy stands for, and a value that is brought to the host.
-COMMANDS_OF_A_COPY = 2.0
-#: The columns by what is counted there, with the unit of each.
-GPU_INPUTS: Mapping[str, str] = {
-    "arrays": "arrays",
-    "commands": "commands",
-    "library_calls": "calls",
-    "convolution_calls": "calls",
-    "kernels": "kernels",
-    "moved_bytes": "bytes",
-    "kernel_bytes": "bytes",
-    "operations": "operations",
-    **{f"{name}_flop": "FLOP" for name in PRODUCTS},
-    **{f"{name}_tile_flop": "FLOP" for name in PRODUCTS},
-    "sort_stages": "stages",
-    "sort_steps": "steps",
-    "triangular_columns": "columns",
-    "cholesky_columns": "columns",
-    "pivoted_columns": "columns",
-    "eigen_calls": "calls",
-    "eigen_columns": "columns",
-}
+EIGEN_COLUMNS = 32
+#: Inputs by what is counted, sums over a program's kernels; then lists of one entry for each row of their table.
+SUMS = ("arrays", "commands", "kernels", "library_calls", "eigen_calls", "sort_stages")
+SUMS += ("sort_bytes", *(f"{name}_columns" for name in SOLVERS))
+LISTS = ("launches", "moved_bytes", "operations", "tiles", *(f"{name}_flop" for name in PRODUCTS))
 
 
 @coefficients
 @dataclasses.dataclass(frozen=True)
 class GpuCoefficients(Coefficients):
-    """What the parts of a call of a compiled program take on one host with one GPU; every field positive, `[*batch]`.
+    """What the parts of a call of a compiled program take on one host with one GPU; every field positive.
 
     Rates are shares of those of the data sheet, which the facts hold. The other defaults are orders of magnitude of a
     present-day host.
@@ -74,22 +56,23 @@ class GpuCoefficients(Coefficients):
     call_ns: RealLike = typical(3e4, "one call and waiting for it, but for what runs while the device works.")
     overlapped_ns: RealLike = typical(2e4, "the part of a call that runs while the device works.")
     array_ns: RealLike = typical(1e3, "one array that a call takes; one that it gives is several of these.")
-    command_ns: RealLike = typical(4e3, "launching a kernel or a graph of kernels; a copy is several of these.")
-    library_call_ns: RealLike = typical(4e3, "what calling cuBLAS or a factorisation takes more.")
-    convolution_call_ns: RealLike = typical(1e4, "what calling cuDNN takes more.")
+    command_ns: RealLike = typical(4e3, "launching a kernel or a graph of kernels; a copy is two of these.")
+    library_call_ns: RealLike = typical(4e3, "what calling a library takes more; cuDNN is two of these.")
     kernel_ns: RealLike = typical(2e3, "one kernel on the device, whatever it does.")
-    wake_ns: RealLike = typical(1e4, "waking the host once the device is done: the longer it waited, the longer.")
-    memory_share: RealLike = typical(0.88, "of the data sheet's bandwidth.", log_sd=0.07)
+    wake_ns: RealLike = typical(4e4, "waking the host if it waited for long.", log_sd=0.4)
+    memory_share: RealLike = typical(0.88, "of the data sheet's bandwidth.", log_sd=0.05)
     cache_gain: RealLike = typical(1.7, "bandwidth of the second cache, of that of the memory.", log_sd=0.3)
     operation_share: RealLike = typical(
         0.3, "of the data sheet's rate of float32, an elementwise operation as one.", log_sd=0.35
     )
-    product_share: RealLike = typical(0.7, "of the data sheet's rates of products.", log_sd=0.1)
+    product_share: RealLike = typical(0.75, "of the data sheet's rates of products.", log_sd=0.1)
+    tile_share: RealLike = typical(1.0, "of that rate, by which one core computes a tile.", log_sd=0.3)
     sort_stage_ns: RealLike = typical(500.0, "one stage of a sort.")
-    sort_bytes_per_ns: RealLike = typical(5e3, "bytes that the stages of sorts go over.", log_sd=0.5)
+    sort_bytes_per_ns: RealLike = typical(8e3, "bytes that the stages of sorts go over.", log_sd=0.3)
     triangular_column_ns: RealLike = typical(300.0, "one column of a triangular solve.")
     cholesky_column_ns: RealLike = typical(500.0, "one column of a Cholesky factorisation.")
-    pivoted_column_ns: RealLike = typical(2e3, "one column of an LU or QR factorisation.")
+    lu_column_ns: RealLike = typical(2e3, "one column of an LU factorisation.")
+    qr_column_ns: RealLike = typical(3e3, "one column of a QR factorisation, or of the matrix that it makes.")
     eigen_ns: RealLike = typical(2e5, "one call for eigenvalues or singular values.")
     eigen_column_ns: RealLike = typical(1e4, "one column of these.")
 
@@ -136,16 +119,18 @@ def gpu_facts_of_kind(device_kind: str) -> Facts | None:
 
 @dataclasses.dataclass(frozen=True)
 class GpuKernelsModel(CountsModel):
-    """A program that was compiled for a GPU, called with arrays of the device; inputs come from the program's text.
+    """A program that was compiled for a GPU, called with arrays of the device; inputs come from its table of kernels.
 
     The host launches kernels while the device runs earlier ones: the longer of both decides. On the device kernels
-    follow each other; products and other work overlap with memory traffic. A product takes what its FLOP take on the
-    whole card, and its last tile what that takes on one core. Libraries' solvers go on column by column. The host
-    then waits, and wakes the later the longer it waited.
+    follow each other; in each, computing and memory traffic overlap. A product takes what its FLOP take on the whole
+    card, and its last tiles what these take on one core. Libraries' solvers go on column by column. The host then
+    waits, and wakes the later the longer it waited. How far off a prediction is goes with the device's share of it.
     """
 
-    name, version = "gpu_kernels", 1
-    inputs = FrozenDict({name: Input(unit, least=0.0, step=0, default=0.0) for name, unit in GPU_INPUTS.items()})
+    name, version = "gpu_kernels", 2
+    inputs = FrozenDict(
+        {one: Input(one.rpartition("_")[2], 0.0, 0, default=0.0, is_list=one in LISTS) for one in SUMS + LISTS}
+    )
     variants = ("compiled",)
     prior = prior_of(GpuCoefficients, log_sd=0.8)  # pyright: ignore
 
@@ -154,103 +139,128 @@ class GpuKernelsModel(CountsModel):
         """The data sheet of an H100."""
         return gpu_facts(target_device("h100"))
 
+    def extents(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """Return what a domain bounds: each count by itself, that of a list summed."""
+        return [(name, value.sum(-1) if self.inputs[name].is_list else value) for name, value in values.items()]
+
+    def runs(self, rows: Sequence[Mapping[str, Any]]) -> Runs:
+        """Return the runs of programs by their counts, `[n]`."""
+        return Runs(self, np.zeros(len(rows), np.int32), columns_of(self.inputs, self.inputs, rows))
+
     def terms_ns(self, coefficients: GpuCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
         """Return the parts of what runs take in ns by name, `[*batch]`; their sum is the prediction."""
-        c, x = coefficients, {name: jnp.asarray(value) for name, value in runs.inputs.items()}
-        commands_ns = (
-            c.command_ns * x["commands"]
-            + c.library_call_ns * x["library_calls"]
-            + c.convolution_call_ns * x["convolution_calls"]
-        )
-        memory = c.memory_share * facts["memory_bytes_per_ns"]
-        beyond = soft_excess(x["kernel_bytes"] + 1.0, facts["cache_bytes"], CACHE_SHARPNESS)
-        memory_ns = (x["moved_bytes"] + 1.0) / memory * (beyond + (1.0 - beyond) / c.cache_gain)
-        operations_ns = x["operations"] / (c.operation_share * facts["vector_flop_per_ns"])
-        products_ns = 0.0
-        for name in PRODUCTS:
-            flop = x[f"{name}_flop"] + facts["cores"] * x[f"{name}_tile_flop"]
-            products_ns += flop / (c.product_share * facts[f"{name}_flop_per_ns"])
-        sort_ns = c.sort_stage_ns * x["sort_stages"] + x["sort_steps"] / c.sort_bytes_per_ns
-        work_ns = soft_roofline(operations_ns + products_ns, memory_ns, ROOFLINE_SHARPNESS)
-        solver_ns = (
-            c.triangular_column_ns * x["triangular_columns"]
-            + c.cholesky_column_ns * x["cholesky_columns"]
-            + c.pivoted_column_ns * x["pivoted_columns"]
-            + c.eigen_ns * x["eigen_calls"]
-            + c.eigen_column_ns * x["eigen_columns"]
-        )
-        device_ns = c.kernel_ns * x["kernels"] + work_ns + sort_ns
-        host_ns = c.overlapped_ns + commands_ns
-        both_ns = soft_roofline(host_ns, device_ns, QUEUE_SHARPNESS)
+        c, host, device = coefficients, *_host_and_device_ns(coefficients, runs, facts)
+        host_ns = c.overlapped_ns + host["launch_ns"]
+        device_ns = device["kernels_ns"] + device["work_ns"] + device["sort_ns"] + device["triangular_ns"]
         # What the longer one takes goes to its parts: those of the host, and those of the device.
-        beyond_ns = both_ns - host_ns
-        return {
-            "call_ns": c.call_ns + c.overlapped_ns + c.array_ns * x["arrays"],
-            "launch_ns": commands_ns,
-            "kernels_ns": beyond_ns * (c.kernel_ns * x["kernels"] / device_ns),
-            "work_ns": beyond_ns * (work_ns / device_ns),
-            "sort_ns": beyond_ns * (sort_ns / device_ns),
-            "solver_ns": solver_ns,
-            "wake_ns": c.wake_ns * jnp.log1p(beyond_ns / c.wake_ns),
-        }
+        beyond_ns = soft_roofline(host_ns, device_ns, QUEUE_SHARPNESS) - host_ns
+        parts = {name: beyond_ns * (device[name] / device_ns) for name in device if name != "solver_ns"}
+        parts["solver_ns"] = device["solver_ns"] + parts.pop("triangular_ns")
+        return {**host, **parts, "wake_ns": c.wake_ns * beyond_ns / (beyond_ns + WAKE_SHARE * c.wake_ns)}
+
+    def scatter(self, runs: Runs, facts: Facts) -> RealLike:
+        """Return the share of the device in what runs take by the prior's medians, `[*batch]`."""
+        median = self.prior.median
+        host, device = _host_and_device_ns(median, runs, facts)
+        device_ns = median.kernel_ns + sum(device.values())
+        return device_ns / (device_ns + sum(host.values()))
+
+
+def _host_and_device_ns(c: GpuCoefficients, runs: Runs, facts: Facts) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what the host takes, and what the device does, by name in ns, `[*batch]`, one regardless of the other."""
+    x = {name: jnp.asarray(value) for name, value in runs.inputs.items()}
+    launches = jnp.maximum(x["launches"], 1.0)
+    memory = c.memory_share * facts["memory_bytes_per_ns"]
+    beyond = soft_excess(x["moved_bytes"] / launches + 1.0, facts["cache_bytes"], CACHE_SHARPNESS)
+    memory_ns = (x["moved_bytes"] + 1e-3) / memory * (beyond + (1.0 - beyond) / c.cache_gain)
+    flop_ns = sum(x[f"{name}_flop"] / facts[f"{name}_flop_per_ns"] for name in PRODUCTS)
+    tail = 1.0 + facts["cores"] / (c.tile_share * jnp.maximum(x["tiles"] / launches, 1.0))
+    compute_ns = flop_ns * tail / c.product_share
+    compute_ns += x["operations"] / (c.operation_share * facts["vector_flop_per_ns"])
+    host = {
+        "call_ns": c.call_ns + c.overlapped_ns + c.array_ns * x["arrays"],
+        "launch_ns": c.command_ns * x["commands"] + c.library_call_ns * x["library_calls"],
+    }
+    device = {
+        "kernels_ns": c.kernel_ns * x["kernels"],
+        "work_ns": soft_roofline(compute_ns, memory_ns, ROOFLINE_SHARPNESS).sum(-1),
+        "sort_ns": c.sort_stage_ns * x["sort_stages"] + x["sort_bytes"] / c.sort_bytes_per_ns,
+        "triangular_ns": c.triangular_column_ns * x["triangular_solve_columns"],
+        "solver_ns": c.cholesky_column_ns * x["cholesky_columns"]
+        + c.lu_column_ns * x["lu_columns"]
+        + c.qr_column_ns * x["qr_columns"]
+        + c.eigen_ns * x["eigen_calls"]
+        + c.eigen_column_ns * x["eigen_columns"],
+    }
+    return host, device
 
 
 GPU_KERNELS = GpuKernelsModel()
 
 
 def gpu_runs(programs: Sequence[GpuProgram]) -> Runs:
-    """Return the runs of compiled programs by what they launch, `[n]`.
+    r"""Return the runs of compiled programs by what they launch, `[n]`.
 
     Examples:
-        >>> from rlxjax.jaxpr import GpuProgram
-        >>> gpu_runs([GpuProgram(1, 1, ())]).shape
+        >>> from rlxjax.jaxpr import gpu_program
+        >>> text = "ENTRY %f (x: f32[8]) -> f32[8] {\n  %x = f32[8] parameter(0)\n  ROOT %y = f32[8] tanh(%x)\n}"
+        >>> gpu_runs([gpu_program(text)]).shape
         (1,)
     """
     return GPU_KERNELS.runs([gpu_inputs(program) for program in programs])
 
 
-def gpu_inputs(program: GpuProgram) -> dict[str, float]:
-    """Return the inputs of the model of GPU kernels that a compiled program gives, by name.
+def gpu_inputs(program: GpuProgram) -> dict[str, Any]:
+    r"""Return the inputs of the model of GPU kernels that a compiled program gives, by name; lists are `[kernels]`.
 
-    `commands` are what the host launches: kernels, graphs of kernels, and copies, which count more. `kernel_bytes` is
-    what a kernel moves that moves a typical byte; `..._tile_flop` are those of one tile of each product, which one core
-    of the card computes.
+    `commands` are what the host launches: kernels, graphs of kernels, and copies, which count twice. An entry of a list
+    counts all launches of a row of the table.
 
     Examples:
-        >>> from rlxjax.jaxpr import GpuKernel, GpuKernelKind, GpuProgram
-        >>> kernel = GpuKernel(GpuKernelKind.ELEMENTWISE, launches=3, read_bytes=8, written_bytes=8)
-        >>> found = gpu_inputs(GpuProgram(1, 1, (kernel,)))
-        >>> found["commands"], found["moved_bytes"], found["kernel_bytes"]
-        (3.0, 48.0, 16.0)
+        >>> from rlxjax.jaxpr import gpu_program
+        >>> text = "ENTRY %f (x: f32[8]) -> f32[8] {\n  %x = f32[8] parameter(0)\n  ROOT %y = f32[8] tanh(%x)\n}"
+        >>> found = gpu_inputs(gpu_program(text))
+        >>> found["commands"], found["moved_bytes"].tolist(), found["operations"].tolist()
+        (1.0, [64.0], [8.0])
     """
-    sums = dict.fromkeys(GPU_INPUTS, 0.0)
-    sums["arrays"] = program.arguments + ARRAYS_OF_A_RESULT * program.results
-    squares = 0.0
-    for kernel in program.kernels:
-        kind, product = kernel.kind, kernel.product
-        counts: dict[str, float] = {
-            "commands": COMMANDS_OF_A_COPY if kind is GpuKernelKind.COPY else 1.0,
-            "kernels": 1.0,
-            "library_calls": kernel.is_library and kind in CALLED,
-            "convolution_calls": kind is GpuKernelKind.CONVOLUTION,
-            "moved_bytes": float(kernel.bytes * kernel.passes),
-            "operations": float(kernel.operations),
-        }
-        if product is not None:  # by the rate of a data sheet that bounds it
-            single = "exact" if product.is_exact else "float32"
-            name = "float64" if product.itemsize >= 8 else "half" if product.itemsize <= 2 else single
-            counts[f"{name}_flop"] = float(product.flop)
-            counts[f"{name}_tile_flop"] = product.flop / max(product.tiles, 1)
-        if kind in SORTS:
-            octaves = math.ceil(math.log2(max(kernel.row_elements, 2)))
-            counts["sort_stages"] = stages = octaves * (octaves + 1) / 2
-            counts["sort_steps"] = stages * kernel.written_bytes * (kind is GpuKernelKind.SORT)
-        if kind in COLUMNS:
-            counts |= {COLUMNS[kind]: kernel.columns, "eigen_calls": kind is GpuKernelKind.EIGEN}
-        for name, count in counts.items():
-            sums[name] += kernel.launches * count
-        squares += float(kernel.launches) * kernel.passes * kernel.bytes**2
-    # A graph is one command for all of its kernels, a second stream one more for each that runs there.
-    sums["commands"] += program.graphs - program.grouped + program.forks + COMMANDS_OF_A_COPY * program.readbacks
-    sums["kernel_bytes"] = squares / max(sums["moved_bytes"], 1.0)
-    return {name: float(count) for name, count in sums.items()}
+    table = program.kernels
+    counts, launches, itemsize, written, pieces = (
+        np.asarray(column, float)
+        for column in (table.counts, table.launches, table.itemsize, table.written_bytes, table.pieces)
+    )
+
+    def of(*names: str) -> np.ndarray:
+        return counts @ np.isin(list(OPERATIONS), names)
+
+    # A row of n elements takes n * octaves comparisons; networks sort rows of a power of two.
+    comparisons, octaves = of("sort", "sort_several") / pieces, np.arange(1.0, 60.0)
+    octave = 1.0 + np.searchsorted(octaves * 2.0**octaves, comparisons)
+    stages = octave * (octave + 1.0) / 2.0 * (comparisons > 0)
+    padding = octave * 2.0**octave / np.maximum(comparisons, 1.0)
+    found: dict[str, Any] = {
+        "arrays": program.arguments + ARRAYS_OF_A_RESULT * program.results,
+        "commands": launches.sum() - program.grouped + program.graphs + program.forks + program.copies,
+        "kernels": launches.sum(),
+        "library_calls": program.calls + program.convolutions,
+        "sort_stages": launches @ stages,
+        "sort_bytes": stages @ (written * padding),
+    }
+    found["commands"] += COMMANDS_OF_A_READBACK * program.readbacks
+    for name, operations in SOLVERS.items():
+        matrices = of(*(f"{one}_matrices" for one in operations)) / launches
+        columns = np.sqrt(of(*operations) / np.maximum(launches * matrices, 1.0))
+        # Calls are those of the last solvers, for eigenvalues.
+        in_turn = np.where((name == "eigen") & (columns > EIGEN_COLUMNS), matrices, matrices > 0)
+        found[f"{name}_columns"], found["eigen_calls"] = launches @ (columns * in_turn), launches @ in_turn
+    flop = of("dot_general", "conv_general_dilated")
+    kind = np.select([flop == 0, itemsize >= 8, itemsize <= 2, np.asarray(table.is_exact) > 0], [-1, 3, 0, 2], 1)
+    tile = np.where(kind >= PRODUCTS.index("exact"), SMALL_TILE_ELEMENTS, TILE_ELEMENTS)
+    is_elementwise = [kind in ELEMENTWISE and name != "reduced_rows" for name, kind in OPERATIONS.items()]
+    lists = {
+        "launches": launches,
+        "moved_bytes": written + np.asarray(table.read_bytes, float),
+        "operations": counts @ is_elementwise * np.maximum(itemsize // 4, 1.0),
+        "tiles": (pieces + written / itemsize / tile) * (flop > 0),
+        **{f"{name}_flop": flop * (kind == place) for place, name in enumerate(PRODUCTS)},
+    }
+    return {name: float(count) for name, count in found.items()} | lists
