@@ -8,6 +8,7 @@ far the halves differ is the noise of what is fitted. The file may be compressed
 """
 
 import dataclasses
+import datetime
 import functools
 import gzip
 import json
@@ -173,6 +174,7 @@ def main() -> int:
         print(f"{given.out} {found}", file=sys.stderr)
         return 2
     header = {"version": VERSION, "protocol": PROTOCOL, "fingerprint": current_fingerprint().model_dump(mode="json")}
+    header["date"] = datetime.date.today().isoformat()
     corpus = read_corpus(given.out) if given.resume else Corpus(header)
     if differences := fingerprint_differences(Fingerprint(**corpus.header["fingerprint"]), current_fingerprint()):
         print(f"{given.out} was taken elsewhere ({'; '.join(differences)}): leave out --resume", file=sys.stderr)

@@ -8,7 +8,6 @@ how far the times of the two halves are apart. `--write` then learns from all pr
 package: the same files give the same weights.
 """
 
-import datetime
 import json
 import shlex
 import sys
@@ -125,7 +124,7 @@ def main() -> None:
         prints = [corpus.header["fingerprint"] for corpus in corpora]
         provenance = {
             "command": shlex.join(["python", "-m", "benchmarks.learned_weights", *sys.argv[1:]]),
-            "date": datetime.date.today().isoformat(),
+            "dates": sorted({corpus.header["date"] for corpus in corpora}),
             "machines": [{name: each[name] for name in ("cpu_model", "cores", "jax", "jaxlib")} for each in prints],
             "corpora": {path.name: sha256_of(path) for path in given.corpora},
             "programs": len({(one.machine, one.number) for one in timings}),
