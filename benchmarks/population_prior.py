@@ -1,13 +1,14 @@
 """What several machines say of another one: makes the prior that is shipped, and judges it with each machine left out.
 
-    python -m benchmarks.population_prior SAMPLES [SAMPLES ...] [--functions FILE ...] [--programs FILE]
+    python -m benchmarks.population_prior [SAMPLES ...] [--functions FILE ...] [--programs FILE]
         [--platform gpu] [--write] [--json FILE]
 
 SAMPLES are campaigns of Welch peaks, one a machine; `--functions` names samples of functions, and `--programs` the
 texts of these as a GPU's compiler made them, to which the model of GPU kernels is fitted, with the data sheet of each
 card. Each campaign is fitted by itself, from the model's own wide prior. The fits are pooled by `transferred_prior`.
 Judging pools all but one and predicts that one's campaign without any of its timings; the last column adds twenty of
-its workloads, chosen by the job's design, over a fit of all that it sees. `--write` writes the file in the package.
+its workloads, chosen by the job's design, over a fit of all that it sees. `--write` writes the file in the package;
+models without samples keep their sections.
 """
 
 import gzip
@@ -150,10 +151,28 @@ def of_kernels(paths: Sequence[Path], programs: Path) -> ModelSection:
     return population_section(fits, measured_ns, pooled, dict(GPU_KERNELS.facts), sources, "gpu")
 
 
+def of_welch(machines: Sequence[Timed], platform: str, command: str) -> ModelSection:
+    """Return what campaigns of Welch peaks say of another machine."""
+    facts = {**WELCH.facts, "processors": 2 if platform == "cpu" else 1}
+    facts |= {name: value for name, value in schedule(platform)._asdict().items() if name in facts}
+    sources = [
+        Machine(
+            fingerprint=one.campaign.log.fingerprint,
+            canary_ns={name: time_ns for name, time_ns in micro_times_ns(one.campaign.log).items() if name in CANARIES},
+            samples=one.campaign.path.name,
+            sha256=sha256_of(one.campaign.path),
+            runner=one.campaign.log.header.runner,
+        )
+        for one in machines
+    ]
+    fits, measured_ns = [one.fit for one in machines], [one.campaign.measured_ns for one in machines]
+    return population_section(fits, measured_ns, pooled, facts, sources, platform, command)
+
+
 def main() -> None:
     """Fit, judge, print, write."""
     parser = options(__doc__)
-    parser.add_argument("samples", nargs="+", type=Path)
+    parser.add_argument("samples", nargs="*", type=Path)
     parser.add_argument("--functions", nargs="*", type=Path, default=[])
     parser.add_argument("--programs", type=Path, help="programs.json.gz of benchmarks.accelerator")
     parser.add_argument("--platform", default="cpu", help="of the machines, as JAX calls it")
@@ -172,21 +191,11 @@ def main() -> None:
     write(given.json, {"left_out": rows})
     if not given.write:
         return
-    facts = {**WELCH.facts, "processors": 2 if given.platform == "cpu" else 1}
-    facts |= {name: value for name, value in schedule(given.platform)._asdict().items() if name in facts}
-    sources = [
-        Machine(
-            fingerprint=one.campaign.log.fingerprint,
-            canary_ns={name: time_ns for name, time_ns in micro_times_ns(one.campaign.log).items() if name in CANARIES},
-            samples=one.campaign.path.name,
-            sha256=sha256_of(one.campaign.path),
-            runner=one.campaign.log.header.runner,
-        )
-        for one in machines
-    ]
-    fits, measured_ns = [one.fit for one in machines], [one.campaign.measured_ns for one in machines]
+    path = population_path(given.platform)
     command = shlex.join(["python", "-m", "benchmarks.population_prior", *sys.argv[1:]])
-    models = {WELCH.name: population_section(fits, measured_ns, pooled, facts, sources, given.platform, command)}
+    models = dict(CalibrationFile.model_validate_json(path.read_text(encoding="utf-8")).models)
+    if machines:
+        models[WELCH.name] = of_welch(machines, given.platform, command)
     if given.functions:
         logs, timed = [(path, read_samples(path)) for path in given.functions], suite_of("functions")
         fits = [fitted(timed, log, FUNCTIONS.prior).whole for _, log in logs]
@@ -199,7 +208,6 @@ def main() -> None:
         )
     if given.programs:
         models[GPU_KERNELS.name] = of_kernels(given.functions, given.programs)
-    path = population_path(given.platform)
     write_json_file(CalibrationFile(models=models), path)
     population_prior(WELCH, given.platform)
     print(f"written: {path}")

@@ -133,7 +133,14 @@ class KnownWeights:
             "families": families,
             "operations": operations,
         }
-        return json.dumps(kept, indent=1) + "\n"
+        # A line an entry: what changes from one corpus to another is read by people.
+        lines = [
+            f' "{name}": {{\n' + ",\n".join(f'  "{key}": {json.dumps(each)}' for key, each in value.items()) + "\n }"
+            if isinstance(value, dict)
+            else f' "{name}": {json.dumps(value)}'
+            for name, value in kept.items()
+        ]
+        return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def _short(value: Any) -> Any:
