@@ -131,7 +131,7 @@ def main() -> None:
             "timings": len(timings),
         }
         known, _ = learned_weights(groups_of(timings, np.ones(len(timings))), provenance, given.steps)
-        write_text_file(SHIPPED, known.text())
+        write_text_file(known.text(), SHIPPED)
         print(f"written: {SHIPPED}")
 
 
