@@ -214,7 +214,7 @@ def test_a_gain_that_is_too_small_turns_the_verdict(here):
         return rx.advise([square, total], real(2048, 2048), calibration=here, min_gain_ns=min_gain_ns)
 
     gain_ns = ask(0.0).gain_ns
-    found = [ask(share * gain_ns) for share in (0.5, 1.0, 2.0)]
+    found = [ask(share * gain_ns) for share in (0.25, 1.0, 2.0)]
     assert [own.verdict for own in found] == ["fuse", "undecided", "keep"]
     assert [own.reason_code for own in found[1:]] == ["too_close", "no_gain"]
     np.testing.assert_allclose(found[1].probability, 0.5, atol=1e-6)
@@ -357,7 +357,9 @@ def test_nothing_is_timed_where_the_model_is_sure_and_a_plain_function_is_timed_
     model = here.of("functions")
     model = dataclasses.replace(model, domain=dict.fromkeys(model.domain, (0.0, 1e9)))
     wide = dataclasses.replace(here, models={"functions": model})
-    sure = rx.advise([square, total], real(2048, 2048), calibration=wide, measure="undecided")
+    # What the peak costs is no doubt of the model.
+    price = {"peak_price_ns_per_byte": 1.0}
+    sure = rx.advise([square, total], real(2048, 2048), calibration=wide, measure="undecided", **price)
     assert (sure.verdict, sure.by, sure.rounds, sure.reason_code) == ("fuse", "model", 0, "saves_traffic")
     assert Memory(strict=True).all() == []
     traced = []
