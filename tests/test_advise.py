@@ -505,3 +505,18 @@ def test_the_command_imports_what_is_named_and_refuses_the_rest_in_one_line(tmp_
     assert shape_of("key[]").dtype == jax.random.key(0).dtype
     result = CliRunner().invoke(app, ["advise", "nowhere:f", "--arg", "f32[8]"])
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+
+
+def test_what_weights_leave_unsure_is_a_share_of_the_work_and_no_other_function_changes_a_decision(here):
+    model = here.of("functions")
+    profiles = [rx.profile_function(fn, real(512, 512)) for fn in (lambda x: x @ x, sines, square)]
+    product = function_runs(profiles[:1])
+    found = []
+    for rate in (1e3, 1e4):  # so slow that computing is all that a run takes
+        median = dataclasses.replace(model.posterior.coefficients, product=rate)
+        found.append(np.asarray(FUNCTIONS.own_log_sd(median, product, {})).item())
+    assert found[0] > 0.0
+    np.testing.assert_allclose(found[1], found[0], rtol=0.02)
+    alone = predict_profiles(model, profiles[1:]).decision([1], [0])
+    beside = predict_profiles(model, profiles).decision([2], [1])
+    np.testing.assert_allclose(beside.margin_sd_ns, alone.margin_sd_ns, rtol=1e-6)

@@ -164,6 +164,8 @@ def _terms_ns(c: FunctionCoefficients, runs: Runs) -> tuple[dict[str, jax.Array]
     more = {"transpose": strided, "indexing": 1.0 + c.indexed * near + c.far_indexed * far}
     work = {name: x[f"{name}_work_ns"] * getattr(c, name) * more.get(name, 1.0) for name in CLASSES}
     compute_ns = sum(work.values())
+    # The weights leave a share of the work unsure, whatever rates a machine does it at.
+    unsure_ns = x["unsure_ns"] * compute_ns / (sum(x[f"{name}_work_ns"] for name in CLASSES) + 1e-9)
     moved_bytes = x["read_bytes"] + x["written_bytes"]
     is_near = _beyond(x["kernel_bytes"], c.near_bytes, CACHED)
     is_far = _beyond(peak_bytes, c.far_bytes, FAR) * _beyond(8.0 * x["kernel_bytes"], c.far_bytes, CACHED)
@@ -201,7 +203,7 @@ def _terms_ns(c: FunctionCoefficients, runs: Runs) -> tuple[dict[str, jax.Array]
         "memory_ns": jnp.sum(factor * memory_ns, -1),
         **{f"{name}_ns": jnp.sum(factor * part, -1) for name, part in work.items()},
     }
-    return terms, jnp.sqrt(jnp.sum((factor * x["unsure_ns"]) ** 2, -1) + 1e-12)
+    return terms, jnp.sqrt(jnp.sum((factor * unsure_ns) ** 2, -1) + 1e-12)
 
 
 def _beyond(size: Any, threshold: Any, sharpness: Any) -> jax.Array:
