@@ -214,7 +214,7 @@ def test_a_gain_that_is_too_small_turns_the_verdict(here):
         return rx.advise([square, total], real(2048, 2048), calibration=here, min_gain_ns=min_gain_ns)
 
     gain_ns = ask(0.0).gain_ns
-    found = [ask(share * gain_ns) for share in (0.5, 1.0, 2.0)]
+    found = [ask(share * gain_ns) for share in (0.25, 1.0, 2.0)]
     assert [own.verdict for own in found] == ["fuse", "undecided", "keep"]
     assert [own.reason_code for own in found[1:]] == ["too_close", "no_gain"]
     np.testing.assert_allclose(found[1].probability, 0.5, atol=1e-6)
@@ -357,7 +357,9 @@ def test_nothing_is_timed_where_the_model_is_sure_and_a_plain_function_is_timed_
     model = here.of("functions")
     model = dataclasses.replace(model, domain=dict.fromkeys(model.domain, (0.0, 1e9)))
     wide = dataclasses.replace(here, models={"functions": model})
-    sure = rx.advise([square, total], real(2048, 2048), calibration=wide, measure="undecided")
+    # What the peak costs is no doubt of the model.
+    price = {"peak_price_ns_per_byte": 1.0}
+    sure = rx.advise([square, total], real(2048, 2048), calibration=wide, measure="undecided", **price)
     assert (sure.verdict, sure.by, sure.rounds, sure.reason_code) == ("fuse", "model", 0, "saves_traffic")
     assert Memory(strict=True).all() == []
     traced = []
@@ -503,3 +505,18 @@ def test_the_command_imports_what_is_named_and_refuses_the_rest_in_one_line(tmp_
     assert shape_of("key[]").dtype == jax.random.key(0).dtype
     result = CliRunner().invoke(app, ["advise", "nowhere:f", "--arg", "f32[8]"])
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+
+
+def test_what_weights_leave_unsure_is_a_share_of_the_work_and_no_other_function_changes_a_decision(here):
+    model = here.of("functions")
+    profiles = [rx.profile_function(fn, real(512, 512)) for fn in (lambda x: x @ x, sines, square)]
+    product = function_runs(profiles[:1])
+    found = []
+    for rate in (1e3, 1e4):  # so slow that computing is all that a run takes
+        median = dataclasses.replace(model.posterior.coefficients, product=rate)
+        found.append(np.asarray(FUNCTIONS.own_log_sd(median, product, {})).item())
+    assert found[0] > 0.0
+    np.testing.assert_allclose(found[1], found[0], rtol=0.02)
+    alone = predict_profiles(model, profiles[1:]).decision([1], [0])
+    beside = predict_profiles(model, profiles).decision([2], [1])
+    np.testing.assert_allclose(beside.margin_sd_ns, alone.margin_sd_ns, rtol=1e-6)

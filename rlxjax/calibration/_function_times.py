@@ -130,13 +130,13 @@ class FunctionTimes(NamedTuple):
         predictions: of each function.
         scores: of each, what its time's logarithm owes to the unknowns, `[functions, unknowns]`.
         terms_ns: parts of each time, in one order, `[functions, terms]`.
-        spread: relative standard deviation of what is a function's own, the largest one.
+        spread: relative standard deviation of what is a function's own, `[functions]`.
     """
 
     predictions: tuple[FunctionPrediction, ...]
     scores: np.ndarray
     terms_ns: np.ndarray
-    spread: float
+    spread: np.ndarray
 
     def decision(self, fused: Sequence[int], kept: Sequence[int], own_spread: float | None = None) -> Decision:
         """Return whether some functions take less time one after another than others, and how surely.
@@ -162,7 +162,8 @@ class FunctionTimes(NamedTuple):
         is_compiled = all(own.profile.level == "compiled" for own in asked)
         if own_spread is None:
             own_spread = COMPILED_SPREAD if is_compiled else OWN_SPREAD
-        term_spread = self.spread if is_compiled else max(self.spread, TERM_SPREAD)
+        least_spread = 0.0 if is_compiled else TERM_SPREAD
+        term_spread = max([least_spread, *self.spread[[*fused, *kept]].tolist()])
         own = term_spread**2 * np.sum(differences**2) + (own_spread * least_ns) ** 2
         is_whole = not any(own.uncounted for own in asked)
         sd_ns = float(np.sqrt(np.sum(shared**2) + own)) if is_whole else float("inf")
@@ -209,7 +210,7 @@ def _times(
         terms = {name: part for name, part in parts if part}
         high_ns, is_inside = (math.inf, False) if more else (time_ns * factor, bool(inside[place]))
         predictions.append(FunctionPrediction(time_ns, time_ns / factor, high_ns, terms, profile, is_inside, more))
-    spread = float(np.max(found.spread))
+    spread = np.broadcast_to(np.asarray(found.spread, np.float64), runs.shape)
     return FunctionTimes(tuple(predictions), np.asarray(found.scores, np.float64), terms_ns, spread)
 
 
@@ -302,7 +303,7 @@ def times_for_target(
     if device.platform == "tpu":
         found = tuple(_by_cycles(device, profile, own) for profile, own in zip(profiles, more, strict=True))
         terms_ns = np.array([[prediction.time_ns] for prediction in found])
-        return FunctionTimes(found, np.full((len(found), 1), ESTIMATE_LOG_SD), terms_ns, 0.0)
+        return FunctionTimes(found, np.full((len(found), 1), ESTIMATE_LOG_SD), terms_ns, np.zeros(len(found)))
     programs = [profile.target.gpu for profile in profiles if profile.target and profile.target.gpu]
     if len(programs) != len(profiles) or any(own.target.devices > 1 for own in profiles if own.target):
         raise ValueError(f"target {device.name}: expected a function for one device, got one for several")

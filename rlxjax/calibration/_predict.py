@@ -304,9 +304,10 @@ class CalibratedModel(Predictions):
         return dataclasses.replace(self, posterior=posterior, domain=self.domain_with(runs))
 
     def domain_with(self, runs: Runs) -> dict[str, tuple[float, float]]:
-        """Return the domain where some runs were measured as well."""
-        hull = runs.hull()
-        return {name: (min(low, hull[name][0]), max(high, hull[name][1])) for name, (low, high) in self.domain.items()}
+        """Return the domain where some runs were measured as well; what is no extent of the model stays."""
+        hull, known = runs.hull(), self.domain.items()
+        ends = {name: hull.get(name, bounds) for name, bounds in known}
+        return {name: (min(low, ends[name][0]), max(high, ends[name][1])) for name, (low, high) in known}
 
     def on_device(self) -> LatencyPosterior:
         """Return the posterior as JAX's arrays, which a program takes at once; they are kept outside of this object."""

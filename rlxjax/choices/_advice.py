@@ -211,18 +211,13 @@ def term_in_words(term: str) -> str:
 # --- Why -----------------------------------------------------------------------------------------
 
 
-#: Terms of the functions model that computing again adds to.
-COMPUTE_TERMS = tuple(f"{name}_ns" for name in ("arithmetic", "special", "dear", "iterated", "random"))
-
-
 def why_not(saved: Mapping[str, float], margin_ns: float, recomputed: int) -> str:
     """Return the code of a reason to keep stages apart."""
     if margin_ns >= 0:
         return "no_gain"
-    worst = min(saved, key=lambda name: saved[name])
-    if worst == "transpose_ns":
+    if min(saved, key=lambda name: saved[name]) == "transpose_ns":
         return "loses_tiling"
-    return "recompute" if recomputed > 0 or worst in COMPUTE_TERMS else "slower"
+    return "recompute" if recomputed > 0 else "slower"
 
 
 def why_predicted(

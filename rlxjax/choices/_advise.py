@@ -59,7 +59,7 @@ Span = tuple[int, int]
 #: The most groupings that are looked at, all of those of seven stages, and that are measured beside the stages apart.
 MOST_GROUPINGS, MOST_CONSIDERED = 64, 6
 #: Terms that launches take, and those of the functions model that traffic takes; of a target's it takes all others.
-LAUNCH_TERMS, TRAFFIC_TERMS = ("call_ns", "launch_ns"), ("memory_ns", "movement_ns")
+LAUNCH_TERMS, TRAFFIC_TERMS = ("call_ns", "launch_ns", "loop_ns"), ("memory_ns", "movement_ns", "transpose_ns")
 
 
 def advise(

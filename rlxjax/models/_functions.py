@@ -91,10 +91,8 @@ class FunctionCoefficients(Coefficients):
     indexing: RealLike = typical(1.0, "time of gathers and scatters.")
 
 
-#: How far below the near cache a first cache ends, and which share of the caches one kernel may fill.
-FIRST_CACHE, FAR_SHARE = 12.0, 8.0
-#: How sharply sizes leave what holds them, in the order of `_terms_ns`.
-SHARPNESSES = np.array([CACHED, LOOPED, LOOPED, CACHED, CACHED, CACHED, FRESH, LOOPED, FAR])
+#: How far below the near cache a first cache ends.
+FIRST_CACHE = 12.0
 
 
 class CountsModel(LatencyModel):
@@ -158,62 +156,54 @@ class FunctionsModel(CountsModel):
 def _terms_ns(c: FunctionCoefficients, runs: Runs) -> tuple[dict[str, jax.Array], jax.Array]:
     """Return the parts of what runs take in ns by name, `[*batch]`, and how much of it is unsure by the weights."""
     x = {name: jnp.asarray(runs.inputs[name]) for name in runs.model.inputs}
-    rank = jnp.ndim(x["launches"])
-
-    def of(*names: str) -> jax.Array:
-        """Return coefficients beside all kernels, `[names, *batch, 1]`: few arrays compile fast."""
-        rows = jnp.stack([jnp.asarray(getattr(c, name)) for name in names])[..., None]
-        return rows.reshape(len(names), *(1,) * (rank + 1 - rows.ndim), *rows.shape[1:])
-
-    one, moved_bytes = jnp.maximum(x["launches"], 1.0), x["read_bytes"] + x["written_bytes"]
-    sizes = jnp.stack(
-        [
-            *(x["whole_bytes"], x["strided_bytes"] * FIRST_CACHE, x["strided_bytes"], x["kernel_bytes"]),
-            *(x["whole_bytes"], x["kernel_bytes"] * FAR_SHARE, x["result_bytes"], x["kernel_bytes"]),
-            jnp.broadcast_to(x["peak_bytes"][..., None], one.shape),
-        ]
+    of_run, c = c, jax.tree.map(lambda leaf: jnp.asarray(leaf)[..., None] if jnp.ndim(leaf) else leaf, c)
+    one, peak_bytes = jnp.maximum(x["launches"], 1.0), x["peak_bytes"][..., None]
+    near, far = (_beyond(x["whole_bytes"], size, CACHED) for size in (c.near_bytes, c.far_bytes))
+    first = _beyond(FIRST_CACHE * x["strided_bytes"], c.near_bytes, LOOPED)
+    strided = 1.0 + c.strided * first + c.far_strided * _beyond(x["strided_bytes"], c.near_bytes, LOOPED)
+    more = {"transpose": strided, "indexing": 1.0 + c.indexed * near + c.far_indexed * far}
+    work = {name: x[f"{name}_work_ns"] * getattr(c, name) * more.get(name, 1.0) for name in CLASSES}
+    compute_ns = sum(work.values())
+    # The weights leave a share of the work unsure, whatever rates a machine does it at.
+    unsure_ns = x["unsure_ns"] * compute_ns / (sum(x[f"{name}_work_ns"] for name in CLASSES) + 1e-9)
+    moved_bytes = x["read_bytes"] + x["written_bytes"]
+    is_near = _beyond(x["kernel_bytes"], c.near_bytes, CACHED)
+    is_far = _beyond(peak_bytes, c.far_bytes, FAR) * _beyond(8.0 * x["kernel_bytes"], c.far_bytes, CACHED)
+    memory_ns = (
+        x["read_bytes"] * c.read_byte_ns
+        + x["written_bytes"] * c.written_byte_ns
+        + moved_bytes * (c.far_byte_ns * is_near + c.memory_byte_ns * is_far)
+        + x["written_bytes"] * c.fresh_byte_ns * _beyond(x["result_bytes"], c.fresh_bytes, FRESH)
     )
-    limits = of(*("near_bytes",) * 4, *("far_bytes",) * 2, "fresh_bytes", "loop_bytes", "far_bytes")
-    beyond = _beyond(sizes, limits, SHARPNESSES.reshape(-1, *(1,) * rank))
-    near, first, swept, is_near, far, is_far, is_fresh, is_large, is_uncached = beyond
-    more = of("strided", "far_strided", "indexed", "far_indexed") * jnp.stack([first, swept, near, far])
-    works = {name: x[f"{name}_work_ns"] for name in CLASSES}
-    works["transpose"] *= 1.0 + more[0] + more[1]
-    works["indexing"] *= 1.0 + more[2] + more[3]
-    work = jnp.stack([*works.values()]) * of(*CLASSES)
-    compute_ns = jnp.sum(work, 0)
-    far_bytes = moved_bytes * is_far * is_uncached
-    moved = [x["read_bytes"], x["written_bytes"], moved_bytes * is_near, far_bytes, x["written_bytes"] * is_fresh]
-    rates = of("read_byte_ns", "written_byte_ns", "far_byte_ns", "memory_byte_ns", "fresh_byte_ns")
-    memory_ns = jnp.sum(jnp.stack(moved) * rates, 0)
-    gains = 1.0 + of("parallel_gain", "parallel_memory_gain") * jnp.stack([x["gain"], jnp.ones_like(one)])
-    both = jnp.stack([jnp.stack([compute_ns, memory_ns]), jnp.stack([compute_ns, memory_ns]) / gains])
-    alone_ns, both_ns = _norm(both[:, 0], both[:, 1], jnp.maximum(x["exponent"], 1.0)[None])
-    each_ns = (alone_ns / one)[None] / jnp.stack([jnp.maximum(x["threshold"], 1e-6), jnp.ones_like(one)])
-    sharpness = jnp.stack([x["sharpness"], jnp.full_like(one, BUSY)])
-    shared, busy = _beyond(each_ns, of("share_threshold_ns", "busy_ns"), sharpness)
-    shared *= x["is_shared"]
+    exponent = jnp.maximum(x["exponent"], 1.0)
+    alone_ns = _norm(compute_ns, memory_ns, exponent)
+    each_ns = alone_ns / one
+    threshold_ns = c.share_threshold_ns * jnp.maximum(x["threshold"], 1e-6)
+    shared = x["is_shared"] * _beyond(each_ns, threshold_ns, x["sharpness"])
+    gain = 1.0 + c.parallel_gain * x["gain"]
+    both_ns = _norm(compute_ns / gain, memory_ns / (1.0 + c.parallel_memory_gain), exponent)
     kernel_ns = (1.0 - shared) * alone_ns + shared * both_ns
     # Each part of a kernel's work takes its share of the kernel's time.
     factor = kernel_ns / (compute_ns + memory_ns + 1e-3)
     several = jnp.where(jnp.sum(x["launches"], -1, keepdims=True) > 1.0, 1.0, 0.0)
     outside = x["launches"] - x["looped"]
+    busy = (1.0 - shared) * _beyond(each_ns, c.busy_ns, BUSY) * several
     is_library = jnp.max(jnp.where(x["looped"] > 0, x["is_library"], 0.0), -1, keepdims=True)
-    launched = [outside, outside * busy * (1.0 - shared) * several, x["looped"]]
-    launched = jnp.stack([*launched, x["looped"] * jnp.maximum(is_library, is_large)])
-    launch_rates = of("launch_ns", "busy_launch_ns", "loop_launch_ns", "loop_dispatch_ns")
-    launches_ns = jnp.sum(launched * launch_rates, -1)
+    dispatched = jnp.maximum(is_library, _beyond(x["kernel_bytes"], c.loop_bytes, LOOPED))
+    launch_ns = outside * (c.launch_ns + c.busy_launch_ns * busy)
+    loop_ns = x["looped"] * (c.loop_launch_ns + c.loop_dispatch_ns * dispatched)
     shares, looped = jnp.sum(shared * outside, -1), jnp.sum(shared * x["looped"], -1)
+    c = of_run
     shared_ns = c.wake_ns * jnp.minimum(shares, 1.0) + c.share_ns * (jnp.maximum(shares - 1.0, 0.0) + looped)
     hand_over_ns = c.hand_over_ns * _beyond(x["static_ops"] + 1.0, c.hand_over_operations, HANDED_OVER)
-    parts = jnp.sum(factor * jnp.concatenate([memory_ns[None], work]), -1)
     terms = {
         "call_ns": c.call_ns + c.array_ns * x["arrays"] + c.result_ns * x["results"] + hand_over_ns,
-        "launch_ns": launches_ns[0] + launches_ns[1] + shared_ns,
-        "loop_ns": c.trip_ns * x["trips"] + launches_ns[2] + launches_ns[3],
-        **{f"{name}_ns": part for name, part in zip(("memory", *CLASSES), parts, strict=True)},
+        "launch_ns": jnp.sum(launch_ns, -1) + shared_ns,
+        "loop_ns": c.trip_ns * x["trips"] + jnp.sum(loop_ns, -1),
+        "memory_ns": jnp.sum(factor * memory_ns, -1),
+        **{f"{name}_ns": jnp.sum(factor * part, -1) for name, part in work.items()},
     }
-    return terms, jnp.sqrt(jnp.sum((factor * x["unsure_ns"]) ** 2, -1) + 1e-12)
+    return terms, jnp.sqrt(jnp.sum((factor * unsure_ns) ** 2, -1) + 1e-12)
 
 
 def _beyond(size: Any, threshold: Any, sharpness: Any) -> jax.Array:
