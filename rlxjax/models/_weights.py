@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rlxjax._numerics import namespace_of
+from rlxjax._values import by_value
 from rlxjax.jaxpr import CLASSES, FAMILIES, OPERATIONS, Kernels, vocabulary_version
 
 #: Widths of numbers that have weights of their own: 1, 2, 4, 8 and 16 bytes.
@@ -38,6 +39,7 @@ _FAMILY_OF = np.array([FAMILIES.index("elementwise" if name in LOOPS else name) 
 _IS_LIBRARY = np.array([name in LIBRARY_FAMILIES for name in FAMILIES], float)
 
 
+@by_value
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Weights:
