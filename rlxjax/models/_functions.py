@@ -201,7 +201,9 @@ def _terms_ns(c: FunctionCoefficients, runs: Runs) -> tuple[dict[str, jax.Array]
         "memory_ns": jnp.sum(factor * memory_ns, -1),
         **{f"{name}_ns": jnp.sum(factor * part, -1) for name, part in work.items()},
     }
-    return terms, jnp.sqrt(jnp.sum((factor * x["unsure_ns"]) ** 2, -1) + 1e-12)
+    # What is unsure is in ns of the machine of rate one, as the work is.
+    rate = compute_ns / (sum(x[f"{name}_work_ns"] for name in CLASSES) + 1e-3)
+    return terms, jnp.sqrt(jnp.sum((factor * rate * x["unsure_ns"]) ** 2, -1) + 1e-12)
 
 
 def _beyond(size: Any, threshold: Any, sharpness: Any) -> jax.Array:

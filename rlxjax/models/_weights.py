@@ -173,6 +173,10 @@ def read_weights(path: str | os.PathLike[str]) -> KnownWeights:
             np.array([each["log_sd"] for each in operations], float),
             **families,
         )
+        shape = (len(OPERATIONS), WIDTHS)
+        is_positive = all(np.all(np.isfinite(own) & (own > 0)) for own in vars(weights).values())
+        if not is_positive or {weights.operation_ns.shape, weights.operation_log_sd.shape} != {shape}:
+            raise ValueError(f"expected positive numbers, {WIDTHS} of each operation")
         pairs = kept["coefficients"]
         return KnownWeights(
             weights,
@@ -180,7 +184,7 @@ def read_weights(path: str | os.PathLike[str]) -> KnownWeights:
             {name: float(pair[1]) for name, pair in pairs.items()},
             kept["provenance"],
         )
-    except (KeyError, TypeError, json.JSONDecodeError) as reason:
+    except (AttributeError, IndexError, KeyError, TypeError, json.JSONDecodeError) as reason:
         raise ValueError(f"{path}: is no file of weights ({type(reason).__name__}: {reason})") from None
     except ValueError as reason:
         raise ValueError(f"{path}: {reason}") from None
