@@ -27,8 +27,8 @@ SIZES = {
     "welch": {"batch": (0, 1, 10, 96, 8192), "n_fft": (2, 64, 1000, 4096), "k": (1, 16, 50), "n_segments": (1, 2, 8)},
     "fft": {"batch": (1, 32, 2048, 131072), "n_fft": (2, 64, 1000, 4096)},
     "functions": {
-        name: (0, 0.5, 1) if name in ("hand_overs", "shared_share") else (0, 3, 1000, 10**7)
-        for name in FUNCTIONS.inputs
+        name: (0, 3, 1000, 10**7) if entry.unit != "1" else (0, 1) if name.startswith("is_") else (0.5, 1, 3)
+        for name, entry in FUNCTIONS.inputs.items()
     },
     "gpu_kernels": dict.fromkeys(GPU_KERNELS.inputs, (0, 3, 1000, 10**7)),
 }
@@ -54,6 +54,9 @@ def runs_of(model, variants=None, **changed):
         rows = np.stack([rng.choice(np.array(column, float), MOST_RUNS // 4) for column in columns], -1)
     else:
         rows = np.array(list(itertools.product(*columns)))
+    if "looped" in sizes:  # which are launches
+        launches, looped = (1 + list(sizes).index(name) for name in ("launches", "looped"))
+        rows[:, looped] = np.minimum(rows[:, looped], rows[:, launches])
     columns = {
         name: row[:, None] if model.inputs[name].is_list else row
         for name, row in zip(sizes, rows[:, 1:].T, strict=True)

@@ -178,7 +178,8 @@ def _minimised(loss: Any, z: Any, steps: int) -> Any:
         def step(carry: Any, _: None) -> Any:
             z, state = carry
             value, slope = value_and_grad(z, state=state)
-            update, state = solver.update(slope, state, z, value=value, grad=slope, value_fn=loss)
+            with jax.numpy_dtype_promotion("standard"):  # optax counts steps in int32 and int64
+                update, state = solver.update(slope, state, z, value=value, grad=slope, value_fn=loss)
             return (optax.apply_updates(z, update), state), None
 
         return jax.lax.scan(step, (z, solver.init(z)), None, length=steps)[0][0]

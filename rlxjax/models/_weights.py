@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rlxjax._numerics import namespace_of
+from rlxjax._values import by_value
 from rlxjax.jaxpr import CLASSES, FAMILIES, OPERATIONS, Kernels, vocabulary_version
 
 #: Widths of numbers that have weights of their own: 1, 2, 4, 8 and 16 bytes.
@@ -38,6 +39,7 @@ _FAMILY_OF = np.array([FAMILIES.index("elementwise" if name in LOOPS else name) 
 _IS_LIBRARY = np.array([name in LIBRARY_FAMILIES for name in FAMILIES], float)
 
 
+@by_value
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Weights:
@@ -178,6 +180,10 @@ def read_weights(path: str | os.PathLike[str]) -> KnownWeights:
             np.array([each["log_sd"] for each in operations], float),
             **families,
         )
+        shape = (len(OPERATIONS), WIDTHS)
+        is_positive = all(np.all(np.isfinite(own) & (own > 0)) for own in vars(weights).values())
+        if not is_positive or {weights.operation_ns.shape, weights.operation_log_sd.shape} != {shape}:
+            raise ValueError(f"expected positive numbers, {WIDTHS} of each operation")
         pairs = kept["coefficients"]
         return KnownWeights(
             weights,
@@ -185,7 +191,7 @@ def read_weights(path: str | os.PathLike[str]) -> KnownWeights:
             {name: float(pair[1]) for name, pair in pairs.items()},
             kept["provenance"],
         )
-    except (KeyError, TypeError, json.JSONDecodeError) as reason:
+    except (AttributeError, IndexError, KeyError, TypeError, json.JSONDecodeError) as reason:
         raise ValueError(f"{path}: is no file of weights ({type(reason).__name__}: {reason})") from None
     except ValueError as reason:
         raise ValueError(f"{path}: {reason}") from None
