@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 
 import rlxjax as rx
 from calibrate.cli import app
+from rlxjax.fit import prior_posterior
+from rlxjax.models import FUNCTIONS
 from rlxjax.tables import GATE_COLUMNS, MODEL_COLUMNS, evaluate
 
 GATE = rx.io_fusion_gate_for_target("cuda")
@@ -170,11 +172,14 @@ def test_a_key_of_a_path_counts_whatever_names_the_file(tmp_path, monkeypatch):
 
 
 def test_a_field_is_read_from_a_path_as_what_it_is_used_for(tmp_path):
-    known, operations = rx.calibration.prior_calibration("cpu").of("functions"), 2 ** np.arange(10, 14)
-    for launches in (2, 4):
-        write(tmp_path / f"runs/launches={launches}/a.parquet", {"elementwise_ops": operations * launches})
+    known = calibrated(prior_posterior(FUNCTIONS, FUNCTIONS.prior, spread=0.1))
+    work_ns = 2.0 ** np.arange(10, 14)
+    for arrays in (2, 4):
+        kernels = {"launches": [[1, 2]] * 4, "arithmetic_work_ns": [[time_ns * arrays, 5.0] for time_ns in work_ns]}
+        write(tmp_path / f"runs/arrays={arrays}/a.parquet", kernels)
     evaluate(tmp_path / "runs", tmp_path / "out", known)  # whose other inputs have defaults
-    columns = {"launches": np.repeat([2, 4], 4), "elementwise_ops": np.outer([2, 4], operations).ravel()}
+    works_ns = np.stack([np.outer([2, 4], work_ns).ravel(), np.full(8, 5.0)], -1)
+    columns = {"arrays": np.repeat([2, 4], 4), "launches": [[1, 2]] * 8, "arithmetic_work_ns": works_ns}
     table = read(tmp_path / "out")
     assert table.column_names == ["time_ns", "low_ns", "high_ns"]
     np.testing.assert_allclose(table["time_ns"], np.asarray(known.predict_ns("jitted", **columns)), **SINGLE)

@@ -69,7 +69,7 @@ def timed_programs(
     groups = []
     for own in np.unique(width).tolist():
         rows = np.flatnonzero(width == own)
-        chosen = [profiles[row] for row in rows]
+        chosen = [profiles[row] for row in rows.tolist()]
         sizes = {name: np.array([getattr(one, name) for one in chosen], float) for name in PROGRAM_INPUTS}
         kernels = stacked([one.kernels for one in chosen], 4**own)
         groups.append(TimedPrograms(kernels, sizes, *(column[rows] for column in columns)))
@@ -198,7 +198,7 @@ def _operation_log_sd(logs: Mapping[str, Any], groups: Sequence[TimedPrograms]) 
 
         each = jax.jit(jax.vmap(jax.grad(log_ns), (None, 0)))
         slopes = [(group.influence, each(jnp.asarray(logs[name]), group)) for group in groups]
-        return sum(np.tensordot(counted, np.asarray(slope) ** 2, 1) for counted, slope in slopes) / TIME_SD**2
+        return np.sum([np.tensordot(counted, np.asarray(slope) ** 2, 1) for counted, slope in slopes], 0) / TIME_SD**2
 
     of_operation, of_width = told("operation")[:, None], told("operation_width")
     width_variance = 1.0 / (1.0 / (OPERATION_WIDTH_SD**2 + CLASS_WIDTH_SD**2) + of_width)
