@@ -1,8 +1,10 @@
 """Learn the weights that machines share from the timings of corpora, and judge them on programs that a fit never saw.
 
-    python -m benchmarks.learned_weights CORPUS [CORPUS ...] [--write] [--steps 250] [--json FILE]
+    python -m benchmarks.learned_weights CORPUS [CORPUS ...] [--functions SAMPLES ...] [--write] [--steps 250]
+        [--json FILE]
 
-CORPUS is a file of `benchmarks.corpus`, one a machine. Programs of some templates, about one in ten, are held out by
+CORPUS is a file of `benchmarks.corpus`, one a machine. SAMPLES are of `rlxjax calibrate`, each of a further machine: of
+these the cells that are not held out. Programs of some templates, about one in ten, are held out by
 kind: the first fit does not see them, and the errors are theirs, with the pace of each batch taken out. The noise is
 how far the times of the two halves are apart. `--write` then learns from all programs and writes the file in the
 package: the same files give the same weights.
@@ -23,6 +25,8 @@ import numpy as np
 import rlxjax as rx
 from benchmarks._common import options, write
 from benchmarks.corpus import Corpus, read_corpus
+from calibrate.samples import SampleLog, quantile_ns, read_samples
+from calibrate.suites.functions import timed_functions
 from rlxjax.calibration import sha256_of, write_text_file
 from rlxjax.fit import predicted_ns
 from rlxjax.jaxpr import FunctionProfile
@@ -30,8 +34,9 @@ from rlxjax.models import FunctionCoefficients, kernel_runs
 from rlxjax.models._learning import STEPS, TimedPrograms, learned_weights, timed_programs
 from rlxjax.models._weights import SHIPPED, KnownWeights
 
-#: Templates whose programs are held out.
-HELD_OUT_TEMPLATES = 8
+#: Templates whose programs are held out; and how much a function counts beside a program of the corpus: it was visited
+#: dozens of times, in rounds over minutes.
+HELD_OUT_TEMPLATES, FUNCTION_INFLUENCE = 8, 8.0
 
 
 class Timing(NamedTuple):
@@ -65,15 +70,28 @@ def timings_of(corpora: Sequence[Corpus]) -> list[Timing]:
     return found
 
 
+def timings_of_functions(log: SampleLog, machine: int, batch: int) -> list[Timing]:
+    """Return the timings of the suite's functions in samples of one machine, those that are not held out."""
+    functions, (cells, visits) = timed_functions(), log.timed()
+    found = []
+    for number, (cell, time_ns) in enumerate(zip(cells, quantile_ns(visits), strict=True)):
+        if not (function := functions[cell.name]).held_out:
+            profile = rx.profile_function(function.fn, *function.abstract())
+            found.append(Timing(machine, number, profile, (), batch, float(time_ns)))
+    return found
+
+
 def groups_of(timings: Sequence[Timing], influence: np.ndarray) -> list[TimedPrograms]:
     """Return timings as what weights are learned from."""
     columns = ([getattr(one, name) for one in timings] for name in ("profile", "time_ns", "batch", "machine"))
-    return timed_programs(*columns, influence=influence.astype(float))
+    weight = np.array([1.0 if one.templates else FUNCTION_INFLUENCE for one in timings])
+    return timed_programs(*columns, influence=influence * weight)
 
 
 def errors(known: KnownWeights, paces: np.ndarray, groups: Sequence[TimedPrograms]) -> dict[str, Any]:
-    """Return the errors of programs that a fit saw and of those that it did not, paces taken out."""
+    """Return the errors of the first machine's programs that a fit saw and that it did not, paces taken out."""
     coefficients = FunctionCoefficients(**known.median)
+    groups = [jax.tree.map(lambda leaf, own=group: leaf[own.machine == 0], group) for group in groups]
     found: dict[str, Any] = {}
     runs = [kernel_runs(group.kernels, known.weights, **group.sizes) for group in groups]
     said = np.concatenate([np.asarray(predicted_ns(coefficients, each, {})) for each in runs])
@@ -101,12 +119,16 @@ def main() -> None:
     """Run the command."""
     parser = options(__doc__, steps=STEPS)
     parser.add_argument("corpora", nargs="+", type=Path)
+    parser.add_argument("--functions", nargs="*", type=Path, default=[])
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     warnings.simplefilter("ignore")
     corpora = [read_corpus(path) for path in given.corpora]
-    timings = timings_of(corpora)
+    timings, logs = timings_of(corpora), [read_samples(path) for path in given.functions]
+    for log in logs:
+        batch = 1 + max(one.batch for one in timings)
+        timings += timings_of_functions(log, 1 + max(one.machine for one in timings), batch)
     templates = sorted({name for one in timings for name in one.templates})
     out = set(np.random.default_rng(0).permutation(templates)[:HELD_OUT_TEMPLATES])
     groups = groups_of(timings, np.array([out.isdisjoint(one.templates) for one in timings]))
@@ -122,11 +144,12 @@ def main() -> None:
     write(given.json, found)
     if given.write:
         prints = [corpus.header["fingerprint"] for corpus in corpora]
+        prints += [log.fingerprint.model_dump(mode="json") for log in logs]
         provenance = {
             "command": shlex.join(["python", "-m", "benchmarks.learned_weights", *sys.argv[1:]]),
             "dates": sorted({corpus.header["date"] for corpus in corpora}),
             "machines": [{name: each[name] for name in ("cpu_model", "cores", "jax", "jaxlib")} for each in prints],
-            "corpora": {path.name: sha256_of(path) for path in given.corpora},
+            "files": {path.name: sha256_of(path) for path in (*given.corpora, *given.functions)},
             "programs": len({(one.machine, one.number) for one in timings}),
             "timings": len(timings),
         }
