@@ -25,7 +25,7 @@ from _models import (
 from _tolerances import assert_gradient_is_the_finite_difference
 
 from rlxjax.calibration import explain
-from rlxjax.fit import Input, Runs, StrategySpec, decision, estimate
+from rlxjax.fit import Input, Runs, StrategySpec, decision, estimate, has_separate_weights
 
 TILES = calibrated(random_posterior(TILED, TILED_TRUTH))
 LINES = calibrated(certain(LINE, LINE_TRUTH))
@@ -309,6 +309,34 @@ def test_decided_is_what_beats_every_other_one_by_the_verdict():
     again = unsure.decided(n, depth, candidates=unsure.strategies)
     jax.tree.map(np.testing.assert_array_equal, jax.jit(unsure.decided)(n, depth), again)
     assert not unsure.decided(64.0, candidates=("tile", "tile")).is_sure
+
+
+def test_a_pick_is_as_sure_whether_or_not_it_is_known_that_variants_share_coefficients_alone():
+    alike, count = np.array([[1.0, 0.6, 0.3], [0.6, 1.0, 0.5], [0.3, 0.5, 1.0]]), len(TILED_TRUTH)
+    posterior = random_posterior(TILED, TILED_TRUTH, sd=0.3, spread=0.2)
+    code = np.repeat(np.arange(3), (len(posterior.factor) - count) // 3)
+    is_zero = np.pad(code[:, None] != code, (count, 0))
+    assert not has_separate_weights(posterior)
+    assert not has_separate_weights(dataclasses.replace(posterior, factor=np.asarray(posterior.factor) + is_zero))
+    factor = np.where(is_zero, 0.0, posterior.factor)
+    n, depth = (grid.ravel() for grid in np.meshgrid(2.0 ** np.arange(14), [1.0, 2.5]))
+    for correlation in (None, alike):
+        known = calibrated(dataclasses.replace(posterior, factor=factor, alike=correlation))
+        assert has_separate_weights(known.posterior)
+        found = known.decided(n, depth)
+        # A posterior that is traced is taken as any.
+        as_any = jax.jit(lambda own: own.decided(n, depth))(known)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9), found, as_any)
+        log_sds = np.stack([known.estimate(name, n, depth).log_sd() for name in known.strategies], -1)
+        chosen = np.take_along_axis(log_sds, np.asarray(found.place)[:, None], -1)[:, 0]
+        np.testing.assert_allclose(found.log_sd(), chosen, rtol=1e-9)
+        assert 0.5 < float(found.probability.min()) < 0.9 < float(found.probability.max())
+        mapped = jax.vmap(known.decided)(n, depth)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), mapped, found)
+        single = jax.tree.map(lambda *rows: np.stack(rows), *map(known.decided, n, depth))
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), single, found)
+        rows = {"n": np.array([5.0, 50.0, 700.0, 4000.0]), "depth": np.array([1.5, 2.0, 1.5, 2.0])}
+        assert_gradient_is_the_finite_difference(lambda tree, own=known: own.decided(**tree).probability, rows)
 
 
 def test_a_calibration_answers_for_its_first_model_or_the_one_named():

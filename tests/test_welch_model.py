@@ -98,6 +98,7 @@ def test_a_learned_run_is_one_where_a_model_of_its_length_was_timed():
     np.testing.assert_array_equal(np.isfinite(times(own, runs, facts)), [True, False, True])
     assert not WELCH.same_result(runs, WELCH.facts)[:, -1].any()
     assert WELCH.same_result(runs, WELCH.facts)[:, :-1].all()
+    assert (WELCH.impossible(WELCH.facts), WELCH.impossible(facts)) == (("learned",), ())
     assert np.isinf(estimate(prior_posterior(WELCH), runs).time_ns).all()
     slope_of = jax.grad(lambda c: jnp.sum(jnp.where(jnp.isinf(t := predicted_ns(c, runs, facts)), 0.0, t)))
     slopes = jax.jit(slope_of)(own)

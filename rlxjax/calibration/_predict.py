@@ -7,6 +7,7 @@ it lies on the device.
 import contextlib
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rlxjax._checks import is_traced
 from rlxjax._counts import Columns
-from rlxjax._typing import Nanoseconds, Provenance, RealLike, Size
+from rlxjax._typing import Code, Nanoseconds, Provenance, RealLike, Size
 from rlxjax._values import FrozenDict, Handle, by_value, handle
 from rlxjax.fit import (
     SURE,
@@ -36,6 +37,8 @@ from rlxjax.fit import (
     corrected_terms_ns,
     decision,
     estimate,
+    estimate_of_variant,
+    has_separate_weights,
     is_candidate,
     own_correlation,
     size_text,
@@ -44,6 +47,8 @@ from rlxjax.fit import (
 
 #: Choices, and posteriors on a device, that are remembered at most.
 MOST_CHOICES, MOST_PLACED = 4096, 64
+#: Below it, a variance of logarithms is none.
+LEAST_VARIANCE = 1e-30
 #: A text or None; a type checker holds the numbers of `**sizes` against every keyword.
 ModelName = Any
 
@@ -57,12 +62,18 @@ class Pick(NamedTuple):
         time_ns: its prediction; infinite where no candidate gives the result that is asked for.
         margin_ns: by how much the next one is slower; infinite where there is none.
         probability: that it is faster than the strategy that is most likely to beat it, as of a `Decision`.
+        time_log_sd: standard deviation of the logarithm of its time.
     """
 
     place: Int[Array, "*batch"]
     time_ns: Nanoseconds
     margin_ns: Nanoseconds
     probability: Float[Array, "*batch"]
+    time_log_sd: Float[Array, "*batch"]
+
+    def log_sd(self) -> Float[Array, "*batch"]:
+        """Return `time_log_sd`, as a `LatencyEstimate` does."""
+        return self.time_log_sd
 
     @property
     def is_sure(self) -> Bool[Array, "*batch"]:
@@ -302,8 +313,8 @@ class CalibratedModel(Predictions):
         is_double = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
         return _placed(handle(self.posterior), is_double) or self.posterior
 
-    def bounds_ns(self, run: LatencyEstimate, level: float = 0.9) -> tuple[Nanoseconds, Nanoseconds]:
-        """Return the bounds of `interval_ns` for an estimate by this posterior, of any runs, `[*batch]` each.
+    def bounds_ns(self, run: LatencyEstimate | Pick, level: float = 0.9) -> tuple[Nanoseconds, Nanoseconds]:
+        """Return the bounds of `interval_ns` for an estimate or a pick by this posterior, of any runs, `[*batch]` each.
 
         Raises:
             ValueError: a level that is not between 0 and 1.
@@ -374,7 +385,11 @@ class CalibratedModel(Predictions):
     def _asked(self, ask: str, strategies: tuple[str, ...], inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Return what the program answers of the runs of strategies, after all checks of what the host can read."""
         runs, counts = self._runs(strategies, inputs, named)
-        found, is_possible = _program(self.on_device(), runs, counts, ask)
+        codes = tuple(np.ravel(runs.variant).tolist())
+        if ask == "pick" and len(set(codes)) == len(codes) and _has_separate_weights(handle(self.posterior)):
+            found, is_possible = _program(self.on_device(), runs, counts, "separate pick", codes)
+        else:
+            found, is_possible = _program(self.on_device(), runs, counts, ask)
         # A place is that of one that is possible; within a program it is traced even for sizes that are not.
         if ask != "place" and not is_traced(is_possible):
             for name in np.array(strategies)[~np.asarray(is_possible)]:
@@ -434,6 +449,12 @@ def _placed(known: Handle, is_double: bool) -> LatencyPosterior | None:
         return jax.tree.map(jnp.asarray, known())
 
 
+@functools.lru_cache(maxsize=MOST_PLACED)
+def _has_separate_weights(known: Handle) -> bool:
+    posterior: Any = known()
+    return has_separate_weights(posterior)
+
+
 @functools.lru_cache(maxsize=MOST_CHOICES)
 def _choice(
     known: Handle, candidates: tuple[str, ...] | None, inputs: tuple[Any, ...], named: tuple[tuple[str, Any], ...]
@@ -456,15 +477,18 @@ class _Run(NamedTuple):
     said: Any
 
 
-@functools.partial(jax.jit, static_argnames=("counts", "ask"))
+@functools.partial(jax.jit, static_argnames=("counts", "ask", "codes"))
 def _program(
-    posterior: LatencyPosterior, runs: Runs, counts: tuple[int, ...], ask: str
+    posterior: LatencyPosterior, runs: Runs, counts: tuple[int, ...], ask: str, codes: tuple[int, ...] | None = None
 ) -> tuple[Any, Bool[Array, "strategies"]]:
-    """Return what follows from the cheapest run of each strategy, of equals the first, and whether it has one."""
-    says, answer = _ANSWERS[ask]
-    codes, runs = jnp.ravel(jnp.asarray(runs.variant)), runs.together()
+    """Return what follows from the cheapest run of each strategy, of equals the first, and whether it has one.
 
-    def of_one_variant(code: Array, inputs: Mapping[str, Array]) -> tuple[_Run, Array]:
+    With the variants' codes as numbers, each variant's program is one of its own, without what only others need.
+    """
+    says, answer = _ANSWERS[ask]
+    traced, runs = jnp.ravel(jnp.asarray(runs.variant)), runs.together()
+
+    def of_one_variant(code: Code, inputs: Mapping[str, Array]) -> tuple[_Run, Array]:
         own = dataclasses.replace(runs, variant=code, inputs=inputs)
         said, is_own = says(posterior, own), is_candidate(posterior, own)
         is_estimate = isinstance(said, LatencyEstimate)
@@ -472,12 +496,19 @@ def _program(
         said = said._replace(time_ns=time_ns) if is_estimate else said
         return _Run(time_ns, jnp.broadcast_to(code, own.shape), said), is_own
 
-    rows, is_own = jax.vmap(of_one_variant)(codes, runs.inputs)
+    def row(tree: Any, number: int) -> Any:
+        return jax.tree.map(operator.itemgetter(number), tree)
+
+    if codes is None:
+        mapped = jax.vmap(of_one_variant)(traced, runs.inputs)
+        each = [row(mapped, number) for number in range(sum(counts))]
+    else:
+        each = [of_one_variant(np.int32(code), row(runs.inputs, number)) for number, code in enumerate(codes)]
     found, is_possible = [], []
     for end, count in zip(np.cumsum(counts).tolist(), counts, strict=True):
-        each = [jax.tree.map(lambda leaf: leaf[row], rows) for row in range(end - count, end)]  # noqa: B023
-        found.append(functools.reduce(_cheaper, each))
-        is_possible.append(jnp.all(jnp.any(is_own[end - count : end], 0)))
+        times, is_own = zip(*each[end - count : end], strict=True)
+        found.append(functools.reduce(_cheaper, times))
+        is_possible.append(jnp.all(functools.reduce(jnp.logical_or, is_own)))
     return answer(posterior, found), jnp.stack(is_possible)
 
 
@@ -498,7 +529,11 @@ def _place(found: Sequence[_Run]) -> Int[Array, "*batch"]:
 def _compared(posterior: LatencyPosterior, found: Sequence[_Run]) -> Decision:
     """Return the decision between two runs that do one piece of work."""
     fused, kept = found
-    return decision(fused.said, kept.said, own_correlation(posterior, fused.variant, kept.variant))
+    alike = own_correlation(posterior, fused.variant, kept.variant)
+    if posterior.alike is not None:  # a share of what is alike: the spread of an estimate may include more
+        one, other = (jnp.asarray(posterior.spread)[run.variant] for run in found)
+        alike = alike * (one * other / jnp.maximum(fused.said.spread * kept.said.spread, LEAST_VARIANCE))
+    return decision(fused.said, kept.said, alike)
 
 
 def _decided(posterior: LatencyPosterior, found: Sequence[_Run]) -> Pick:
@@ -509,7 +544,7 @@ def _decided(posterior: LatencyPosterior, found: Sequence[_Run]) -> Pick:
         compared = _compared(posterior, (fastest, own))
         margin_ns = jnp.where(is_other, jnp.minimum(margin_ns, compared.margin_ns), margin_ns)
         probability = jnp.where(is_other, jnp.minimum(probability, compared.probability), probability)
-    return Pick(place, fastest.time_ns, margin_ns, probability)
+    return Pick(place, fastest.time_ns, margin_ns, probability, fastest.said.log_sd())
 
 
 #: What can be asked: what is said of each run, and the answer by the cheapest runs of strategies.
@@ -521,10 +556,11 @@ _ANSWERS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "place": (corrected_terms_ns, lambda _, found: _place(found)),
     "decision": (estimate, _compared),
     "pick": (estimate, _decided),
+    "separate pick": (estimate_of_variant, _decided),
 }
 
 
 @jax.jit
-def _bounds(run: LatencyEstimate, sds: RealLike, pace_log_sd: RealLike) -> tuple[Nanoseconds, Nanoseconds]:
+def _bounds(run: LatencyEstimate | Pick, sds: RealLike, pace_log_sd: RealLike) -> tuple[Nanoseconds, Nanoseconds]:
     reach = jnp.exp(sds * jnp.hypot(run.log_sd(), pace_log_sd))
     return run.time_ns / reach, run.time_ns * reach

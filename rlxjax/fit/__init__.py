@@ -46,6 +46,8 @@ from ._posterior import LatencyPosterior as LatencyPosterior
 from ._posterior import corrected_terms_ns as corrected_terms_ns
 from ._posterior import decision as decision
 from ._posterior import estimate as estimate
+from ._posterior import estimate_of_variant as estimate_of_variant
+from ._posterior import has_separate_weights as has_separate_weights
 from ._posterior import is_candidate as is_candidate
 from ._posterior import own_correlation as own_correlation
 from ._posterior import predicted_ns as predicted_ns

@@ -195,6 +195,11 @@ class LatencyModel(Protocol):
         del facts
         return np.ones((*runs.shape, len(self.variants)), bool)
 
+    def impossible(self, facts: Facts) -> Sequence[str]:
+        """Return the variants that no work can be done by, whatever its sizes; none unless a model says."""
+        del facts
+        return ()
+
     def features(self, runs: "Runs", facts: Facts) -> Float[Array | np.ndarray, "*batch features"]:
         """Return what the small correction of a variant may depend on; none unless a model says."""
         del facts

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from rlxjax._checks import is_traced
 from rlxjax._numerics import namespace_of, temperature_from_sd
 from rlxjax._typing import Code, Nanoseconds, RealLike
 from rlxjax._values import by_value
@@ -31,6 +32,8 @@ SURE = 0.9
 #: What one machine says of another: a standard deviation of the logarithm of coefficients, and the share of
 #: the correction that is expected there too; `benchmarks/population_prior.py` judges both.
 TRANSFERRED_LOG_SD, TRANSFERRED_SHARE = 1.0, 0.7
+#: A factor's entry of no more, in units of `CORRECTION_SD`, is a rounded 0.
+ROUNDING = 1e-9
 #: The spread of the runs of every variant before any was timed.
 PRIOR_SPREAD = 0.05
 
@@ -137,6 +140,39 @@ def estimate(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
     else:
         scores = jnp.asarray(joint_jacobian(jacobian, features, runs.variant, n_variants)) @ factor
     return LatencyEstimate(jnp.exp(log_ns + log_factor), scores, jnp.asarray(posterior.spread)[runs.variant])
+
+
+@jax.jit
+def estimate_of_variant(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
+    """Return the estimate of runs of one variant where `has_separate_weights` holds, with few scores, `[*batch]`.
+
+    The scores are those of the coefficients, `[*batch, coefficients]`. What the weights leave unknown is part of the
+    spread: it is of no other variant.
+    """
+    log_ns, jacobian = log_prediction_and_jacobian(posterior.coefficients, runs, posterior.facts)
+    # As an array of its own: products with its parts, one by one, take longer.
+    features = jax.lax.optimization_barrier(jnp.asarray(posterior.model.features(runs, posterior.facts)))
+    log_factor = features @ jnp.asarray(posterior.weights)[runs.variant]
+    count, shape, factor = jacobian.shape[-1], np.shape(posterior.weights), jnp.asarray(posterior.factor)
+    by_coefficient = factor[count:, :count].reshape(*shape, count)[runs.variant]
+    by_weight = factor[count:, count:].reshape(*shape, *shape)[runs.variant, :, runs.variant]
+    scores = jacobian @ factor[:count, :count] + features @ by_coefficient
+    variance = jnp.sum((features @ by_weight) ** 2, -1) + jnp.asarray(posterior.spread)[runs.variant] ** 2
+    return LatencyEstimate(jnp.exp(log_ns + log_factor), scores, jnp.sqrt(variance))
+
+
+def has_separate_weights(posterior: LatencyPosterior) -> bool:
+    """Return whether variants share coefficients alone: given these, no weight of one says anything of another's.
+
+    So it is after a fit, and not once times of several runs were conditioned on; False of a posterior that is traced.
+    """
+    if is_traced(*jax.tree.leaves(posterior)):
+        return False
+    factor, shape = np.asarray(posterior.factor), np.shape(posterior.weights)
+    count = len(factor) - np.size(posterior.weights)
+    blocks = factor[count:, count:].reshape(*shape, *shape)
+    others = np.moveaxis(blocks, 2, 1)[~np.eye(shape[0], dtype=bool)]
+    return bool(np.all(np.abs(others) <= ROUNDING * CORRECTION_SD))
 
 
 def own_correlation(posterior: LatencyPosterior, one: Code, other: Code) -> RealLike:
@@ -268,25 +304,25 @@ def log_prediction_and_jacobian(
     coefficients: Any, runs: Runs, facts: Facts
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch c"]]:
     """Return the logarithm of the terms' prediction, and its derivatives by those of the coefficients."""
-    structure = jax.tree.structure(coefficients)
-    logs = jnp.log(vector(coefficients))
+    structure, values = jax.tree.structure(coefficients), vector(coefficients)
     if any(entry.is_list for entry in runs.model.inputs.values()):  # a coefficient goes beside all entries of a run
 
-        def of_one(logs, run):
-            return jnp.log(predicted_ns(structure.unflatten(list(jnp.exp(logs))), run, facts))
+        def of_one(factors, run):
+            return jnp.log(predicted_ns(structure.unflatten(list(values * factors)), run, facts))
 
         each = jax.value_and_grad(of_one)
         for _ in runs.shape:
             each = jax.vmap(each, (None, 0))
-        return each(logs, runs.together())
-    # Every run has coefficients of its own, so that one pull-back gives all the derivatives.
-    columns = jnp.broadcast_to(logs.reshape(-1, *[1] * len(runs.shape)), (logs.size, *runs.shape))
+        return each(jnp.ones_like(values), runs.together())
+    # Every run has factors of its own, of 1, so that one pull-back gives all the derivatives.
+    factors = [jnp.ones(runs.shape, values.dtype)] * values.size
 
-    def log_ns(columns):
-        return jnp.log(predicted_ns(structure.unflatten(list(jnp.exp(columns))), runs, facts))
+    def log_ns(factors):
+        own = structure.unflatten([value * factor for value, factor in zip(values, factors, strict=True)])
+        return jnp.log(predicted_ns(own, runs, facts))
 
-    values, pull_back = jax.vjp(log_ns, columns)
-    return values, jnp.moveaxis(pull_back(jnp.ones_like(values))[0], 0, -1)
+    log_times, pull_back = jax.vjp(log_ns, factors)
+    return log_times, jnp.stack(pull_back(jnp.ones_like(log_times))[0], -1)
 
 
 def correction_log_factor(

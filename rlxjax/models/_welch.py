@@ -100,6 +100,10 @@ class WelchModel(LatencyModel):
         others = xp.broadcast_to((np.arange(LEARNED) != MAXIMA) | (xp.asarray(blocks) > 0), (*runs.shape, LEARNED))
         return xp.concatenate([others, found[..., None]], axis=-1)
 
+    def impossible(self, facts: Facts) -> Sequence[str]:
+        """Return the learned variant where there is no learned model."""
+        return () if np.size({**self.facts, **facts}["learned_n_fft"]) else (VARIANTS[LEARNED],)
+
     def check(self, values: Mapping[str, Any]) -> None:
         """Refuse more peaks than bins."""
         if is_traced(values["k"], values["n_fft"]):

@@ -106,7 +106,10 @@ def model_rows(
     has_strategy_column: bool = False,
 ) -> RowProgram:
     """Return what evaluates workloads by a calibrated model: a row has the model's inputs."""
-    model, variants = calibrated.model, calibrated.strategies
+    model, impossible = calibrated.model, calibrated.model.impossible(calibrated.posterior.facts)
+    variants = tuple(
+        name for name in calibrated.strategies if not set(model.strategies[name].variants) <= set(impossible)
+    )
     default = ("pick", "time_ns", "probability") if len(variants) > 1 else ("time_ns", "low_ns", "high_ns")
     names = _wanted(want, MODEL_COLUMNS, default)
     picks = [name for name in names if name in ("pick", "margin_ns", "probability", "undecided")]
@@ -135,9 +138,10 @@ def model_rows(
 
     def program(columns: Columns) -> tuple[dict[str, Array], Array]:
         sizes: dict[str, Any] = {name: columns[name].astype(float) for name in model.inputs}
-        found = calibrated.decided(**sizes)
+        found = calibrated.decided(**sizes, candidates=variants)
         place = columns[STRATEGY] if has_strategy_column else found.place
-        estimates = [calibrated.estimate(name, **sizes) for name in timed]
+        is_of_pick = timed is variants and not has_strategy_column
+        estimates: list[Any] = [found] if is_of_pick else [calibrated.estimate(name, **sizes) for name in timed]
 
         def of_own(each: Sequence[Array]) -> Array:
             return each[0] if len(each) == 1 else jnp.select([place == i for i in range(len(each))], list(each))
