@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import rlxjax as rx
+from benchmarks.corpus import read_corpus
 from calibrate.samples import read_samples
 from rlxjax.calibration import read_calibration_file, sha256_of
 
@@ -23,6 +24,8 @@ def read(path, folder):
     """Return what a file holds; of samples, that of its first lines."""
     if path.name.endswith(".json.gz"):
         return json.loads(gzip.decompress(path.read_bytes()))
+    if path.name.startswith("corpus"):
+        return read_corpus(path).batches
     if path.suffix == ".gz":
         start = folder / path.name.removesuffix(".gz")
         with gzip.open(path, "rt", encoding="utf-8") as lines:
