@@ -1,5 +1,6 @@
 """Programs that a grammar draws: the same ones each time, as data that run; and the file of their timings."""
 
+import gzip
 import json
 import warnings
 
@@ -47,11 +48,20 @@ def test_a_corpus_goes_on_where_its_file_ends_and_the_second_half_is_of_the_firs
         columns = {"round": [0, 0, 1, 1], "cell": [0, 1, 1, 0], "time_ns": [100, 1000, 1000, 100]}
         recording.keep(kind="batch", half=0, numbers=[0, 3], **columns)
         file.write('{"kind": "batch", "half": 0, "numb')  # cut short
-    found = read_corpus(path)
+    found = read_corpus(path, mend_tail=True)
+    with open(path, "a", encoding="utf-8") as file:
+        Recording(found, file).keep(kind="batch", half=1, numbers=[3], round=[0], cell=[0], time_ns=[900])
+    assert read_corpus(path).times_ns(1) == pytest.approx({3: 900})
     assert found.failed == {1: "too dear"}
     assert found.times_ns(0) == pytest.approx({0: 100, 3: 1000})
     assert numbers_of(found, 0, 5) == [2, 4]
     assert numbers_of(found, 1, 5) == [0, 3]
     path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
-    with pytest.raises(ValueError, match="expected a corpus of version 1"):
-        read_corpus(path)
+    packed = tmp_path / "corpus.jsonl.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(ValueError, match="not compressed"):
+        read_corpus(packed, mend_tail=True)
+    for text in (path.read_text(), ""):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="expected a corpus of version 1"):
+            read_corpus(path)
