@@ -220,7 +220,7 @@ class _Drawing:
         def number(least: int, most: int) -> int:
             return int(math.exp(rng.uniform(math.log(least), math.log(max(most, least) + 0.99))))
 
-        batch, n = shape[:-2] if len(shape) > 2 else (), min(number(2, 192), max(int(math.sqrt(aval.size)), 2))
+        n = min(number(2, 192), max(int(math.sqrt(aval.size)), 2))
         batch = (number(1, min(max(aval.size // n**2, 1), 4096)),) if rng.random() < 0.5 else ()
         others = {name: other for name, other in self.values.items() if name != x}
         like = [name for name, other in others.items() if (other.shape, other.dtype) == (shape, dtype)]

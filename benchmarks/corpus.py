@@ -1,10 +1,10 @@
-"""Time programs that a grammar draws, in two halves of a campaign: the shared weights of kernels are learned from them.
+"""Time programs that a grammar draws, in two halves of a campaign: a model of any function is judged on these.
 
     python -m benchmarks.corpus --machine-minutes 40 --out FILE.jsonl [--programs 3000] [--resume]
 
 The first run draws and times programs until half of the minutes are spent. A run with `--resume` goes on with what the
 file lacks: first with the first half, if it was interrupted, else with the second one. Let hours pass between them: how
-far the halves differ is the noise of what is fitted. The file may be compressed with gzip once both are done.
+far the halves differ is the noise of a time. The file may be compressed with gzip once both are done.
 """
 
 import dataclasses
@@ -12,6 +12,7 @@ import datetime
 import functools
 import gzip
 import json
+import os
 import sys
 import time
 import warnings
@@ -43,7 +44,7 @@ def cost_ns(fn: Callable[..., Any], args: tuple[Any, ...]) -> float:
     if profile.peak_bytes > MOST_BYTES or profile.unknown_loops:
         return float("inf")
     work = profile.flops / 10 + 4 * profile.transcendentals + profile.integer_ops / 10 + profile.fused_traffic_bytes / 5
-    return work + 50 * profile.trips + 300 * int(profile.kernels.launches.sum())
+    return work + 50 * profile.trips + 300 * sum(group.launches for group in profile.kernels)
 
 
 @dataclasses.dataclass
@@ -68,14 +69,17 @@ class Corpus:
         return found
 
 
-def read_corpus(path: Path) -> Corpus:
-    """Read a file, compressed if its name ends in `.gz`; a last line that was cut short is left out."""
+def read_corpus(path: Path, *, mend_tail: bool = False) -> Corpus:
+    """Read a file, compressed if its name ends in `.gz`; a last line that was cut short is left out, or cut off."""
+    if mend_tail and path.suffix == ".gz":
+        raise ValueError(f"{path}: expected a file that is not compressed: unpack it with gunzip to go on")
     content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    first, *lines = content[: content.rfind(b"\n") + 1].splitlines()
-    corpus = Corpus(json.loads(first))
-    if corpus.header.get("version") != VERSION:
+    whole = content[: content.rfind(b"\n") + 1]
+    header, *lines = map(json.loads, whole.splitlines() or [b"{}"])
+    if header.get("version") != VERSION:
         raise ValueError(f"{path}: expected a corpus of version {VERSION}")
-    for line in map(json.loads, lines):
+    corpus = Corpus(header)
+    for line in lines:
         match line.pop("kind"):
             case "program":
                 number = line.pop("number")
@@ -84,6 +88,8 @@ def read_corpus(path: Path) -> Corpus:
                 corpus.failed[line["number"]] = line["reason"]
             case _:
                 corpus.batches.append(line)
+    if mend_tail and len(whole) < len(content):
+        os.truncate(path, len(whole))
     return corpus
 
 
@@ -175,7 +181,11 @@ def main() -> int:
         return 2
     header = {"version": VERSION, "protocol": PROTOCOL, "fingerprint": current_fingerprint().model_dump(mode="json")}
     header["date"] = datetime.date.today().isoformat()
-    corpus = read_corpus(given.out) if given.resume else Corpus(header)
+    try:
+        corpus = read_corpus(given.out, mend_tail=True) if given.resume else Corpus(header)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
     if differences := fingerprint_differences(Fingerprint(**corpus.header["fingerprint"]), current_fingerprint()):
         print(f"{given.out} was taken elsewhere ({'; '.join(differences)}): leave out --resume", file=sys.stderr)
         return 2

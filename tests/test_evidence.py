@@ -26,6 +26,8 @@ def read(path, folder):
         return read_corpus(path).batches
     if path.name.endswith(".json.gz"):
         return json.loads(gzip.decompress(path.read_bytes()))
+    if path.name.startswith("corpus"):
+        return read_corpus(path).batches
     if path.suffix == ".gz":
         start = folder / path.name.removesuffix(".gz")
         with gzip.open(path, "rt", encoding="utf-8") as lines:
