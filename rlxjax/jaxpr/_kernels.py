@@ -18,12 +18,19 @@ from ._rules import Operation, OperationCounts, Rule, elements, number_kind
 
 #: How a step may read its operand.
 SPREAD, EACH = "spread", "each"
-#: What moves the last axis, and where a kernel also broadcasts: compilers then leave their loop over tiles.
+#: What moves the last axis, and where a kernel reads another operand or repeats one: compilers then leave their loop
+#: over tiles.
 TRANSPOSE, UNTILED = "transpose_inner", "transpose_inner_untiled"
 #: A copy that no equation asks for: of what an update would overwrite, or of a turn's result into the stack of all.
 BESIDE = "copy_beside"
 #: Products of float32 at the highest precision, which some devices compute otherwise than those of the default.
 EXACT = "dot_general_exact"
+#: Families whose kernels hold steps of other families.
+_FUSED = ("elementwise", "movement", "reduction", "gather")
+#: Elements of a row that is shorter than a reduction of vectors.
+SHORT_ROW = 32
+#: Elements of a row beyond which no vector is longer.
+MOST_ALIGNMENT = 64
 #: What gives another shape and repeats nothing.
 _NO_REPEATS = ("reshape", "transpose", "pad", "concatenate", "split")
 
@@ -46,7 +53,8 @@ class Kernels:
         written_bytes: that they write.
         working_bytes: of the whole arrays that they read and write, as far as a kernel reads parts of them.
         itemsize: bytes of a number that they work on.
-        rows: that their loops over the results enter.
+        rows: that their loops over the results enter; none of what is no loop over results.
+        alignment: the largest power of two that divides the elements of a row, at most 64.
         pieces: what is computed piece by piece: products of a batch, matrices, transforms; else the launches.
         elements: results of operations that they compute, those computed again included.
         flops: floating-point operations, likewise.
@@ -72,6 +80,7 @@ class Kernels:
     working_bytes: Any
     itemsize: Any
     rows: Any
+    alignment: Any
     pieces: Any
     elements: Any
     flops: Any
@@ -129,6 +138,7 @@ class _Kind(NamedTuple):
     itemsize: int
     extent: int
     stride_bytes: int
+    alignment: int
     log2_bytes: int
 
 
@@ -141,7 +151,7 @@ class Work(NamedTuple):
     elements: int = 0
     flops: int = 0
     counts: Mapping[str, int] = FrozenDict()
-    has_broadcast: bool = False
+    has_others: bool = False
     rows: int = 0
     row_elements: int = 0
     pieces: int = 0
@@ -161,27 +171,27 @@ def add_kernel(
     """Add a kernel by what it moves and what it computes; the last step, whose result it keeps, comes first."""
     last = parts[0]
     strided = max(parts, key=lambda part: part.extent * part.stride_bytes)
+    # What is fused is computed at the width of each step, and the widest takes most of the time.
+    most = max(part.elements for part in parts)
+    widest = max(part.itemsize for part in parts if 2 * part.elements >= most)
     kind = _Kind(
         last.family,
         last.operation,
-        last.itemsize,
+        widest if last.family in _FUSED else last.itemsize,
         strided.extent,
         strided.stride_bytes,
+        min(last.row_elements & -last.row_elements, MOST_ALIGNMENT),
         max(moved_bytes.bit_length() - 1, 0),
     )
-    computed = sum(part.elements for part in parts)
+    computed, flops = sum(part.elements for part in parts), sum(part.flops for part in parts)
+    rows = last.rows if last.family in _FUSED else 0
     own = (
         *(1, moved_bytes, min(written_bytes, moved_bytes), max(working_bytes, moved_bytes)),
-        *(last.rows, max(last.pieces, 1), computed, sum(part.flops for part in parts), 0),
+        *(rows, max(last.pieces, 1), computed, flops, 0),
     )
     for place, count in enumerate(own):
         work["kernel", kind, place] += count
-    # Loops over rows of a power of two are one loop; one row of odd length has no vectors for its parts.
-    if last.rows > 1 and last.row_elements & (last.row_elements - 1):
-        work["count", kind, "ragged_rows"] += last.rows
-    elif last.rows == 1 and last.row_elements % 2:
-        work["count", kind, "scalar_elements"] += computed
-    is_untiled = any(part.has_broadcast for part in parts)
+    is_untiled = any(part.has_others for part in parts)
     for part in parts:
         for name, count in part.counts.items():
             work["count", kind, UNTILED if is_untiled and name == TRANSPOSE else name] += count
@@ -225,6 +235,7 @@ def kernel_table(work: Mapping[Any, int]) -> Kernels:
         working_bytes=column(_WORKING),
         itemsize=_exact([kind.itemsize for kind, _, _ in rows]),
         rows=column(_ROWS),
+        alignment=_exact([kind.alignment for kind, _, _ in rows]),
         pieces=column(_PIECES),
         elements=column(_ELEMENTS),
         flops=column(_FLOPS),
@@ -279,9 +290,13 @@ def work_of(name: str, rule: Rule, counts: OperationCounts, op: Operation) -> Wo
         found |= rule.also(op)
     elif rule.family == "reduction":
         found["reduced_rows"] = rows
+        if row_elements < SHORT_ROW:
+            found["short_row_elements"] = elements(longest) if longest is not None else 0
     elif rule.family == "linear algebra":
         (own,) = found
-        found = {own: _square_elements(op), f"{own}_flop": operations, f"{own}_matrices": pieces}
+        columns = pieces * min(op.operand.shape[-2:], default=1)
+        found = {own: _square_elements(op), f"{own}_flop": operations, f"{own}_columns": columns}
+        found[f"{own}_matrices"] = pieces
     return Work(
         rule.family,
         name,
@@ -289,7 +304,7 @@ def work_of(name: str, rule: Rule, counts: OperationCounts, op: Operation) -> Wo
         results,
         counts.flops,
         found,
-        has_broadcast=any(elements(aval) < most for aval in op.inputs),
+        has_others=len(op.inputs) > 1 or any(elements(aval) < most for aval in op.inputs),
         rows=rows,
         row_elements=row_elements,
         pieces=pieces,
@@ -311,7 +326,7 @@ def copying(size_bytes: int, itemsize: int) -> Work:
 
 def reordering(size_bytes: int) -> Work:
     """Return the work of a copy in another order of memory."""
-    return Work("movement", TRANSPOSE, 4, size_bytes // 4, counts={TRANSPOSE: size_bytes // 4})
+    return Work("movement", "reorder", 4, size_bytes // 4, counts={"reorder": size_bytes // 4})
 
 
 def reuse(name: str, rule: Rule, op: Operation) -> list[str]:

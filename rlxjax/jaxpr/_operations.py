@@ -13,10 +13,9 @@ _CLASSES: Mapping[str, str] = {
     "max=max,min,clamp round=floor,ceil,round,reduce_precision,is_finite compare=eq,ne,lt,le,gt,ge,eq_to,lt_to,le_to "
     "logic=and,or,xor,not shift=shift_left,shift_right_arithmetic,shift_right_logical select_n nextafter "
     "bits=population_count,clz,mulhi other",
-    "remainder": "ragged_rows scalar_elements",
     "movement": "broadcast_in_dim=broadcast_in_dim,tile convert_element_type=convert_element_type,bitcast_convert_type "
     "iota slice=slice,split,unstack concatenate=concatenate,stack pad rev copy=copy,copy_p,device_put copy_beside "
-    "complex=complex,real,imag dynamic_slice=dynamic_slice,get "
+    "reorder complex=complex,real,imag dynamic_slice=dynamic_slice,get "
     "dynamic_update_slice=dynamic_update_slice,swap,addupdate",
     "transpose": "transpose transpose_inner transpose_inner_untiled",
     "special": "div sqrt rsqrt exp=exp,exp2 expm1 log=log,log2 log1p tanh logistic pow cbrt erf erfc sinh cosh asinh "
@@ -27,13 +26,14 @@ _CLASSES: Mapping[str, str] = {
     "reduction": "reduce_sum_inner reduce_sum reduce_max_inner=reduce_max_inner,reduce_min_inner "
     "reduce_max=reduce_max,reduce_min reduce_prod_inner reduce_prod "
     "reduce_logic_inner=reduce_and_inner,reduce_or_inner,reduce_xor_inner "
-    "reduce_logic=reduce_and,reduce_or,reduce_xor argmax=argmax,argmin reduce reduced_rows",
+    "reduce_logic=reduce_and,reduce_or,reduce_xor argmax=argmax,argmin reduce reduced_rows short_row_elements",
     "cumulative": "cumsum cumprod cummax=cummax,cummin cumlogsumexp",
     "window": "reduce_window=reduce_window,reduce_window_sum reduce_window_max=reduce_window_max,reduce_window_min "
     "select_and_scatter=select_and_scatter,select_and_scatter_add,select_and_gather_add",
-    "product": "dot_general=dot_general,scaled_dot,ragged_dot_general products",
+    "product": "dot_general=dot_general,scaled_dot,ragged_dot_general products product_loads product_results "
+    "product_with_vector",
     "convolution": "conv_general_dilated convolution_runs convolution_loads convolution_edge_loads",
-    "transform": "fft_steps fft_real_steps transforms",
+    "transform": "fft_steps fft_long_steps transforms",
     "sort": "sort sort_several top_k=top_k,approx_top_k top_k_by_sort",
     "factorisation": "cholesky triangular_solve lu qr=qr,geqrf,geqp3 householder=householder_product,ormqr eigh svd "
     "eig=eig,schur,hessenberg tridiagonal=tridiagonal,tridiagonal_solve,cholesky_update",
@@ -41,12 +41,12 @@ _CLASSES: Mapping[str, str] = {
     "rng_bit_generator",
     "indexing": "gather gather_places scatter scatter_places",
 }
-#: Factorisations count three times: elements of matrices, FLOP, and matrices, since each may take most of the time.
+#: Factorisations count four times: elements of matrices, FLOP, columns and matrices: each may take most of the time.
 _FACTORISATIONS = [entry.partition("=")[0] for entry in _CLASSES["factorisation"].split()]
 #: The class of each operation, in the order of the vocabulary; and the operation that a primitive counts as.
 OPERATIONS: Mapping[str, str] = FrozenDict(
     {entry.partition("=")[0]: name for name, text in _CLASSES.items() for entry in text.split()}
-    | {f"{name}_{what}": "factorisation" for name in _FACTORISATIONS for what in ("flop", "matrices")}
+    | {f"{name}_{what}": "factorisation" for name in _FACTORISATIONS for what in ("flop", "columns", "matrices")}
 )
 CLASSES: tuple[str, ...] = tuple(_CLASSES)
 _OF_PRIMITIVE: Mapping[str, str] = {

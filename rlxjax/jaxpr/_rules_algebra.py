@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 
 from ._rules import Operation, Rule, elements, is_real_on_one_side, nbytes
 
+#: Points beyond which a transform is a long one.
+_LONG = 2**13
 #: Channels of a short vector.
 _VECTOR = 4
 #: Factors that transforms are written out for; what a step of another one costs, of those; and how many steps of a
@@ -25,6 +27,17 @@ def _dot(op: Operation) -> int:
     """`m n k` for each of the batch."""
     (contracted, _), _ = op.params["dimension_numbers"]
     return elements(op.result) * math.prod(op.operand.shape[axis] for axis in contracted)
+
+
+def _product_reads(op: Operation) -> dict[str, int]:
+    """Return the products of a batch, the elements that are packed for them, and their results; vectors apart."""
+    (left, _), _ = op.params["dimension_numbers"]
+    shared, count = math.prod(op.operand.shape[axis] for axis in left), _products(op)
+    sides = [elements(aval) // max(shared * count, 1) for aval in op.inputs[:2]]
+    if min(sides) <= 1:
+        return {"dot_general": 0, "product_with_vector": 2 * _dot(op), "products": count}
+    loads = sum(elements(aval) for aval in op.inputs[:2])
+    return {"products": count, "product_loads": loads, "product_results": elements(op.result)}
 
 
 def _reordered(op: Operation) -> list[bool]:
@@ -122,9 +135,10 @@ def _transforms(op: Operation) -> int:
 
 def _fft_steps(op: Operation) -> dict[str, int]:
     """Return the points of a Fourier transform times the sum of the factors of its lengths, half where one is real."""
-    steps, is_real = _points(op) * sum(map(_steps_of_a_point, op.params["fft_lengths"])), is_real_on_one_side(op)
-    by_kind = {"fft_steps": 0, "fft_real_steps": round(steps / 2)} if is_real else {"fft_steps": round(steps)}
-    return {**by_kind, "transforms": _transforms(op)}
+    steps = _points(op) * sum(map(_steps_of_a_point, op.params["fft_lengths"]))
+    steps = round(steps / 2 if is_real_on_one_side(op) else steps)
+    is_long = max(op.params["fft_lengths"], default=1) > _LONG
+    return {"fft_steps": 0, "fft_long_steps" if is_long else "fft_steps": steps, "transforms": _transforms(op)}
 
 
 def _steps_of_a_point(length: int) -> float:
@@ -193,9 +207,7 @@ _PRODUCT = Rule("matmul", _dot, (2, 0), (8, 0))
 _TOP_K = Rule("sort", lambda op: elements(op.operand) * max((max(op.params["k"], 1) - 1).bit_length(), 1))
 #: By the name of the primitive.
 RULES: Mapping[str, Rule] = {
-    "dot_general": _PRODUCT._replace(
-        reorders=_reordered, pieces=_products, also=lambda op: {"products": _products(op)}
-    ),
+    "dot_general": _PRODUCT._replace(reorders=_reordered, pieces=_products, also=_product_reads),
     "scaled_dot": _PRODUCT,
     "ragged_dot_general": _PRODUCT._replace(times=_ragged_dot),
     "conv_general_dilated": Rule(
