@@ -24,7 +24,7 @@ from rlxjax.calibration import (
     write_sections,
 )
 from rlxjax.clock import PROTOCOL
-from rlxjax.fit import Cell, LatencyPrior, Suite, as_lists, cell_runs
+from rlxjax.fit import Cell, LatencyPrior, Suite, as_lists, cell_runs, coefficient_names
 from rlxjax.models import BUILT_IN
 
 from .command_line import refuse_input
@@ -46,8 +46,8 @@ from .samples import SampleLog, calibration_of, resumed, samples_path
 from .suites import users_code
 from .terminal import Deadline, Progress
 
-#: Seconds, and share of the budget, kept back for two fits (one compilation), judging and writing.
-FIT_RESERVE_S, FIT_RESERVE_SHARE = 4.0, 0.1
+#: Seconds, share of the budget, and seconds a coefficient kept back for two fits, one compilation, judging and writing.
+FIT_RESERVE_S, FIT_RESERVE_SHARE, FIT_COEFFICIENT_S = 4.0, 0.1, 0.33
 #: Share of the time before the fit that making ready may take.
 READY_SHARE = 0.6
 #: Rounds that have to fit in the remaining time; the slowest works are left out until they do, down to so many cells.
@@ -80,7 +80,8 @@ def run(
     known, notes = prior_of(suite, current_fingerprint().platform, prior)
     with users_code(f"{model}: the facts of its suite cannot be kept"):
         log = SampleLog.new(suite, name)
-    deadline = Deadline(started_s + budget_s - max(FIT_RESERVE_S, FIT_RESERVE_SHARE * budget_s))
+    fit_s = FIT_COEFFICIENT_S * len(coefficient_names(suite.model.prior.median))
+    deadline = Deadline(started_s + budget_s - max(FIT_RESERVE_S, FIT_RESERVE_SHARE * budget_s, fit_s))
     rng = np.random.default_rng(seed)
     with progress.phase(f"{model}: choosing"):
         wanted, left_out = checked_cells(suite)

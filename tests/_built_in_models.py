@@ -27,7 +27,7 @@ SIZES = {
     "welch": {"batch": (0, 1, 10, 96, 8192), "n_fft": (2, 64, 1000, 4096), "k": (1, 16, 50), "n_segments": (1, 2, 8)},
     "fft": {"batch": (1, 32, 2048, 131072), "n_fft": (2, 64, 1000, 4096)},
     "functions": {
-        name: (0, 3, 1000, 10**7) if entry.unit != "1" else (0, 1) if name.startswith("is_") else (0.5, 1, 3)
+        name: (0, 3, 1000, 10**7) if entry.unit != "1" else (0, 0.3, 1) if name == "shared" else (0.5, 1, 3)
         for name, entry in FUNCTIONS.inputs.items()
     },
     "gpu_kernels": dict.fromkeys(GPU_KERNELS.inputs, (0, 3, 1000, 10**7)),

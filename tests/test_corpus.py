@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks._grammar import TEMPLATES, Program, drawn
+from benchmarks._grammar import TEMPLATES, Program, drawn, single
 from benchmarks.corpus import Corpus, Recording, numbers_of, read_corpus
 
 HEADER = {"version": 1, "protocol": 2, "fingerprint": {}}
@@ -37,6 +37,16 @@ def test_a_program_is_drawn_the_same_again_and_runs_from_what_a_file_keeps():
         assert again.n_bytes >= sum(array.nbytes for array in arrays if array.dtype != jax.random.key(0).dtype)
         assert jax.tree.leaves(again.function()(*arrays))
         assert {template.text for template in TEMPLATES} >= {*program.templates}
+
+
+@pytest.mark.usefixtures("as_users_do")
+def test_programs_of_one_operation_go_through_the_templates_in_usual_shapes():
+    for number in (0, 5, len(TEMPLATES) + 5):
+        program = single(number, small)
+        assert program == single(number, small)
+        assert (len(program.lines), program.templates) == (1, (TEMPLATES[number % len(TEMPLATES)].text,))
+        sizes = [size for argument in program.arguments[:1] for size in argument["shape"]]
+        assert all(size & (size - 1) == 0 or (size % 3 == 0 and (size // 3) & (size // 3 - 1) == 0) for size in sizes)
 
 
 def test_a_corpus_goes_on_where_its_file_ends_and_the_second_half_is_of_the_first(tmp_path):

@@ -14,7 +14,7 @@ from rlxjax.models import BUILT_IN, FFT, FUNCTIONS, GPU_KERNELS, WELCH, FftLaten
 
 #: Coefficients of functions that say what processors gain together, and up to where something is small.
 GAINS = ("parallel_gain", "parallel_memory_gain")
-SMALL = ("hand_over_operations", "busy_ns", "loop_bytes", "near_bytes", "far_bytes", "fresh_bytes")
+SMALL = ("busy_ns", "near_bytes", "far_bytes")
 each_model = pytest.mark.parametrize("model", MODELS, ids=list(BUILT_IN))
 
 
@@ -61,8 +61,7 @@ def test_every_coefficient_takes_part_and_its_gradient_is_that_of_finite_differe
         assert_gradient_is_the_finite_difference(of_each, tree, runs)
         slopes = slope_of(machine(model, seed))
         signs = {name: np.sign(slope) for name, slope in named(slopes).items()}
-        if model is FUNCTIONS:  # less for a gain, and where more is small; sharing saves time, and takes some
-            assert signs.pop("share_threshold_ns")
+        if model is FUNCTIONS:  # less for a gain, and where more is small
             assert signs == {name: -1 if name in GAINS or name in SMALL else 1 for name in signs}
         else:  # More time for a cost, or where rows are worked through one by one; less for a rate or a gain.
             assert signs == {name: 1 if unit_of(name) in ("ns", "rows") else -1 for name in signs}
@@ -113,7 +112,7 @@ def test_float32_is_within_1e_5_of_float64(model):
 def test_the_prediction_grows_with_every_size(model):  # a GPU hides small work; its own test has what it does not
     own = machine(model, 1)
     for name in SIZES[model.name]:
-        if name == "unsure_ns" or model.inputs[name].unit == "1":  # how sure, and how a family is shared, are no sizes
+        if name == "unsure_ns" or model.inputs[name].unit == "1":  # how sure, and how much is shared, are no sizes
             continue
         # A partition of nearly all bins ends sooner.
         column = 2.0 ** np.arange(1, 7 if name == "k" else 9)

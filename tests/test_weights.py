@@ -8,6 +8,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from _shapes import real
 from _tolerances import FLOAT64_RTOL, assert_close, assert_gradient_is_the_finite_difference
@@ -15,9 +16,18 @@ from _tolerances import FLOAT64_RTOL, assert_close, assert_gradient_is_the_finit
 from rlxjax.calibration import CalibratedModel, predict_profiles
 from rlxjax.fit import estimate, predicted_ns, prior_posterior
 from rlxjax.jaxpr import OPERATIONS, profile_function, stacked
-from rlxjax.models import FUNCTIONS, FunctionCoefficients, function_runs, kernel_runs, read_weights, untimed_operations
+from rlxjax.models import (
+    FUNCTIONS,
+    FunctionCoefficients,
+    function_runs,
+    functions_table,
+    kernel_runs,
+    read_weights,
+    untimed_operations,
+)
 from rlxjax.models._learning import learned_weights, timed_programs
 from rlxjax.models._weights import KnownWeights, wide_weights
+from rlxjax.tables import evaluate
 
 RNG = np.random.default_rng(0)
 WEIGHTS = jax.tree.map(lambda leaf: leaf * np.exp(RNG.normal(0.0, 0.3, leaf.shape)), wide_weights())
@@ -60,6 +70,13 @@ def test_jit_is_eager_vmap_is_a_loop_and_rows_of_zeros_change_nothing():
     assert_close(*(estimate(prior_posterior(FUNCTIONS), own) for own in runs), FLOAT64_RTOL)
 
 
+def test_a_prediction_is_the_sum_of_its_terms():
+    runs = kernel_runs(KERNELS, WEIGHTS, **COLUMNS)
+    terms = FUNCTIONS.terms_ns(MACHINE, runs, {})
+    assert_close(sum(terms.values()), predicted_ns(MACHINE, runs, {}), FLOAT64_RTOL)
+    assert all(np.all(part >= 0) for part in terms.values())
+
+
 def test_gradients_by_weights_and_coefficients_are_finite_differences():
     each = jax.vmap(lambda unknowns, *own: log_ns(*unknowns, *own))
     unknowns = jax.tree.map(lambda leaf: np.stack([leaf] * 10), (WEIGHTS, MACHINE))
@@ -69,31 +86,33 @@ def test_gradients_by_weights_and_coefficients_are_finite_differences():
 
 
 def test_a_prediction_grows_with_every_count_and_with_more_kernels():
-    alone = dataclasses.replace(MACHINE, share_threshold_ns=1e30)  # sharing saves time
-    of_counts = jax.grad(lambda own: jnp.sum(log_ns(WEIGHTS, alone, dataclasses.replace(KERNELS, counts=own))))
+    shared = ("shared_read_bytes", "shared_written_bytes", "shared_flop")  # sharing saves time
+    alone = dataclasses.replace(WEIGHTS, **{name: 1e30 * getattr(WEIGHTS, name) for name in shared})
+    of_counts = jax.grad(lambda own: jnp.sum(log_ns(alone, MACHINE, dataclasses.replace(KERNELS, counts=own))))
     slopes = np.asarray(of_counts(KERNELS.counts.astype(float)))
     assert np.all(slopes >= 0)
     assert np.all(slopes[KERNELS.launches > 0] > 0)
     for name in ("read_bytes", "written_bytes", "rows"):
         more = dataclasses.replace(KERNELS, **{name: 2 * getattr(KERNELS, name)})
-        assert np.all(log_ns(WEIGHTS, alone, more) >= log_ns(WEIGHTS, alone)), name
-    sizes = ("family", "operation", "itemsize", "is_exact", "extent", "stride_bytes")
+        assert np.all(log_ns(alone, MACHINE, more) >= log_ns(alone, MACHINE)), name
+    sizes = ("family", "operation", "itemsize", "is_exact", "extent", "stride_bytes", "alignment")
     twice = {name: 2 * column for name, column in vars(KERNELS).items() if name not in sizes}
-    assert np.all(log_ns(WEIGHTS, alone, dataclasses.replace(KERNELS, **twice)) > log_ns(WEIGHTS, alone))
+    assert np.all(log_ns(alone, MACHINE, dataclasses.replace(KERNELS, **twice)) > log_ns(alone, MACHINE))
 
 
 def test_a_file_gives_the_weights_back_and_another_one_is_refused_in_a_sentence(tmp_path):
     medians = {field.name: 2.0 for field in dataclasses.fields(MACHINE)}
-    known = KnownWeights(WEIGHTS, medians, dict.fromkeys(medians, 0.5), {"corpora": ["one"]})
+    known = KnownWeights(WEIGHTS, medians, dict.fromkeys(medians, 0.5), 0.25, {"corpora": ["one"]})
     (path := tmp_path / "weights.json").write_text(known.text())
     back = read_weights(path)
     assert_close(back.weights, WEIGHTS, 1e-5)
-    assert (back.text(), back.median, back.log_sd, back.provenance) == (known.text(), *dataclasses.astuple(known)[1:])
+    assert (back.text(), back.median, back.log_sd) == (known.text(), known.median, known.log_sd)
+    assert (back.scatter, back.provenance) == (known.scatter, known.provenance)
     content = json.loads(known.text())
     for text, said in (
-        (json.dumps(content | {"vocabulary": "other"}), "got version 1 of other"),
+        (json.dumps(content | {"vocabulary": "other"}), "got version 2 of other"),
         (json.dumps(content | {"version": 99}), "got version 99 of"),
-        (json.dumps({key: content[key] for key in content if key != "families"}), "no file of weights (KeyError: "),
+        (json.dumps({key: content[key] for key in content if key != "weights"}), "no file of weights (KeyError: "),
         (json.dumps(content | {"coefficients": {"call_ns": 3.0}}), "no file of weights (TypeError: "),
         (json.dumps(content | {"coefficients": []}), "no file of weights ("),
         (json.dumps(content | {"operations": dict.fromkeys(OPERATIONS, {"ns": [1.0], "log_sd": [1.0]})}), "5 of each"),
@@ -108,14 +127,26 @@ def test_a_file_gives_the_weights_back_and_another_one_is_refused_in_a_sentence(
 def test_weights_are_learned_from_times_of_known_ones():
     time_ns = np.exp(log_ns(WEIGHTS, MACHINE))
     groups = timed_programs(PROFILES, time_ns, [0] * 40, [0] * 40)
-    known, paces = learned_weights(groups, {"of": "a test"}, steps=40)
-    found = log_ns(known.weights, FunctionCoefficients(**known.median)) + paces[0]
+    known, machines, paces = learned_weights(groups, {"of": "a test"}, steps=40)
+    found = log_ns(known.weights, jax.tree.map(lambda leaf: leaf[0], machines)) + paces[0]
     assert np.max(np.abs(np.expm1(found - np.log(time_ns)))) < 0.05
     assert dict(known.provenance) == {"of": "a test"}
     counted = np.any(KERNELS.counts > 0, (0, 1))
     assert known.weights.timed().tolist() == counted.tolist()
     with pytest.raises(ValueError, match="^groups: expected timed programs, got none$"):
         learned_weights([])
+
+
+def test_a_table_of_functions_says_what_each_of_them_takes(tmp_path):
+    profiles = PROFILES[:9]
+    pq.write_table(functions_table(profiles), tmp_path / "in.parquet")
+    known = CalibratedModel(
+        prior_posterior(FUNCTIONS, spread=0.1), {}, {}, dict.fromkeys(FUNCTIONS.inputs, (0.0, 1e15))
+    )
+    done = evaluate(tmp_path / "in.parquet", tmp_path / "out", known, want=["time_ns"], strategy="jitted")
+    found = pq.read_table(done.sink)["time_ns"].to_pylist()
+    expected = [one.time_ns for one in predict_profiles(known, profiles).predictions]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_an_operation_that_no_machine_timed_is_named_and_widens_the_interval():

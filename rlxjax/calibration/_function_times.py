@@ -210,7 +210,9 @@ def _times(
         terms = {name: part for name, part in parts if part}
         high_ns, is_inside = (math.inf, False) if more else (time_ns * factor, bool(inside[place]))
         predictions.append(FunctionPrediction(time_ns, time_ns / factor, high_ns, terms, profile, is_inside, more))
-    spread = np.broadcast_to(np.asarray(found.spread, np.float64), runs.shape)
+    # What shared weights leave unsure is much the same for programs that are compared.
+    posterior = calibrated.posterior
+    spread = np.asarray(posterior.spread)[runs.variant] * np.asarray(posterior.model.scatter(runs, posterior.facts))
     return FunctionTimes(tuple(predictions), np.asarray(found.scores, np.float64), terms_ns, spread)
 
 

@@ -5,7 +5,6 @@ variant has its own weights, each with the prior `N(0, CORRECTION_SD**2)`.
 """
 
 import dataclasses
-import functools
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -301,7 +300,7 @@ def predicted_ns(coefficients: Any, runs: Runs, facts: Facts) -> Float[Array, "*
         >>> bool(predicted_ns(FFT.prior.median, one, FFT.facts) > FFT.prior.median.call_ns)
         True
     """
-    return functools.reduce(jnp.add, map(jnp.asarray, runs.model.terms_ns(coefficients, runs, facts).values()))
+    return jnp.asarray(runs.model.time_ns(coefficients, runs, facts))
 
 
 def log_prediction_and_jacobian(

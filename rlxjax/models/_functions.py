@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlxjax._files import check_pyarrow
 from rlxjax._typing import RealLike
 from rlxjax._values import FrozenDict
 from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs
@@ -15,20 +16,24 @@ from rlxjax.gate import Coefficients
 from rlxjax.jaxpr import CLASSES, OPERATIONS, FunctionProfile, Kernels, stacked
 
 from ._coefficients import coefficients, prior_of, typical
-from ._weights import FAMILY_FIELDS, SIZES, known_weights, shipped_weights
+from ._weights import SIZES, WIDE_SCATTER, known_weights, shipped_weights
 
-#: How sharply kernels leave a cache, results take new memory, programs are handed over, and launches are busy ones.
-CACHED, FAR, FRESH, HANDED_OVER, BUSY, LOOPED = 2.0, 4.0, 8.0, 6.0, 2.0, 3.0
+#: How sharply data leave a near cache and all caches, and how sharply strides do.
+NEAR, FAR, STRIDED = 2.0, 3.0, 3.0
+#: How sharply launches are busy ones.
+BUSY = 2.0
 #: Sizes of a program, and columns of a kernel, with the unit of each.
 PROGRAM_INPUTS: Mapping[str, str] = {
-    **{"arrays": "arrays", "results": "arrays", "trips": "trips", "static_ops": "operations", "peak_bytes": "bytes"},
+    **{"arrays": "arrays", "results": "arrays", "trips": "trips", "hand_overs": "programs", "peak_bytes": "bytes"},
 }
+#: What a profile tells of a program beside its kernels.
+PROFILE_FIELDS = ("arrays", "results", "trips", "static_ops", "peak_bytes")
 KERNEL_INPUTS: Mapping[str, str] = {
     **{f"{name}_work_ns": "ns" for name in CLASSES},
-    "unsure_ns": "ns",
+    **dict.fromkeys(("unsure_ns", "strided_ns", "far_strided_ns", "indexed_ns", "far_indexed_ns"), "ns"),
     **{name: "kernels" if "bytes" not in name else "bytes" for name in SIZES},
-    **dict.fromkeys(("kernel_bytes", "result_bytes", "whole_bytes", "strided_bytes"), "bytes"),
-    **dict.fromkeys(("is_library", "is_shared", *FAMILY_FIELDS), "1"),
+    **dict.fromkeys(("fresh_bytes", "strided_bytes", "first_strided_bytes"), "bytes"),
+    **{"dispatched": "kernels", "shared": "1", "exponent": "1"},
 }
 
 
@@ -45,7 +50,6 @@ class FunctionCoefficients(Coefficients):
     array_ns: RealLike = typical(250.0, "one array that a call takes.")
     result_ns: RealLike = typical(1e3, "one array that a call gives.")
     hand_over_ns: RealLike = typical(4e3, "handing a program that is not small over to another thread.")
-    hand_over_operations: RealLike = typical(700.0, "operations from which a program is handed over.", log_sd=0.7)
     launch_ns: RealLike = typical(400.0, "one fused kernel.")
     busy_launch_ns: RealLike = typical(
         600.0, "what launching one of several kernels takes more, if it is no small one."
@@ -53,27 +57,19 @@ class FunctionCoefficients(Coefficients):
     busy_ns: RealLike = typical(5e3, "time of a kernel that is no small one.", log_sd=1.0)
     loop_launch_ns: RealLike = typical(30.0, "one kernel in a loop that is compiled as one.")
     loop_dispatch_ns: RealLike = typical(300.0, "what a kernel in another loop takes more.", log_sd=1.0)
-    loop_bytes: RealLike = typical(1e3, "bytes of a kernel from which a loop is not compiled as one.", log_sd=1.0)
     trip_ns: RealLike = typical(20.0, "one turn of a loop.", log_sd=1.0)
     wake_ns: RealLike = typical(8e3, "waking the other processors.")
     share_ns: RealLike = typical(3e3, "sharing a further kernel among processors that are awake.", log_sd=1.0)
-    share_threshold_ns: RealLike = typical(3e4, "time from which a kernel is shared.", log_sd=1.0)
-    parallel_gain: RealLike = typical(0.7, "speed-up of computing by all processors at a time, less 1.", log_sd=0.4)
-    parallel_memory_gain: RealLike = typical(0.4, "speed-up of memory traffic by all processors, less 1.", log_sd=0.6)
+    parallel_gain: RealLike = typical(0.8, "speed-up of computing by all processors at a time, less 1.", log_sd=0.4)
+    parallel_memory_gain: RealLike = typical(0.5, "speed-up of memory traffic by all processors, less 1.", log_sd=0.4)
     read_byte_ns: RealLike = typical(0.02, "one byte that a kernel reads from a near cache.")
     written_byte_ns: RealLike = typical(0.03, "one byte that a kernel writes to a near cache.")
     near_bytes: RealLike = typical(4e5, "of a near cache.")
     far_bytes: RealLike = typical(2e7, "of the caches together.")
     far_byte_ns: RealLike = typical(0.02, "what a byte from beyond the near cache takes more.", log_sd=1.0)
     memory_byte_ns: RealLike = typical(0.05, "what a byte from beyond the caches takes more.")
-    fresh_bytes: RealLike = typical(3.2e7, "of a result for which an allocator takes new memory.", log_sd=0.3)
     fresh_byte_ns: RealLike = typical(0.2, "what a byte of new memory takes more.", log_sd=1.0)
-    strided: RealLike = typical(1.0, "what a strided element takes more, of itself, where a first cache is left.", 1.0)
-    far_strided: RealLike = typical(3.0, "the same where the near cache is left.", log_sd=1.0)
-    indexed: RealLike = typical(1.0, "what an indexed place takes more, of itself, beyond the near cache.", log_sd=1.0)
-    far_indexed: RealLike = typical(2.0, "the same beyond the caches.", log_sd=1.0)
     arithmetic: RealLike = typical(1.0, "time of adds, comparisons, operations on integers.")
-    remainder: RealLike = typical(1.0, "time of rows that loops enter, and of what fits no vector.")
     movement: RealLike = typical(1.0, "time of copies, slices, broadcasts.")
     transpose: RealLike = typical(1.0, "time of transposes that move the last axis.")
     special: RealLike = typical(1.0, "time of divisions, roots, exponentials and the like.")
@@ -91,10 +87,6 @@ class FunctionCoefficients(Coefficients):
     indexing: RealLike = typical(1.0, "time of gathers and scatters.")
 
 
-#: How far below the near cache a first cache ends.
-FIRST_CACHE = 12.0
-
-
 class CountsModel(LatencyModel):
     """A latency model whose runs are programs: they come as code, which is counted, and not as sizes."""
 
@@ -108,7 +100,8 @@ class CountsModel(LatencyModel):
 
     def runs(self, rows: Sequence[Mapping[str, float]]) -> Runs:
         """Return the runs of programs by their counts, `[n]`."""
-        columns = {name: np.array([row[name] for row in rows], float) for name in self.inputs}
+        none = {name: np.zeros((0, 1) if entry.is_list else 0) for name, entry in self.inputs.items()}
+        columns = {name: np.array([row[name] for row in rows], float) for name in self.inputs} if len(rows) else none
         return Runs(self, np.zeros(len(rows), np.int32), columns)
 
 
@@ -139,13 +132,31 @@ class FunctionsModel(CountsModel):
     def terms_ns(self, coefficients: FunctionCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
         """Return the parts of what runs take in ns by name, `[*batch]`; their sum is the prediction."""
         del facts
-        return _terms_ns(coefficients, runs)[0]
+        parts = _parts_ns(coefficients, runs)
+        # Each part of a kernel's work takes its share of the kernel's time.
+        factor = parts.kernel_ns / (jnp.sum(parts.work_ns, -1) + parts.memory_ns + 1e-3)
+        work_ns = jnp.sum(factor[..., None] * parts.work_ns, -2)
+        return {
+            **{name: getattr(parts, name) for name in ("call_ns", "launch_ns", "loop_ns")},
+            "memory_ns": jnp.sum(factor * (parts.memory_ns + 1e-3), -1),
+            **{f"{name}_ns": work_ns[..., place] for place, name in enumerate(CLASSES)},
+        }
+
+    def time_ns(self, coefficients: FunctionCoefficients, runs: Runs, facts: Facts) -> RealLike:
+        """Return what runs take in ns, `[*batch]`: the sum of the terms."""
+        del facts
+        parts = _parts_ns(coefficients, runs)
+        return parts.call_ns + parts.launch_ns + parts.loop_ns + jnp.sum(parts.kernel_ns, -1)
 
     def own_log_sd(self, coefficients: FunctionCoefficients, runs: Runs, facts: Facts) -> RealLike:
-        """Return how unsure the weights of its operations leave the logarithm of a run's time, `[*batch]`."""
-        del facts
-        terms, unsure_ns = _terms_ns(coefficients, runs)
-        return unsure_ns / sum(terms.values())
+        """Return how unsure shared weights leave the logarithm of a run's time, `[*batch]`."""
+        known, parts = shipped_weights(), _parts_ns(coefficients, runs)
+        # The weights leave a share of the work unsure, whatever rates a machine does it at.
+        work_ns, x = jnp.sum(parts.work_ns, -1), {name: jnp.asarray(column) for name, column in runs.inputs.items()}
+        unsure_ns = x["unsure_ns"] * work_ns / (sum(x[f"{name}_work_ns"] for name in CLASSES) + 1e-9)
+        unsure_ns = unsure_ns * parts.kernel_ns / (work_ns + parts.memory_ns + 1e-3)
+        share = jnp.sqrt(jnp.sum(unsure_ns**2, -1) + 1e-12) / self.time_ns(coefficients, runs, facts)
+        return jnp.hypot(share, WIDE_SCATTER if known is None else known.scatter)
 
     def extents(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
         """Return what a domain bounds: sizes of the program, and work by class and bytes, all kernels together."""
@@ -153,57 +164,59 @@ class FunctionsModel(CountsModel):
         return [(name, np.sum(values[name], -1) if name in KERNEL_INPUTS else values[name]) for name in names]
 
 
-def _terms_ns(c: FunctionCoefficients, runs: Runs) -> tuple[dict[str, jax.Array], jax.Array]:
-    """Return the parts of what runs take in ns by name, `[*batch]`, and how much of it is unsure by the weights."""
+class _Parts(NamedTuple):
+    """Parts of what runs take in ns: of a run `[*batch]`, of each kernel, of each class of operations in it."""
+
+    call_ns: Any
+    launch_ns: Any
+    loop_ns: Any
+    #: What a kernel takes, and what its memory traffic and its operations would take by themselves on one processor.
+    kernel_ns: jax.Array
+    memory_ns: jax.Array
+    work_ns: jax.Array
+
+
+def _parts_ns(c: FunctionCoefficients, runs: Runs) -> _Parts:
+    """Return the parts of what runs take in ns."""
     x = {name: jnp.asarray(runs.inputs[name]) for name in runs.model.inputs}
     of_run, c = c, jax.tree.map(lambda leaf: jnp.asarray(leaf)[..., None] if jnp.ndim(leaf) else leaf, c)
     one, peak_bytes = jnp.maximum(x["launches"], 1.0), x["peak_bytes"][..., None]
-    near, far = (_beyond(x["whole_bytes"], size, CACHED) for size in (c.near_bytes, c.far_bytes))
-    first = _beyond(FIRST_CACHE * x["strided_bytes"], c.near_bytes, LOOPED)
-    strided = 1.0 + c.strided * first + c.far_strided * _beyond(x["strided_bytes"], c.near_bytes, LOOPED)
-    more = {"transpose": strided, "indexing": 1.0 + c.indexed * near + c.far_indexed * far}
-    work = {name: x[f"{name}_work_ns"] * getattr(c, name) * more.get(name, 1.0) for name in CLASSES}
-    compute_ns = sum(work.values())
-    # The weights leave a share of the work unsure, whatever rates a machine does it at.
-    unsure_ns = x["unsure_ns"] * compute_ns / (sum(x[f"{name}_work_ns"] for name in CLASSES) + 1e-9)
-    moved_bytes = x["read_bytes"] + x["written_bytes"]
-    is_near = _beyond(x["kernel_bytes"], c.near_bytes, CACHED)
-    is_far = _beyond(peak_bytes, c.far_bytes, FAR) * _beyond(8.0 * x["kernel_bytes"], c.far_bytes, CACHED)
+    near, far = _beyond(peak_bytes, c.near_bytes, NEAR), _beyond(peak_bytes, c.far_bytes, FAR)
+    work = {name: x[f"{name}_work_ns"] for name in CLASSES}
+    work["transpose"] += x["strided_ns"] * _beyond(x["first_strided_bytes"], c.near_bytes, STRIDED)
+    work["transpose"] += x["far_strided_ns"] * _beyond(x["strided_bytes"], c.near_bytes, STRIDED)
+    work["indexing"] += x["indexed_ns"] * near + x["far_indexed_ns"] * far
+    # As one array: a fit compiles several times faster.
+    rates = jnp.stack(jnp.broadcast_arrays(*(getattr(c, name) for name in CLASSES)), -1)
+    work_ns = jnp.stack([work[name] for name in CLASSES], -1)
+    work_ns = work_ns * jnp.broadcast_to(rates, work_ns.shape)
+    compute_ns, moved_bytes = jnp.sum(work_ns, -1), x["read_bytes"] + x["written_bytes"]
     memory_ns = (
         x["read_bytes"] * c.read_byte_ns
         + x["written_bytes"] * c.written_byte_ns
-        + moved_bytes * (c.far_byte_ns * is_near + c.memory_byte_ns * is_far)
-        + x["written_bytes"] * c.fresh_byte_ns * _beyond(x["result_bytes"], c.fresh_bytes, FRESH)
+        + moved_bytes * (c.far_byte_ns * near + c.memory_byte_ns * far)
+        + x["fresh_bytes"] * c.fresh_byte_ns
     )
-    exponent = jnp.maximum(x["exponent"], 1.0)
+    exponent, shared = jnp.maximum(x["exponent"], 1.0), x["shared"]
     alone_ns = _norm(compute_ns, memory_ns, exponent)
-    each_ns = alone_ns / one
-    threshold_ns = c.share_threshold_ns * jnp.maximum(x["threshold"], 1e-6)
-    shared = x["is_shared"] * _beyond(each_ns, threshold_ns, x["sharpness"])
-    gain = 1.0 + c.parallel_gain * x["gain"]
-    both_ns = _norm(compute_ns / gain, memory_ns / (1.0 + c.parallel_memory_gain), exponent)
-    kernel_ns = (1.0 - shared) * alone_ns + shared * both_ns
-    # Each part of a kernel's work takes its share of the kernel's time.
-    factor = kernel_ns / (compute_ns + memory_ns + 1e-3)
+    both_ns = _norm(compute_ns / (1.0 + c.parallel_gain), memory_ns / (1.0 + c.parallel_memory_gain), exponent)
     several = jnp.where(jnp.sum(x["launches"], -1, keepdims=True) > 1.0, 1.0, 0.0)
     outside = x["launches"] - x["looped"]
-    busy = (1.0 - shared) * _beyond(each_ns, c.busy_ns, BUSY) * several
-    is_library = jnp.max(jnp.where(x["looped"] > 0, x["is_library"], 0.0), -1, keepdims=True)
-    dispatched = jnp.maximum(is_library, _beyond(x["kernel_bytes"], c.loop_bytes, LOOPED))
+    busy = (1.0 - shared) * _beyond(alone_ns / one, c.busy_ns, BUSY) * several
     launch_ns = outside * (c.launch_ns + c.busy_launch_ns * busy)
-    loop_ns = x["looped"] * (c.loop_launch_ns + c.loop_dispatch_ns * dispatched)
+    loop_ns = x["looped"] * c.loop_launch_ns + x["dispatched"] * c.loop_dispatch_ns
     shares, looped = jnp.sum(shared * outside, -1), jnp.sum(shared * x["looped"], -1)
     c = of_run
     shared_ns = c.wake_ns * jnp.minimum(shares, 1.0) + c.share_ns * (jnp.maximum(shares - 1.0, 0.0) + looped)
-    hand_over_ns = c.hand_over_ns * _beyond(x["static_ops"] + 1.0, c.hand_over_operations, HANDED_OVER)
-    terms = {
-        "call_ns": c.call_ns + c.array_ns * x["arrays"] + c.result_ns * x["results"] + hand_over_ns,
-        "launch_ns": jnp.sum(launch_ns, -1) + shared_ns,
-        "loop_ns": c.trip_ns * x["trips"] + jnp.sum(loop_ns, -1),
-        "memory_ns": jnp.sum(factor * memory_ns, -1),
-        **{f"{name}_ns": jnp.sum(factor * part, -1) for name, part in work.items()},
-    }
-    return terms, jnp.sqrt(jnp.sum((factor * unsure_ns) ** 2, -1) + 1e-12)
+    arrays_ns = c.array_ns * x["arrays"] + c.result_ns * x["results"]
+    return _Parts(
+        call_ns=c.call_ns + arrays_ns + c.hand_over_ns * x["hand_overs"],
+        launch_ns=jnp.sum(launch_ns, -1) + shared_ns,
+        loop_ns=c.trip_ns * x["trips"] + jnp.sum(loop_ns, -1),
+        kernel_ns=jnp.minimum(x["launches"], 1.0) * ((1.0 - shared) * alone_ns + shared * both_ns),
+        memory_ns=memory_ns,
+        work_ns=work_ns,
+    )
 
 
 def _beyond(size: Any, threshold: Any, sharpness: Any) -> jax.Array:
@@ -230,7 +243,38 @@ def function_runs(profiles: Sequence[FunctionProfile]) -> Runs:
     """
     return kernel_runs(
         stacked([profile.kernels for profile in profiles]),
-        **{name: np.array([getattr(profile, name) for profile in profiles], float) for name in PROGRAM_INPUTS},
+        **{name: np.array([getattr(profile, name) for profile in profiles], float) for name in PROFILE_FIELDS},
+    )
+
+
+def functions_table(profiles: Sequence[FunctionProfile]) -> Any:
+    """Return the inputs of functions as a `pyarrow.Table` that `rlxjax evaluate --model functions` takes, a row each.
+
+    Args:
+        profiles: of the functions.
+
+    Raises:
+        ImportError: pyarrow is not installed.
+
+    Examples:
+        >>> from rlxjax.jaxpr import profile_function
+        >>> table = functions_table([profile_function(jnp.tanh, 1.0)])
+        >>> table.num_rows, table["special_work_ns"].to_pylist()[0][0] > 0.0
+        (1, True)
+    """
+    check_pyarrow()
+    import pyarrow as pa
+
+    rows = function_runs(profiles).inputs
+    lengths = [len(profile.kernels) for profile in profiles]
+    lists = {name for name, entry in FUNCTIONS.inputs.items() if entry.is_list}
+    return pa.table(
+        {
+            name: [row[:length].tolist() for row, length in zip(rows[name], lengths, strict=True)]
+            if name in lists
+            else rows[name]
+            for name in FUNCTIONS.inputs
+        }
     )
 
 
@@ -242,7 +286,7 @@ def kernel_runs(kernels: Kernels, weights: Any = None, **sizes: Any) -> Runs:
         weights: `Weights`, the shipped ones unless given.
         **sizes: of the programs, `[*batch]`: arrays, results, trips, static_ops, peak_bytes.
     """
-    columns = (known_weights() if weights is None else weights).columns(kernels)
+    columns = (known_weights() if weights is None else weights).columns(kernels, sizes["static_ops"])
     found = {**sizes, **columns}
     zeros = np.zeros(np.shape(found["arrays"]), np.int32)
     return Runs(FUNCTIONS, zeros, {name: found[name] * 1.0 for name in FUNCTIONS.inputs})

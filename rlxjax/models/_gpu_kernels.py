@@ -29,7 +29,8 @@ TILE_ELEMENTS, SMALL_TILE_ELEMENTS = 128**2, 64**2
 ARRAYS_OF_A_RESULT, COMMANDS_OF_A_READBACK = 3.0, 2.0
 #: Kinds of products, by the rate of a data sheet that bounds them.
 PRODUCTS = ("half", "float32", "exact", "float64")
-#: Classes of operations that are elementwise work here.
+#: Classes of operations that are elementwise work here, and what of them is no operation.
+ROWS = ("reduced_rows", "short_row_elements")
 ELEMENTWISE = ("arithmetic", "special", "dear", "iterated", "reduction", "cumulative", "window", "random")
 #: What libraries solve column by column, the matrices of a batch side by side; and the columns of matrices from which
 #: on eigenvalues of a batch follow each other.
@@ -247,15 +248,17 @@ def gpu_inputs(program: GpuProgram) -> dict[str, Any]:
     }
     found["commands"] += COMMANDS_OF_A_READBACK * program.readbacks
     for name, operations in SOLVERS.items():
-        matrices = of(*(f"{one}_matrices" for one in operations)) / launches
-        columns = np.sqrt(of(*operations) / np.maximum(launches * matrices, 1.0))
+        matrices, columns = (
+            of(*(f"{one}_{what}" for one in operations)) / launches for what in ("matrices", "columns")
+        )
+        columns = columns / np.maximum(matrices, 1.0)
         # Calls are those of the last solvers, for eigenvalues.
         in_turn = np.where((name == "eigen") & (columns > EIGEN_COLUMNS), matrices, matrices > 0)
         found[f"{name}_columns"], found["eigen_calls"] = launches @ (columns * in_turn), launches @ in_turn
-    flop = of("dot_general", "conv_general_dilated")
+    flop = of("dot_general", "product_with_vector", "conv_general_dilated")
     kind = np.select([flop == 0, itemsize >= 8, itemsize <= 2, np.asarray(table.is_exact) > 0], [-1, 3, 0, 2], 1)
     tile = np.where(kind >= PRODUCTS.index("exact"), SMALL_TILE_ELEMENTS, TILE_ELEMENTS)
-    is_elementwise = [kind in ELEMENTWISE and name != "reduced_rows" for name, kind in OPERATIONS.items()]
+    is_elementwise = [kind in ELEMENTWISE and name not in ROWS for name, kind in OPERATIONS.items()]
     lists = {
         "launches": launches,
         "moved_bytes": written + np.asarray(table.read_bytes, float),

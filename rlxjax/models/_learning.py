@@ -16,15 +16,15 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from rlxjax.fit import predicted_ns
-from rlxjax.jaxpr import CLASSES, FAMILIES, OPERATIONS, FunctionProfile, Kernels, stacked
+from rlxjax.jaxpr import CLASSES, OPERATIONS, FunctionProfile, Kernels, stacked
 
 from ._coefficients import prior_of
-from ._functions import PROGRAM_INPUTS, FunctionCoefficients, kernel_runs
-from ._weights import FAMILY_FIELDS, WIDE_LOG_SD, WIDTHS, KnownWeights, Weights, wide_weights
+from ._functions import PROFILE_FIELDS, FunctionCoefficients, kernel_runs
+from ._weights import BELIEVED, WIDE_LOG_SD, WIDE_SCATTER, WIDTHS, KnownWeights, Weights, wide_weights
 
 #: Prior standard deviations of logarithms: of an operation's own weight, of a class at a width of numbers, of an
-#: operation at a width, of what families behave by, and of a machine's pace while a batch was timed.
-OPERATION_SD, CLASS_WIDTH_SD, OPERATION_WIDTH_SD, FAMILY_SD, PACE_SD = 0.6, 0.5, 0.3, 0.5, 0.15
+#: operation at a width, and of a machine's pace while a batch was timed.
+OPERATION_SD, CLASS_WIDTH_SD, OPERATION_WIDTH_SD, PACE_SD = 1.0, 1.0, 1.2, 0.15
 #: Standard deviation of the logarithm of a time beyond what the model explains, and of weights between machines.
 TIME_SD, MACHINES_SD, HUBER_DELTA = 0.12, 0.15, 2.0
 #: Standard deviation of a coefficient's logarithm between machines, as one machine more.
@@ -54,6 +54,20 @@ class TimedPrograms(NamedTuple):
     influence: Float[np.ndarray, "n"]
 
 
+class Learned(NamedTuple):
+    """What timings of programs tell.
+
+    Attributes:
+        known: the weights, with what they say of a further machine.
+        machines: the coefficients of each machine, `[machines]`.
+        pace: the logarithm of how much slower a machine was while a batch was timed, `[batches]`.
+    """
+
+    known: KnownWeights
+    machines: FunctionCoefficients
+    pace: Float[np.ndarray, "batches"]
+
+
 def timed_programs(
     profiles: Sequence[FunctionProfile],
     time_ns: Sequence[float],
@@ -70,7 +84,7 @@ def timed_programs(
     for own in np.unique(width).tolist():
         rows = np.flatnonzero(width == own)
         chosen = [profiles[row] for row in rows.tolist()]
-        sizes = {name: np.array([getattr(one, name) for one in chosen], float) for name in PROGRAM_INPUTS}
+        sizes = {name: np.array([getattr(one, name) for one in chosen], float) for name in PROFILE_FIELDS}
         kernels = stacked([one.kernels for one in chosen], 4**own)
         groups.append(TimedPrograms(kernels, sizes, *(column[rows] for column in columns)))
     return groups
@@ -79,17 +93,14 @@ def timed_programs(
 def _unknowns(machines: int, batches: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the unknowns' logarithms beforehand, and their standard deviations."""
     prior, wide = prior_of(FunctionCoefficients, log_sd=0.8), wide_weights()
-    count, families = len(OPERATIONS), np.zeros(len(FAMILIES))
     names = list(FunctionCoefficients.__dataclass_fields__)
-    medians = {name: np.full(machines, np.log(getattr(prior.median, name))) for name in names}
-    fields = ("row_ns", *FAMILY_FIELDS)
     start = {
         "operation": np.log(wide.operation_ns[:, _WORD]),
         "class_width": np.zeros((len(CLASSES), WIDTHS)),
-        "operation_width": np.zeros((count, WIDTHS)),
+        "operation_width": np.zeros((len(OPERATIONS), WIDTHS)),
         "pace": np.zeros(batches),
-        "coefficients": medians,
-        "families": {name: families + np.log(getattr(wide, name)) for name in fields},
+        "coefficients": {name: np.full(machines, np.log(getattr(prior.median, name))) for name in names},
+        "others": {name: np.log(getattr(wide, name)) for name in BELIEVED},
     }
     sds = {
         "operation": OPERATION_SD,
@@ -97,7 +108,7 @@ def _unknowns(machines: int, batches: int) -> tuple[dict[str, Any], dict[str, An
         "operation_width": OPERATION_WIDTH_SD,
         "pace": PACE_SD,
         "coefficients": {name: float(getattr(prior.log_sd, name)) for name in names},
-        "families": {name: 2 * FAMILY_SD if name == "row_ns" else FAMILY_SD for name in fields},
+        "others": {name: one.log_sd for name, one in BELIEVED.items()},
     }
     return start, sds
 
@@ -108,8 +119,8 @@ def _weights(logs: Mapping[str, Any]) -> Weights:
     widths = jnp.asarray(logs["class_width"])[of_class] + logs["operation_width"]
     widths = widths.at[:, _WORD].set(0.0)
     operation_ns = jnp.exp(jnp.asarray(logs["operation"])[:, None] + widths)
-    families = {name: jnp.exp(leaf) for name, leaf in logs["families"].items()}
-    return Weights(operation_ns, jnp.zeros_like(operation_ns), **families)
+    others = {name: jnp.exp(leaf) for name, leaf in logs["others"].items()}
+    return Weights(operation_ns, jnp.zeros_like(operation_ns), **others)
 
 
 def _log_ns(logs: Mapping[str, Any], group: TimedPrograms) -> Array:
@@ -122,14 +133,18 @@ def _log_ns(logs: Mapping[str, Any], group: TimedPrograms) -> Array:
 
 
 def learned_weights(
-    groups: Sequence[TimedPrograms], provenance: Mapping[str, Any] | None = None, steps: int = STEPS
-) -> tuple[KnownWeights, Float[np.ndarray, "batches"]]:
-    """Return the weights that explain timings best, with the coefficients of a further machine, and the batches' paces.
+    groups: Sequence[TimedPrograms],
+    provenance: Mapping[str, Any] | None = None,
+    steps: int = STEPS,
+    scatter: float = WIDE_SCATTER,
+) -> Learned:
+    """Return the weights that explain timings best.
 
     Args:
         groups: of `timed_programs`, over all machines.
         provenance: what the file of weights says of where they are from.
         steps: of L-BFGS.
+        scatter: how far off programs are that no fit saw, see `KnownWeights`.
 
     Raises:
         ValueError: no program.
@@ -165,7 +180,9 @@ def learned_weights(
         for name, value in logs["coefficients"].items()
     }
     median = {name: float(np.exp(mean)) for name, mean in means.items()}
-    return KnownWeights(weights, median, log_sd, dict(provenance or {})), logs["pace"]
+    known = KnownWeights(weights, median, log_sd, scatter, dict(provenance or {}))
+    machines_own = FunctionCoefficients(**{name: np.exp(value) for name, value in logs["coefficients"].items()})
+    return Learned(known, machines_own, logs["pace"])
 
 
 def _minimised(loss: Any, z: Any, steps: int) -> Any:

@@ -10,33 +10,75 @@ import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Array, Float
 
 from rlxjax._numerics import namespace_of
-from rlxjax._values import by_value
+from rlxjax._values import FrozenDict, by_value
 from rlxjax.jaxpr import CLASSES, FAMILIES, OPERATIONS, Kernels, vocabulary_version
 
 #: Widths of numbers that have weights of their own: 1, 2, 4, 8 and 16 bytes.
 WIDTHS = 5
-VERSION = 1
+VERSION = 2
 SHIPPED = Path(__file__).with_name("weights.json")
 #: The class of each operation by its place, as columns of a matrix.
 _OF_CLASS = np.array([[OPERATIONS[name] == one for one in CLASSES] for name in OPERATIONS], float)
-#: Standard deviation of the logarithm of the weight of an operation that nobody timed.
-WIDE_LOG_SD = 1.0
+#: Standard deviation of the logarithm of the weight of an operation that nobody timed; and of a time where no weights
+#: are known.
+WIDE_LOG_SD, WIDE_SCATTER = 1.0, 0.6
+#: How sharply rows leave vectors, kernels compute more than they move, loops call their kernels, results take new
+#: memory, and programs are handed over.
+ALIGNED, INTENSE, LOOPED, FRESH, HANDED_OVER = 4.0, 8.0, 3.0, 8.0, 6.0
 #: Families of fused loops behave alike, whatever their last operation is.
-LOOPS = ("movement", "gather", "custom")
-#: Sizes that go into the model as they are, and what families behave by.
-SIZES = ("launches", "looped", "read_bytes", "written_bytes")
-FAMILY_FIELDS = ("threshold", "gain", "sharpness", "exponent")
+LOOPS = ("elementwise", "movement", "gather", "custom")
 #: Families whose kernels call a library, so that no loop around them is compiled as one.
-LIBRARY_FAMILIES = ("linear algebra", "sort", "fft", "convolution")
-_FAMILY_OF = np.array([FAMILIES.index("elementwise" if name in LOOPS else name) for name in FAMILIES])
+LIBRARY_FAMILIES = ("scatter", "linear algebra", "sort", "fft", "convolution")
+_FAMILY_OF = np.array([FAMILIES.index(LOOPS[0] if name in LOOPS else name) for name in FAMILIES])
 _IS_LIBRARY = np.array([name in LIBRARY_FAMILIES for name in FAMILIES], float)
+_UNTILED = list(OPERATIONS).index("transpose_inner_untiled")
+#: Bytes of a line of a cache.
+LINE_BYTES = 64
+_FFT, _MATMUL = FAMILIES.index("fft"), FAMILIES.index("matmul")
+#: Sizes that go into the model as they are.
+SIZES = ("launches", "looped", "read_bytes", "written_bytes")
+
+
+class Believed(NamedTuple):
+    """What is believed of one kind of weight before anything is timed: a median, the spread of its logarithm."""
+
+    median: float
+    log_sd: float
+    per: tuple[str, ...] = ()
+
+
+_FAMILY, _CLASS = tuple(FAMILIES), CLASSES
+#: The weights but those of operations: what each is, by name, and whether there is one for each family or class.
+BELIEVED: Mapping[str, Believed] = FrozenDict(
+    {
+        "row_ns": Believed(0.5, 1.0, _FAMILY),
+        "exponent": Believed(2.0, 0.5, _FAMILY),
+        "sharpness": Believed(4.0, 0.5, _FAMILY),
+        "shared_read_bytes": Believed(2e6, 1.0, _FAMILY),
+        "shared_written_bytes": Believed(5e5, 1.0, _FAMILY),
+        "shared_flop": Believed(5e4, 1.0, _FAMILY),
+        "unaligned": Believed(0.5, 1.0, _CLASS),
+        "aligned_elements": Believed(8.0, 0.7, _CLASS),
+        "unaligned_row": Believed(5.0, 1.0),
+        "intensity": Believed(1.0, 0.5),
+        "hand_over_operations": Believed(700.0, 0.7),
+        "loop_bytes": Believed(1e3, 1.0),
+        "fresh_bytes": Believed(3.2e7, 0.3),
+        "first_cache": Believed(12.0, 0.5),
+        "strided": Believed(3.0, 1.0),
+        "far_strided": Believed(10.0, 1.0),
+        "indexed": Believed(1.0, 1.0),
+        "far_indexed": Believed(2.0, 1.0),
+    }
+)
+Column = Float[Array | np.ndarray, "..."] | Any
 
 
 @by_value
@@ -48,30 +90,57 @@ class Weights:
     Attributes:
         operation_ns: ns of one operation on one processor of the machine of rate one, `[operations, widths]`.
         operation_log_sd: standard deviation of its logarithm between machines, `[operations, widths]`.
-        row_ns: ns of a row of a kernel, by family, `[families]`.
-        threshold: time from which kernels of a family are shared, of that of the machine, `[families]`.
-        gain: what sharing gains in a family, of that of the machine, `[families]`.
-        sharpness: how sharply kernels of a family are shared from the threshold on, `[families]`.
-        exponent: how sharply the longer of compute and memory decides in a family, `[families]`.
+        row_ns: ns of a row of a kernel, `[families]`.
+        exponent: how sharply the longer of compute and memory decides, `[families]`.
+        sharpness: how sharply kernels are shared among processors from a size on, `[families]`.
+        shared_read_bytes: that a kernel reads where it begins to be shared, `[families]`.
+        shared_written_bytes: that it writes there, `[families]`.
+        shared_flop: that it computes there, if it computes more than it moves, `[families]`.
+        unaligned: what an operation takes more in rows of odd lengths, of its time in aligned ones, `[classes]`.
+        aligned_elements: the power of two from which rows are aligned ones if it divides them, `[classes]`.
+        unaligned_row: what an unaligned row takes more, of an aligned one.
+        intensity: FLOP of a byte from which a kernel computes more than it moves.
+        hand_over_operations: from which a program is handed to another thread.
+        loop_bytes: of a kernel from which a loop is not compiled as one.
+        fresh_bytes: of a result for which an allocator takes new memory.
+        first_cache: the bytes of a near cache, of those of a first one.
+        strided: what an element of an untiled transpose takes more, of itself, where a first cache is left.
+        far_strided: the same where the near cache is left.
+        indexed: what an indexed place takes more, of itself, beyond the near cache.
+        far_indexed: the same beyond the caches.
     """
 
-    operation_ns: Float[Array | np.ndarray, "operations widths"]
-    operation_log_sd: Float[Array | np.ndarray, "operations widths"]
-    row_ns: Float[Array | np.ndarray, "families"]
-    threshold: Float[Array | np.ndarray, "families"]
-    gain: Float[Array | np.ndarray, "families"]
-    sharpness: Float[Array | np.ndarray, "families"]
-    exponent: Float[Array | np.ndarray, "families"]
+    operation_ns: Float[Array | np.ndarray, "operations widths"] | Any
+    operation_log_sd: Float[Array | np.ndarray, "operations widths"] | Any
+    row_ns: Column
+    exponent: Column
+    sharpness: Column
+    shared_read_bytes: Column
+    shared_written_bytes: Column
+    shared_flop: Column
+    unaligned: Column
+    aligned_elements: Column
+    unaligned_row: Column
+    intensity: Column
+    hand_over_operations: Column
+    loop_bytes: Column
+    fresh_bytes: Column
+    first_cache: Column
+    strided: Column
+    far_strided: Column
+    indexed: Column
+    far_indexed: Column
 
-    def columns(self, kernels: Kernels) -> dict[str, Any]:
+    def columns(self, kernels: Kernels, static_ops: Any) -> dict[str, Any]:
         """Return the inputs of the functions model that kernels give, by name; differentiable in the weights.
 
         Args:
             kernels: of one program, or of several, padded, `[*batch, kernels]`.
+            static_ops: operations that a compiler counts in the program, `[*batch]`.
 
         Returns:
             Columns `[*batch, kernels]`: sizes, what each class of operations takes in ns at rate one, what the
-            operations' own weights leave unsure, and how the family is shared.
+            operations' own weights leave unsure, how much is shared; and `hand_overs`, `[*batch]`.
         """
         xp = namespace_of(*jax.tree.leaves((self, kernels)))
         k = {name: xp.asarray(column, float) for name, column in vars(kernels).items()}
@@ -80,25 +149,49 @@ class Weights:
         count = xp.maximum(k["launches"], 1.0)
         width = xp.asarray(xp.clip(xp.log2(xp.maximum(k["itemsize"], 1.0)), 0.0, WIDTHS - 1.0), int)
         family = xp.asarray(_FAMILY_OF)[xp.asarray(kernels.family, int)]
+        # A row is unaligned where half of what an aligned one is divisible by does not divide it.
+        aligned = xp.maximum(k["alignment"], 1.0)[..., None]
+        more, least = (own[name].reshape((1,) * count.ndim + (-1,)) for name in ("unaligned", "aligned_elements"))
+        unaligned = 1.0 + more * _beyond(xp, least, 1.4 * aligned, ALIGNED)
         each_ns = k["counts"] * own["operation_ns"].T[width]
-        by_class = each_ns @ xp.asarray(_OF_CLASS)
-        found = {f"{name}_work_ns": by_class[..., place] for place, name in enumerate(CLASSES)}
-        found["remainder_work_ns"] += own["row_ns"][family] * k["rows"] * is_there
+        by_class = (each_ns @ xp.asarray(_OF_CLASS)) * unaligned
+        work = {f"{name}_work_ns": by_class[..., place] for place, name in enumerate(CLASSES)}
+        odd = _beyond(xp, own["aligned_elements"][CLASSES.index("movement")], 1.4 * aligned[..., 0], ALIGNED)
+        work["movement_work_ns"] += own["row_ns"][family] * k["rows"] * (1.0 + own["unaligned_row"] * odd)
         stride = xp.asarray(kernels.stride_bytes, int)
+        # The bytes of a cache that a walk along a stride fills: strides of large powers of two meet in few sets. Strides
+        # shorter than a line leave none.
+        strided_bytes = k["extent"] * xp.where(stride >= LINE_BYTES, xp.asarray(stride & -stride, float), 0.0)
+        untiled_ns = each_ns[..., _UNTILED]
+        moved_bytes = k["read_bytes"] + k["written_bytes"]
+        intensity = k["flops"] / (moved_bytes + 1.0)
+        flop = k["flops"] * xp.where(
+            family == FAMILIES.index(LOOPS[0]), _beyond(xp, intensity, own["intensity"], INTENSE), 1.0
+        )
+        size = (
+            k["read_bytes"] / own["shared_read_bytes"][family]
+            + k["written_bytes"] / own["shared_written_bytes"][family]
+            + flop / own["shared_flop"][family]
+        ) / xp.where(family == _MATMUL, xp.maximum(k["pieces"], count), count)
         # A transform by itself stays on one processor.
-        is_shared = (family != FAMILIES.index("fft")) | (k["pieces"] > k["launches"])
+        is_shared = is_there * xp.asarray((family != _FFT) | (k["pieces"] > k["launches"]), float)
+        looped = xp.asarray(k["looped"] > 0, float)
+        calls = xp.max(looped * xp.asarray(_IS_LIBRARY)[family], -1, keepdims=True)
         return {
-            **found,
+            **work,
             "unsure_ns": xp.sqrt(xp.sum((each_ns * own["operation_log_sd"].T[width]) ** 2, -1)),
             **{name: k[name] for name in SIZES},
-            "kernel_bytes": (k["read_bytes"] + k["written_bytes"]) / count,
-            "result_bytes": k["written_bytes"] / count,
-            "whole_bytes": k["working_bytes"] / count,
-            # The bytes of a cache that a walk along a stride fills: strides of large powers of two meet in few sets.
-            "strided_bytes": k["extent"] * xp.asarray(stride & -stride, float),
-            "is_library": is_there * xp.asarray(_IS_LIBRARY)[family],
-            "is_shared": is_there * xp.asarray(is_shared, float),
-            **{name: own[name][family] * is_there for name in FAMILY_FIELDS},
+            "fresh_bytes": k["written_bytes"] * _beyond(xp, k["written_bytes"] / count, own["fresh_bytes"], FRESH),
+            "dispatched": k["looped"] * xp.maximum(calls, _beyond(xp, moved_bytes / count, own["loop_bytes"], LOOPED)),
+            "strided_bytes": strided_bytes,
+            "first_strided_bytes": strided_bytes * own["first_cache"],
+            "strided_ns": untiled_ns * own["strided"],
+            "far_strided_ns": untiled_ns * own["far_strided"],
+            "indexed_ns": work["indexing_work_ns"] * own["indexed"],
+            "far_indexed_ns": work["indexing_work_ns"] * own["far_indexed"],
+            "shared": is_shared * _beyond(xp, size, 1.0, own["sharpness"][family]),
+            "exponent": own["exponent"][family] * is_there,
+            "hand_overs": _beyond(xp, xp.asarray(static_ops, float) + 1.0, own["hand_over_operations"], HANDED_OVER),
         }
 
     def timed(self) -> np.ndarray:
@@ -106,13 +199,27 @@ class Weights:
         return np.min(np.asarray(self.operation_log_sd), -1) < WIDE_LOG_SD
 
 
+def _beyond(xp: Any, size: Any, threshold: Any, sharpness: Any) -> Any:
+    """Return `x**p / (x**p + 1)` of a size in units of a threshold: from 0 far below to 1 far above."""
+    return 0.5 + 0.5 * xp.tanh(0.5 * sharpness * (xp.log(size + 1e-9) - xp.log(threshold)))
+
+
 @dataclasses.dataclass(frozen=True)
 class KnownWeights:
-    """A file of weights: these, medians and spreads of machines' coefficients, and where all of it is from."""
+    """A file of weights: these, medians and spreads of machines' coefficients, and where all of it is from.
+
+    Attributes:
+        weights: of operations, families and classes.
+        median: of the coefficients of a further machine, by name.
+        log_sd: standard deviations of their logarithms.
+        scatter: standard deviation of the logarithm of the time of a program of operations in settings that no fit saw.
+        provenance: machines, versions, numbers of programs, the date, and the command.
+    """
 
     weights: Weights
     median: Mapping[str, float]
     log_sd: Mapping[str, float]
+    scatter: float
     provenance: Mapping[str, Any]
 
     def text(self) -> str:
@@ -121,18 +228,20 @@ class KnownWeights:
         pairs = zip(np.asarray(weights.operation_ns), np.asarray(weights.operation_log_sd), strict=True)
         each = zip(OPERATIONS, pairs, strict=True)
         operations = {name: {"ns": _short(ns), "log_sd": _short(sd)} for name, (ns, sd) in each}
-        fields = ("row_ns", *FAMILY_FIELDS)
-        families = {
-            name: {field: _short(np.asarray(getattr(weights, field))[place]) for field in fields}
-            for place, name in enumerate(FAMILIES)
+        others = {
+            name: dict(zip(believed.per, _short(getattr(weights, name)), strict=True))
+            if believed.per
+            else _short(getattr(weights, name))
+            for name, believed in BELIEVED.items()
         }
         coefficients = {name: [_short(self.median[name]), _short(self.log_sd[name])] for name in self.median}
         kept = {
             "version": VERSION,
             "vocabulary": vocabulary_version(),
             "provenance": dict(self.provenance),
+            "scatter": _short(self.scatter),
             "coefficients": coefficients,
-            "families": families,
+            "weights": others,
             "operations": operations,
         }
         # A line an entry: what changes from one corpus to another is read by people.
@@ -171,14 +280,14 @@ def read_weights(path: str | os.PathLike[str]) -> KnownWeights:
             expected = f"version {VERSION} of vocabulary {vocabulary_version()}"
             raise ValueError(f"expected {expected}, got version {own[0]} of {own[1]}")
         operations = [kept["operations"][name] for name in OPERATIONS]
-        families = {
-            field: np.array([kept["families"][name][field] for name in FAMILIES], float)
-            for field in ("row_ns", *FAMILY_FIELDS)
-        }
+        others = kept["weights"]
         weights = Weights(
             np.array([each["ns"] for each in operations], float),
             np.array([each["log_sd"] for each in operations], float),
-            **families,
+            **{
+                name: np.array([others[name][one] for one in believed.per] if believed.per else others[name], float)
+                for name, believed in BELIEVED.items()
+            },
         )
         shape = (len(OPERATIONS), WIDTHS)
         is_positive = all(np.all(np.isfinite(own) & (own > 0)) for own in vars(weights).values())
@@ -189,6 +298,7 @@ def read_weights(path: str | os.PathLike[str]) -> KnownWeights:
             weights,
             {name: float(pair[0]) for name, pair in pairs.items()},
             {name: float(pair[1]) for name, pair in pairs.items()},
+            float(kept["scatter"]),
             kept["provenance"],
         )
     except (AttributeError, IndexError, KeyError, TypeError, json.JSONDecodeError) as reason:
@@ -209,15 +319,17 @@ def shipped_weights() -> KnownWeights | None:
 
 #: ns of one operation of a class that nobody timed, on one processor of a present-day machine; some operations differ.
 _TYPICAL_NS = {
-    **{"arithmetic": 0.02, "movement": 0.03, "remainder": 1.0, "transpose": 0.3, "special": 0.2, "dear": 4.0},
+    **{"arithmetic": 0.02, "movement": 0.03, "transpose": 0.3, "special": 0.2, "dear": 4.0},
     **{"iterated": 50.0, "reduction": 0.06, "cumulative": 1.0, "window": 0.3, "product": 0.012, "convolution": 0.02},
     **{"transform": 0.05, "sort": 4.0, "factorisation": 1.0, "random": 0.02, "indexing": 0.4},
 }
 _TYPICAL_OPERATION_NS = {
-    **{"products": 100.0, "reduced_rows": 6.0, "transforms": 50.0, "convolution_runs": 20.0, "top_k": 0.5},
-    **{"convolution_loads": 0.3, "convolution_edge_loads": 1.0, "gather_places": 2.0, "scatter_places": 2.0},
-    **{"div_by_scalar": 0.1, "rem_by_scalar": 0.2},
+    **{"products": 100.0, "product_loads": 0.1, "product_results": 0.2, "reduced_rows": 6.0, "transforms": 50.0},
+    **{"top_k": 0.5, "convolution_runs": 20.0, "convolution_loads": 0.3, "convolution_edge_loads": 1.0},
+    **{"gather_places": 2.0, "scatter_places": 2.0, "div_by_scalar": 0.1, "rem_by_scalar": 0.2},
 }
+#: ns of one of what factorisations count beside elements.
+_TYPICAL_FACTOR_NS = {"flop": 0.05, "columns": 50.0, "matrices": 500.0}
 
 
 def wide_weights() -> Weights:
@@ -229,10 +341,11 @@ def wide_weights() -> Weights:
     """
     ns = np.array([_TYPICAL_OPERATION_NS.get(name, _TYPICAL_NS[OPERATIONS[name]]) for name in OPERATIONS])
     for place, name in enumerate(OPERATIONS):
-        ns[place] = 0.05 if name.endswith("_flop") else 500.0 if name.endswith("_matrices") else ns[place]
+        if OPERATIONS[name] == "factorisation":
+            ns[place] = _TYPICAL_FACTOR_NS.get(name.rpartition("_")[2], ns[place])
     each = np.repeat(ns[:, None], WIDTHS, 1)
-    ones = np.ones(len(FAMILIES))
-    return Weights(each, np.full_like(each, WIDE_LOG_SD), 0.5 * ones, ones, ones, 3.0 * ones, 2.0 * ones)
+    others = {name: np.full([len(one.per)] if one.per else [], one.median) for name, one in BELIEVED.items()}
+    return Weights(each, np.full_like(each, WIDE_LOG_SD), **others)
 
 
 def known_weights() -> Weights:
