@@ -369,5 +369,31 @@ def drawn(number: int, cost_ns: Callable[[Callable[..., Any], tuple[Any, ...]], 
     raise ValueError(f"number {number}: no program was found that is cheap enough")
 
 
+def single(number: int, cost_ns: Callable[[Callable[..., Any], tuple[Any, ...]], float]) -> Program:
+    """Return the program of a number that has one line, in a usual shape: powers of two, now and then thrice one.
+
+    Args:
+        number: of the program, 0 at least; templates follow each other.
+        cost_ns: as of `drawn`.
+    """
+    rng, template = np.random.default_rng([531, number]), TEMPLATES[number % len(TEMPLATES)]
+    log2_elements = rng.uniform(6, 21)
+    while log2_elements > 1:
+        drawing = _Drawing(rng)
+        rank = {"images": 4, "matrices": int(rng.choice([2, 2, 3]))}.get(template.group, int(rng.choice([1, 2, 2])))
+        dtype = "int32" if template.group == "integers" else str(rng.choice(["float32"] * 6 + ["bfloat16"]))
+        cuts = np.sort(rng.uniform(0, log2_elements, rank - 1))
+        logs = np.round(np.diff([0.0, *cuts, log2_elements])).astype(int)
+        shape = tuple(int(2**each) if rng.random() < 0.85 or each < 1 else int(3 * 2 ** (each - 1)) for each in logs)
+        x = drawing.argument(shape, jnp.dtype(dtype))
+        drawing.values[x] = drawing.arguments[0].abstract()
+        if _fits(template.group, drawing.values[x]) and drawing.add(template, x):
+            program = drawing.program([template.text], False)
+            if cost_ns(program.function(), tuple(draw.abstract() for draw in program.draws())) <= MOST_NS:
+                return program
+        log2_elements -= 0.25
+    raise ValueError(f"number {number}: no program was found")
+
+
 _SHARES = np.array([template.weight for template in TEMPLATES])
 _SHARES /= _SHARES.sum()

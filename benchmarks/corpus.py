@@ -1,10 +1,11 @@
 """Time programs that a grammar draws, in two halves of a campaign: a model of any function is judged on these.
 
-    python -m benchmarks.corpus --machine-minutes 40 --out FILE.jsonl [--programs 3000] [--resume]
+    python -m benchmarks.corpus --machine-minutes 40 --out FILE.jsonl [--programs 3000] [--resume] [--single]
 
 The first run draws and times programs until half of the minutes are spent. A run with `--resume` goes on with what the
 file lacks: first with the first half, if it was interrupted, else with the second one. Let hours pass between them: how
-far the halves differ is the noise of a time. The file may be compressed with gzip once both are done.
+far the halves differ is the noise of a time. The file may be compressed with gzip once both are done. With `--single`
+each program has one operation, in a usual shape, of numbers of 32 bits at most.
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ import numpy as np
 
 import rlxjax as rx
 from benchmarks._common import options
-from benchmarks._grammar import MOST_BYTES, Program, drawn
+from benchmarks._grammar import MOST_BYTES, Program, drawn, single
 from calibrate.samples import Visits, quantile_ns
 from rlxjax.calibration import Fingerprint, current_fingerprint, fingerprint_differences
 from rlxjax.clock import PROTOCOL, call_ns, mean_ns, quiet_collector, visit_ns
@@ -44,7 +45,7 @@ def cost_ns(fn: Callable[..., Any], args: tuple[Any, ...]) -> float:
     if profile.peak_bytes > MOST_BYTES or profile.unknown_loops:
         return float("inf")
     work = profile.flops / 10 + 4 * profile.transcendentals + profile.integer_ops / 10 + profile.fused_traffic_bytes / 5
-    return work + 50 * profile.trips + 300 * sum(group.launches for group in profile.kernels)
+    return work + 50 * profile.trips + 300 * int(profile.kernels.launches.sum())
 
 
 @dataclasses.dataclass
@@ -129,6 +130,7 @@ class Recording:
 
     def __init__(self, corpus: Corpus, file: Any) -> None:
         self.corpus, self._file = corpus, file
+        self._drawn = single if corpus.header.get("single") else drawn
 
     def keep(self, **line: Any) -> None:
         """Write a line."""
@@ -139,7 +141,7 @@ class Recording:
         """Return a program of the file, or draw and keep it; None where none is drawn."""
         if number not in self.corpus.programs:
             try:
-                self.corpus.programs[number] = drawn(number, cost_ns)
+                self.corpus.programs[number] = self._drawn(number, cost_ns)
             except ValueError as error:
                 self.keep(kind="failed", number=number, reason=str(error))
                 return None
@@ -172,14 +174,16 @@ def main() -> int:
     parser = options(__doc__, machine_minutes=40.0, programs=3000)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--single", action="store_true")
     given = parser.parse_args()
-    jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_enable_x64", not given.single)
     warnings.simplefilter("ignore")
     if given.out.exists() != given.resume:
         found = "is there: go on with --resume" if given.out.exists() else "is not there: leave out --resume"
         print(f"{given.out} {found}", file=sys.stderr)
         return 2
     header = {"version": VERSION, "protocol": PROTOCOL, "fingerprint": current_fingerprint().model_dump(mode="json")}
+    header["single"] = given.single
     header["date"] = datetime.date.today().isoformat()
     try:
         corpus = read_corpus(given.out, mend_tail=True) if given.resume else Corpus(header)

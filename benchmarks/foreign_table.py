@@ -565,7 +565,7 @@ SPARE = (
     Foreign("MLP, training step", "flax.linen", _linen_training),
     Foreign("convolution with batch norm", "flax.nnx", _nnx_batch_norm),
     Foreign("GRU", "equinox", _equinox_gru),
-    Foreign("neural differential equation", "diffrax", _diffrax_neural, (50, 2)),
+    Foreign("neural differential equation", "diffrax", _diffrax_neural, (50,)),
     Foreign("Levenberg-Marquardt fit", "optimistix", _optimistix_least_squares, (6,)),
 )
 TABLES = {"functions": FUNCTIONS, "spare": SPARE, "all": FUNCTIONS + SPARE}

@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="put the table into docs/targets.md")
     given = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    (samples,) = given.card.glob("*.functions.samples.jsonl*")
+    samples = max(given.card.glob("*.functions.samples.jsonl*"))
     log, other = read_log(samples), read_log(given.other)
     suite = KernelsSuite(programs_of(given.card / "programs.json.gz"))
     kernels, functions = fitted(suite, log, GPU_KERNELS.prior), fitted(FunctionsSuite(), log, FUNCTIONS.prior)

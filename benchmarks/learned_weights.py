@@ -3,16 +3,15 @@
     python -m benchmarks.learned_weights CORPUS [CORPUS ...] [--functions SAMPLES ...] [--write] [--steps 250]
         [--json FILE]
 
-CORPUS is a file of `benchmarks.corpus`, one a machine. SAMPLES are of `rlxjax calibrate`, each of a further machine: of
-these the cells that are not held out. Programs of some templates, about one in ten, are held out by
-kind: the first fit does not see them, and the errors are theirs, with the pace of each batch taken out. The noise is
-how far the times of the two halves are apart. `--write` then learns from all programs and writes the file in the
-package: the same files give the same weights.
+CORPUS is a file of `benchmarks.corpus`; files of equal fingerprints are of one machine. SAMPLES are of `rlxjax
+calibrate`: the cells that are not held out count. Programs of some templates, about one in ten, are held out by kind:
+the first fit does not see them. Errors are without the pace of each batch. First halves are learned from; the noise is
+how far the second ones are from them. `--write` then learns from all programs and writes the file in the package: the
+same files give the same weights.
 """
 
 import json
 import shlex
-import sys
 import time
 import warnings
 from collections.abc import Sequence
@@ -28,19 +27,21 @@ from benchmarks.corpus import Corpus, read_corpus
 from calibrate.samples import SampleLog, quantile_ns, read_samples
 from calibrate.suites.functions import timed_functions
 from rlxjax.calibration import sha256_of, write_text_file
-from rlxjax.fit import predicted_ns
+from rlxjax.fit import COVERED, COVERED_SDS, predicted_ns
 from rlxjax.jaxpr import FunctionProfile
-from rlxjax.models import FunctionCoefficients, kernel_runs
-from rlxjax.models._learning import STEPS, TimedPrograms, learned_weights, timed_programs
-from rlxjax.models._weights import SHIPPED, KnownWeights
+from rlxjax.models import kernel_runs
+from rlxjax.models._learning import STEPS, Learned, TimedPrograms, learned_weights, timed_programs
+from rlxjax.models._weights import SHIPPED
 
-#: Templates whose programs are held out; and how much a function counts beside a program of the corpus: it was visited
-#: dozens of times, in rounds over minutes.
-HELD_OUT_TEMPLATES, FUNCTION_INFLUENCE = 8, 8.0
+#: Templates whose programs are held out.
+HELD_OUT_TEMPLATES = 8
+#: How much programs of many operations count beside those of one, which tell its weight; and functions, which were
+#: visited dozens of times.
+MANY_INFLUENCE, FUNCTION_INFLUENCE = 0.3, 3.0
 
 
 class Timing(NamedTuple):
-    """What one program took in one half of one machine's campaign."""
+    """What one program took in the first half of one machine's campaign."""
 
     machine: int
     number: int
@@ -48,25 +49,33 @@ class Timing(NamedTuple):
     templates: tuple[str, ...]
     batch: int
     time_ns: float
+    influence: float
 
 
-def timings_of(corpora: Sequence[Corpus]) -> list[Timing]:
-    """Return the timings of all programs whose loops turn a known number of times."""
+def timings_of(corpora: Sequence[Corpus], prints: list[Any]) -> list[Timing]:
+    """Return the timings of the first halves, of all programs whose loops turn a known number of times.
+
+    Args:
+        corpora: the files.
+        prints: fingerprints of machines, those of the files among them; the place of one is its machine's number.
+    """
     found, batches = [], 0
-    for machine, corpus in enumerate(corpora):
-        profiles = {}
+    for corpus in corpora:
+        profiles, is_single = {}, corpus.header.get("single", False)
         for number in sorted(corpus.done(0)):
             program = corpus.programs[number]
-            profile = rx.profile_function(program.function(), *(draw.abstract() for draw in program.draws()))
+            with jax.enable_x64(not is_single):
+                profile = rx.profile_function(program.function(), *(draw.abstract() for draw in program.draws()))
             if not profile.uncounted:
                 profiles[number] = profile
-        for half in (0, 1):
-            times_ns = corpus.times_ns(half)
-            for batch in (batch for batch in corpus.batches if batch["half"] == half):
-                for number in (number for number in batch["numbers"] if number in profiles):
-                    templates = corpus.programs[number].templates
-                    found.append(Timing(machine, number, profiles[number], templates, batches, times_ns[number]))
-                batches += 1
+        machine, influence = prints.index(corpus.header["fingerprint"]), 1.0 if is_single else MANY_INFLUENCE
+        times_ns = corpus.times_ns(0)
+        for batch in (batch for batch in corpus.batches if batch["half"] == 0):
+            for number in (number for number in batch["numbers"] if number in profiles):
+                templates = corpus.programs[number].templates
+                told = profiles[number], templates, batches, times_ns[number], influence
+                found.append(Timing(machine, number, *told))
+            batches += 1
     return found
 
 
@@ -76,43 +85,48 @@ def timings_of_functions(log: SampleLog, machine: int, batch: int) -> list[Timin
     found = []
     for number, (cell, time_ns) in enumerate(zip(cells, quantile_ns(visits), strict=True)):
         if not (function := functions[cell.name]).held_out:
-            profile = rx.profile_function(function.fn, *function.abstract())
-            found.append(Timing(machine, number, profile, (), batch, float(time_ns)))
+            with jax.enable_x64(False):
+                profile = rx.profile_function(function.fn, *function.abstract())
+            found.append(Timing(machine, number, profile, (), batch, float(time_ns), FUNCTION_INFLUENCE))
     return found
 
 
 def groups_of(timings: Sequence[Timing], influence: np.ndarray) -> list[TimedPrograms]:
     """Return timings as what weights are learned from."""
     columns = ([getattr(one, name) for one in timings] for name in ("profile", "time_ns", "batch", "machine"))
-    weight = np.array([1.0 if one.templates else FUNCTION_INFLUENCE for one in timings])
-    return timed_programs(*columns, influence=influence * weight)
+    return timed_programs(*columns, influence=influence * np.array([one.influence for one in timings]))
 
 
-def errors(known: KnownWeights, paces: np.ndarray, groups: Sequence[TimedPrograms]) -> dict[str, Any]:
-    """Return the errors of the first machine's programs that a fit saw and that it did not, paces taken out."""
-    coefficients = FunctionCoefficients(**known.median)
-    groups = [jax.tree.map(lambda leaf, own=group: leaf[own.machine == 0], group) for group in groups]
+def errors(learned: Learned, groups: Sequence[TimedPrograms]) -> dict[str, Any]:
+    """Return the errors of the programs that a fit saw and of those that it did not, paces taken out."""
     found: dict[str, Any] = {}
-    runs = [kernel_runs(group.kernels, known.weights, **group.sizes) for group in groups]
-    said = np.concatenate([np.asarray(predicted_ns(coefficients, each, {})) for each in runs])
-    taken = np.concatenate([group.time_ns / np.exp(paces[group.batch]) for group in groups])
-    counted = np.concatenate([group.influence for group in groups]) > 0
+    said = np.concatenate([np.exp(log_ns(learned, group)) for group in groups])
+    taken = np.concatenate([group.time_ns / np.exp(learned.pace[group.batch]) for group in groups])
+    influence = np.concatenate([group.influence for group in groups])
+    counted = influence > 0
     for name, chosen in (("seen", counted), ("held out by kind", ~counted)):
-        each = np.abs(said / taken - 1.0)[chosen]
+        each, far = np.abs(said / taken - 1.0)[chosen], np.abs(np.log(said / taken))[chosen]
         found[name] = {"timings": len(each), "median": float(np.median(each)), "mean": float(each.mean())}
+        # Nine tenths of a normal distribution lie within so many standard deviations.
+        order, weight = np.argsort(far), np.maximum(influence[chosen], 1e-6)
+        below = np.cumsum(weight[order]) / np.sum(weight)
+        found[name]["scatter"] = float(far[order[np.searchsorted(below, COVERED)]]) / COVERED_SDS
     return found
 
 
-def noise_of(timings: Sequence[Timing], paces: np.ndarray) -> dict[str, float]:
-    """Return how far the times of the two halves are apart, with and without the paces of their batches."""
-    halves: dict[tuple[int, int], list[tuple[float, float]]] = {}
-    for one in timings:
-        halves.setdefault((one.machine, one.number), []).append((np.log(one.time_ns), paces[one.batch]))
-    both = np.array([pair for pair in halves.values() if len(pair) == 2]).reshape(-1, 2, 2)
-    apart = np.abs(both[:, 0, 0] - both[:, 1, 0])
-    without = np.abs(both[:, 0, 0] - both[:, 1, 0] - both[:, 0, 1] + both[:, 1, 1])
-    medians = (float(np.median(each)) if len(each) else float("nan") for each in (apart, without))
-    return {"programs": len(both), **dict(zip(("median", "median, paces out"), medians, strict=True))}
+def log_ns(learned: Learned, group: TimedPrograms) -> np.ndarray:
+    """Return the logarithms of what the programs of a group take, each on its machine."""
+    machines = jax.tree.map(lambda leaf: leaf[group.machine], learned.machines)
+    return np.log(predicted_ns(machines, kernel_runs(group.kernels, learned.known.weights, **group.sizes), {}))
+
+
+def noise_of(corpora: Sequence[Corpus]) -> dict[str, float]:
+    """Return how far the times of the two halves of campaigns are apart."""
+    apart = []
+    for corpus in corpora:
+        first, second = corpus.times_ns(0), corpus.times_ns(1)
+        apart += [abs(np.log(first[number] / second[number])) for number in first.keys() & second.keys()]
+    return {"programs": len(apart), "median": float(np.median(apart)) if apart else float("nan")}
 
 
 def main() -> None:
@@ -125,36 +139,41 @@ def main() -> None:
     jax.config.update("jax_enable_x64", True)
     warnings.simplefilter("ignore")
     corpora = [read_corpus(path) for path in given.corpora]
-    timings, logs = timings_of(corpora), [read_samples(path) for path in given.functions]
-    for log in logs:
-        batch = 1 + max(one.batch for one in timings)
-        timings += timings_of_functions(log, 1 + max(one.machine for one in timings), batch)
+    logs = [read_samples(path) for path in given.functions]
+    logged = [log.fingerprint.model_dump(mode="json") for log in logs]
+    prints: list[Any] = []
+    for each in (*(corpus.header["fingerprint"] for corpus in corpora), *logged):
+        prints += [each] if each not in prints else []
+    timings = timings_of(corpora, prints)
+    for log, each in zip(logs, logged, strict=True):
+        timings += timings_of_functions(log, prints.index(each), 1 + max(one.batch for one in timings))
     templates = sorted({name for one in timings for name in one.templates})
     out = set(np.random.default_rng(0).permutation(templates)[:HELD_OUT_TEMPLATES])
     groups = groups_of(timings, np.array([out.isdisjoint(one.templates) for one in timings]))
     start = time.perf_counter()
-    known, paces = learned_weights(groups, steps=given.steps)
+    learned = learned_weights(groups, steps=given.steps)
     found = {
-        **errors(known, paces, groups),
-        "halves apart": noise_of(timings, paces),
+        **errors(learned, groups),
+        "halves apart": noise_of(corpora),
         "held out": sorted(out),
         "seconds": time.perf_counter() - start,
     }
     print(json.dumps(found, indent=1))
     write(given.json, found)
     if given.write:
-        prints = [corpus.header["fingerprint"] for corpus in corpora]
-        prints += [log.fingerprint.model_dump(mode="json") for log in logs]
+        files = ["--functions", *map(str, given.functions)] if given.functions else []
+        asked = [*map(str, given.corpora), *files, "--write"]
         provenance = {
-            "command": shlex.join(["python", "-m", "benchmarks.learned_weights", *sys.argv[1:]]),
+            "command": shlex.join(["python", "-m", "benchmarks.learned_weights", *asked]),
             "dates": sorted({corpus.header["date"] for corpus in corpora}),
             "machines": [{name: each[name] for name in ("cpu_model", "cores", "jax", "jaxlib")} for each in prints],
             "files": {path.name: sha256_of(path) for path in (*given.corpora, *given.functions)},
             "programs": len({(one.machine, one.number) for one in timings}),
             "timings": len(timings),
         }
-        known, _ = learned_weights(groups_of(timings, np.ones(len(timings))), provenance, given.steps)
-        write_text_file(known.text(), SHIPPED)
+        scatter = found["seen"]["scatter"]
+        learned = learned_weights(groups_of(timings, np.ones(len(timings))), provenance, given.steps, scatter)
+        write_text_file(learned.known.text(), SHIPPED)
         print(f"written: {SHIPPED}")
 
 
