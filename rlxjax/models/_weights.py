@@ -159,8 +159,8 @@ class Weights:
         odd = _beyond(xp, own["aligned_elements"][CLASSES.index("movement")], 1.4 * aligned[..., 0], ALIGNED)
         work["movement_work_ns"] += own["row_ns"][family] * k["rows"] * (1.0 + own["unaligned_row"] * odd)
         stride = xp.asarray(kernels.stride_bytes, int)
-        # The bytes of a cache that a walk along a stride fills: strides of large powers of two meet in few sets. Strides
-        # shorter than a line leave none.
+        # The bytes of a cache that a walk along a stride fills: strides of large powers of two meet in few sets.
+        # Strides shorter than a line leave none.
         strided_bytes = k["extent"] * xp.where(stride >= LINE_BYTES, xp.asarray(stride & -stride, float), 0.0)
         untiled_ns = each_ns[..., _UNTILED]
         moved_bytes = k["read_bytes"] + k["written_bytes"]
