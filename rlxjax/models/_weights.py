@@ -28,7 +28,7 @@ SHIPPED = Path(__file__).with_name("weights.json")
 _OF_CLASS = np.array([[OPERATIONS[name] == one for one in CLASSES] for name in OPERATIONS], float)
 #: Standard deviation of the logarithm of the weight of an operation that nobody timed; and of a time where no weights
 #: are known.
-WIDE_LOG_SD, WIDE_SCATTER = 1.0, 0.6
+WIDE_LOG_SD, WIDE_SCATTER = 1.5, 0.6
 #: How sharply rows leave vectors, kernels compute more than they move, loops call their kernels, results take new
 #: memory, and programs are handed over.
 ALIGNED, INTENSE, LOOPED, FRESH, HANDED_OVER = 4.0, 8.0, 3.0, 8.0, 6.0
