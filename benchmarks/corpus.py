@@ -176,7 +176,6 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--single", action="store_true")
     given = parser.parse_args()
-    jax.config.update("jax_enable_x64", not given.single)
     warnings.simplefilter("ignore")
     if given.out.exists() != given.resume:
         found = "is there: go on with --resume" if given.out.exists() else "is not there: leave out --resume"
@@ -190,6 +189,7 @@ def main() -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
+    jax.config.update("jax_enable_x64", not corpus.header.get("single", False))
     if differences := fingerprint_differences(Fingerprint(**corpus.header["fingerprint"]), current_fingerprint()):
         print(f"{given.out} was taken elsewhere ({'; '.join(differences)}): leave out --resume", file=sys.stderr)
         return 2

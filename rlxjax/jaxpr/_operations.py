@@ -41,7 +41,7 @@ _CLASSES: Mapping[str, str] = {
     "rng_bit_generator",
     "indexing": "gather gather_places scatter scatter_places",
 }
-#: Factorisations count four times: elements of matrices, FLOP, columns and matrices: each may take most of the time.
+#: Factorisations count elements of matrices, FLOP, columns and matrices, since each may take most of the time.
 _FACTORISATIONS = [entry.partition("=")[0] for entry in _CLASSES["factorisation"].split()]
 #: The class of each operation, in the order of the vocabulary; and the operation that a primitive counts as.
 OPERATIONS: Mapping[str, str] = FrozenDict(

@@ -110,8 +110,8 @@ class FunctionsModel(CountsModel):
     """Any JAX function, jitted, called with arrays of the device; the inputs come from the kernels of its profile.
 
     A call takes the time of its dispatch, of its launches and of the turns of its loops, and that of each kernel:
-    computing, which is the sum of its operations, overlaps with memory traffic. Processors share kernels that take
-    longer than a threshold.
+    computing, which is the sum of its operations, overlaps with memory traffic. Processors share a kernel that moves or
+    computes enough; `Weights` says how much is enough.
     """
 
     name, version = "functions", 4
