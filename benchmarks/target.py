@@ -35,7 +35,7 @@ import rlxjax as rx
 from benchmarks._common import options, table, write
 from benchmarks.stage_pairs import PAIRS, Pair
 from calibrate.suites.functions import timed_functions
-from rlxjax.choices import target_times
+from rlxjax.calibration import times_for_target
 from rlxjax.jaxpr import FunctionProfile
 from rlxjax.targets import TargetDevice, target_device
 from rlxjax.welch import fused_peaks, hann_window, one_sided_weights
@@ -151,7 +151,7 @@ def pair_row(device: TargetDevice, pair: Pair) -> dict[str, Any]:
             made = [compiled(device, fn, args) for fn, args in programs]
         except ValueError as error:
             return {"name": pair.name, "refusal": str(error)}
-    said = target_times(made, device).decision([0], range(1, len(made)))
+    said = times_for_target(made, device).decision([0], range(1, len(made)))
     apart, together = figures(made[1:]), figures(made[:1])
     return {
         "name": pair.name,

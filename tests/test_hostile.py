@@ -21,6 +21,7 @@ import rlxjax as rx
 from calibrate.cli import app
 from calibrate.report.advice import read_advice
 from calibrate.samples import read_samples
+from rlxjax import devices
 from rlxjax._files import digest_of
 from rlxjax.calibration import load_calibration
 from rlxjax.choices import Memory
@@ -128,7 +129,7 @@ def evil(tmp_path_factory):
     entry = made_hostile(json.loads(json.dumps(decision().as_dict())), folder / "export.json", write_export, load)
     assert entry["label"] == EVIL
     load(folder / "export.json")
-    target = json.loads((Path(rx.targets.__file__).parent / "devices.json").read_text())["targets"][1]
+    target = json.loads((Path(devices.__file__).parent / "devices.json").read_text())["targets"][1]
     one = {"schema_version": 1, "targets": [target]}
     made_hostile(one, folder / "target.json", write_json, rx.targets.load_target)
     rx.learned.save_learned_fft(rx.learned.LearnedFft.exact(16), folder / "learned.json")

@@ -96,8 +96,8 @@ def compiled(monkeypatch):
             )
 
         monkeypatch.setattr("rlxjax.choices._advise.profile_function", profile)
-        monkeypatch.setattr("rlxjax.choices._rank_targets.profile_function", profile)
-        monkeypatch.setattr("rlxjax.choices._rank_targets.check_compiler", lambda platform: None)
+        monkeypatch.setattr("rlxjax.targets._rank.profile_function", profile)
+        monkeypatch.setattr("rlxjax.targets._rank.check_compiler", lambda platform: None)
 
     return set_to
 

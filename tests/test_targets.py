@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 
 import rlxjax as rx
 from calibrate.cli import app
-from rlxjax import targets
+from rlxjax import devices, targets
+from rlxjax.devices import _compile
 from rlxjax.gate import Provenance
 from rlxjax.jaxpr._primitives import UNKNOWN_LINE
 from rlxjax.jaxpr._xla import CompiledProgram
-from rlxjax.targets import _compile
 from tests._documented import assert_documented
 
-TABLE = Path(targets.__file__).with_name("devices.json")
+TABLE = Path(devices.__file__).with_name("devices.json")
 #: One target of each platform, and what compiles for it.
 EXTRAS = {"tpu": "tpu-v5e", "cuda": "h100"}
 N = 512

@@ -48,11 +48,7 @@ from ._explanation import StrategyExplanation as StrategyExplanation
 from ._explanation import explain as explain
 from ._function_times import FunctionPrediction as FunctionPrediction
 from ._function_times import FunctionTimes as FunctionTimes
-from ._function_times import known_gpu as known_gpu
-from ._function_times import predict_for_target as predict_for_target
-from ._function_times import predict_function as predict_function
 from ._function_times import predict_profiles as predict_profiles
-from ._function_times import times_for_target as times_for_target
 from ._predict import CalibratedModel as CalibratedModel
 from ._predict import Pick as Pick
 from ._predict import Predictions as Predictions
@@ -76,5 +72,10 @@ from ._sections import current_fingerprint as current_fingerprint
 from ._sections import fingerprint_differences as fingerprint_differences
 from ._sections import fingerprint_of_device as fingerprint_of_device
 from ._sections import rounded as rounded
+from ._target_times import known_gpu as known_gpu
+from ._target_times import predict_for_target as predict_for_target
+from ._target_times import predict_function as predict_function
+from ._target_times import stands_on as stands_on
+from ._target_times import times_for_target as times_for_target
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

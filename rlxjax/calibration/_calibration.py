@@ -28,7 +28,6 @@ from ._artefact import (
 )
 from ._conversion import calibrated_of, gate_of
 from ._explanation import Explanation, explain
-from ._function_times import predict_function
 from ._predict import CalibratedModel, Predictions
 from ._sections import (
     MACHINE_FIELDS,
@@ -37,6 +36,7 @@ from ._sections import (
     fingerprint_differences,
     warn_if_elsewhere,
 )
+from ._target_times import predict_function
 
 
 @by_value

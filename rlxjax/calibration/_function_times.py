@@ -3,9 +3,8 @@
 Of several functions one estimate says whether some are faster than others: what they share cancels.
 """
 
-import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -14,35 +13,22 @@ import numpy as np
 from jaxtyping import Array
 
 from rlxjax._numerics import temperature_from_sd
-from rlxjax._typing import Provenance
 from rlxjax._values import by_value, whole_ns
 from rlxjax.fit import (
     COVERED,
-    COVERED_SDS,
     Decision,
     LatencyEstimate,
     LatencyPosterior,
-    LatencyPrior,
     Runs,
-    coefficient_names,
     corrected_terms_ns,
     estimate,
-    prior_posterior,
 )
-from rlxjax.jaxpr import FunctionProfile, TripCounts, profile_function
+from rlxjax.jaxpr import FunctionProfile
 from rlxjax.models import (
-    FUNCTIONS,
-    GPU_KERNELS,
     function_runs,
-    gpu_facts,
-    gpu_facts_of_kind,
-    gpu_runs,
     untimed_operations,
 )
-from rlxjax.targets import TargetDevice, target_device
 
-from ._artefact import population
-from ._conversion import calibrated_of, coefficients_of
 from ._predict import CalibratedModel
 
 #: Relative standard deviation of what one program takes beyond what its terms explain, where another does the same
@@ -54,9 +40,6 @@ OWN_SPREAD = 0.15
 TERM_SPREAD = 0.4
 #: The first where the profiles are of compiled programs, which tell the compiler's choices.
 COMPILED_SPREAD = 0.05
-#: Standard deviations of the logarithm of a time: of hosts with one kind of card, of which two differ by 0.27; and of
-#: a TPU's time by what its compiler estimates, which nobody timed here.
-HOST_LOG_SD, ESTIMATE_LOG_SD = 0.3, 0.5
 
 
 @by_value
@@ -181,7 +164,7 @@ def predict_profiles(calibrated: CalibratedModel, profiles: Sequence[FunctionPro
         calibrated: the functions model of a calibration, `calibration.of("functions")`.
         profiles: of the functions.
     """
-    found = _times(calibrated, function_runs(profiles), profiles, [profile.uncounted for profile in profiles])
+    found = times_of_runs(calibrated, function_runs(profiles), profiles, [profile.uncounted for profile in profiles])
     untimed = map(untimed_operations, profiles)
     pairs = zip(found.predictions, untimed, strict=True)
     return found._replace(
@@ -189,7 +172,7 @@ def predict_profiles(calibrated: CalibratedModel, profiles: Sequence[FunctionPro
     )
 
 
-def _times(
+def times_of_runs(
     calibrated: CalibratedModel, runs: Runs, profiles: Sequence[FunctionProfile], uncounted: Sequence[tuple[str, ...]]
 ) -> FunctionTimes:
     """Return what runs of a model of functions take, all by one estimate."""
@@ -219,168 +202,3 @@ def _times(
 @jax.jit
 def _estimates_and_terms(posterior: LatencyPosterior, runs: Runs) -> tuple[LatencyEstimate, Mapping[str, Array]]:
     return estimate(posterior, runs), corrected_terms_ns(posterior, runs)
-
-
-def predict_function(
-    calibration: Any,
-    fn: Callable[..., Any],
-    *args: Any,
-    target: str | TargetDevice | None = None,
-    trip_counts: TripCounts | None = None,
-    **kwargs: Any,
-) -> FunctionPrediction:
-    """Return what a jitted function takes on the calibrated machine; nothing is compiled or run.
-
-    For a `target`, a device that need not be there, it is compiled, and predicted by `predict_for_target`.
-
-    Args:
-        calibration: that holds the functions model.
-        fn: the function.
-        *args: arrays or `jax.ShapeDtypeStruct`s, or trees of them.
-        target: a name, a path to a file of a target, or a `TargetDevice`.
-        trip_counts: of the loops whose length depends on data.
-        **kwargs: of the function.
-
-    Raises:
-        ValueError: as of `profile_function`, or a calibration without the functions model.
-    """
-    if target is not None:
-        return predict_for_target(fn, *args, target=target, calibration=calibration, trip_counts=trip_counts, **kwargs)
-    calibrated = calibration.of(FUNCTIONS.name)
-    profile = profile_function(fn, *args, trip_counts=trip_counts, **kwargs)
-    return predict_profiles(calibrated, [profile]).predictions[0]
-
-
-def predict_for_target(
-    fn: Callable[..., Any],
-    *args: Any,
-    target: str | TargetDevice,
-    calibration: Any = None,
-    trip_counts: TripCounts | None = None,
-    **kwargs: Any,
-) -> FunctionPrediction:
-    """Return what a function takes on a device that need not be there; it is compiled for it on the CPU.
-
-    On a GPU the model of its kernels says so, by a calibration of such a device, by the timings of one that ships
-    with this package, or by its data sheet: `stands_on` names which. On a TPU it is the compiler's own estimate of
-    cycles, loops by their trips, over the clock of the data sheet: the device alone, without the host. The interval
-    then holds a roofline by the data sheet too.
-
-    All arguments are those of `predict_function`; `calibration` may be None, and its model of GPU kernels is used where
-    it is of such a device.
-
-    Raises:
-        ValueError: as of `compile_for` and `profile_function`; one line.
-    """
-    device = target_device(target)
-    profile = profile_function(fn, *args, level="compiled", target=device, trip_counts=trip_counts, **kwargs)
-    more, compiled = list(profile.uncounted), profile.target
-    assert compiled is not None  # a profile for a target has one
-    if not compiled.fits:
-        more.append(compiled.memory)
-    if compiled.gpu is not None and compiled.gpu.unknown_loops and not more:
-        more.append("loops of different trips that depend on data count as one turn each")
-    return times_for_target([profile], device, calibration, uncounted=[tuple(more)]).predictions[0]
-
-
-def times_for_target(
-    profiles: Sequence[FunctionProfile],
-    device: TargetDevice,
-    calibration: Any = None,
-    *,
-    uncounted: Sequence[tuple[str, ...]] | None = None,
-) -> FunctionTimes:
-    """Return what functions that were compiled for a device take, all by one estimate; see `predict_for_target`.
-
-    Args:
-        profiles: of level "compiled" for the device.
-        device: the target.
-        calibration: a `Calibration`, whose model of GPU kernels is used where it is of such a device.
-        uncounted: what is not counted of each, a sentence each; nothing unless given.
-
-    Raises:
-        ValueError: a GPU whose figures do not suffice, or a function for several of them.
-    """
-    more = [()] * len(profiles) if uncounted is None else uncounted
-    if device.platform == "tpu":
-        found = tuple(_by_cycles(device, profile, own) for profile, own in zip(profiles, more, strict=True))
-        terms_ns = np.array([[prediction.time_ns] for prediction in found])
-        return FunctionTimes(found, np.full((len(found), 1), ESTIMATE_LOG_SD), terms_ns, np.zeros(len(found)))
-    programs = [profile.target.gpu for profile in profiles if profile.target and profile.target.gpu]
-    if len(programs) != len(profiles) or any(own.target.devices > 1 for own in profiles if own.target):
-        raise ValueError(f"target {device.name}: expected a function for one device, got one for several")
-    calibrated, stands_on = known_gpu(device, calibration)
-    times = _times(calibrated, gpu_runs(programs), profiles, more)
-    told = (found._replace(target=device.name, stands_on=stands_on) for found in times.predictions)
-    return times._replace(predictions=tuple(told))
-
-
-class KnownGpu(NamedTuple):
-    """A model of a GPU's kernels, and in words where it comes from: a calibration, shipped timings, or a data sheet."""
-
-    model: CalibratedModel
-    stands_on: str
-
-
-def known_gpu(device: TargetDevice, calibration: Any = None) -> KnownGpu:
-    """Return what is known of a GPU: by a calibration of one, by one that was timed for this package, or by others.
-
-    Args:
-        device: a GPU.
-        calibration: a `Calibration` that may be of such a device.
-
-    Returns:
-        The model of its kernels, and `stands_on`, the words for where that comes from.
-
-    Raises:
-        ValueError: a device whose figures do not suffice.
-
-    Examples:
-        >>> from rlxjax.targets import target_device
-        >>> known_gpu(target_device("h100")).stands_on
-        'timings of one NVIDIA H100 80GB HBM3'
-        >>> known_gpu(target_device("l4")).stands_on
-        'the data sheet of NVIDIA L4 24 GB, and what 2 other GPUs say of hosts and kernels'
-    """
-    facts, sheet = gpu_facts(device), f"the data sheet of {device.title}"
-    if calibration is not None and GPU_KERNELS.name in calibration.models:
-        kind = str(calibration.fingerprint.get("device_kind", ""))
-        if gpu_facts_of_kind(kind) == facts:
-            return KnownGpu(calibration.models[GPU_KERNELS.name].with_facts(**facts), f"a calibration of {kind}")
-    shipped = population("gpu")
-    section = None if shipped is None else shipped.models.get(GPU_KERNELS.name)
-    if section is None or section.population is None:
-        posterior = prior_posterior(GPU_KERNELS, facts=facts)
-        provenance = dict.fromkeys(coefficient_names(posterior.coefficients), Provenance.UNCALIBRATED)
-        return KnownGpu(CalibratedModel(posterior, provenance, {}, {}), sheet)
-    others = calibrated_of(GPU_KERNELS, section)
-    for machine in section.population.machines:
-        kind = machine.fingerprint.device_kind
-        if machine.coefficients and gpu_facts_of_kind(kind) == facts:
-            prior = LatencyPrior(*coefficients_of(GPU_KERNELS, machine.coefficients))
-            own = prior_posterior(GPU_KERNELS, prior, facts=others.posterior.facts)
-            own = dataclasses.replace(own, spread=others.posterior.spread)
-            one = dataclasses.replace(others, posterior=own, pace_log_sd=HOST_LOG_SD)
-            return KnownGpu(one.with_facts(**facts), f"timings of one {kind}")
-    said = f"{sheet}, and what {len(section.population.machines)} other GPUs say of hosts and kernels"
-    # Nothing of this device was measured.
-    return KnownGpu(dataclasses.replace(others, domain={}).with_facts(**facts), said)
-
-
-def _by_cycles(device: TargetDevice, profile: FunctionProfile, uncounted: tuple[str, ...]) -> FunctionPrediction:
-    """Return a prediction by the cycles that a TPU's compiler estimates, beside a roofline by data sheet."""
-    compiled = profile.target
-    assert compiled is not None  # a profile for a target has one
-    memory_ns = float(profile.io.device_traffic_bytes) / device.bandwidth_bytes_per_ns
-    compute_ns = profile.flops / compiled.devices / device.matrix_flop_per_ns.get("bf16", math.inf)
-    roofline_ns = max(memory_ns, compute_ns, 1.0)
-    cycles_ns = None if compiled.cycles is None else compiled.cycles / device.clock_ghz
-    time_ns, name = (cycles_ns, "XLA's estimate of cycles over the clock") if cycles_ns else (roofline_ns, "a roofline")
-    if not cycles_ns and not uncounted:
-        uncounted = (f"the compiler's cycles make no sense: {compiled.left_out.get('cycles', 'it gives none')}",)
-    reach = math.exp(COVERED_SDS * ESTIMATE_LOG_SD)
-    high_ns = math.inf if uncounted else max(roofline_ns, time_ns) * reach
-    said = f"{name} by the data sheet of {device.title}, the device alone; nothing was measured"
-    about = {"target": device.name, "stands_on": said, "roofline_ns": roofline_ns}
-    low_ns = min(roofline_ns, time_ns) / reach
-    return FunctionPrediction(time_ns, low_ns, high_ns, {"device_ns": time_ns}, profile, False, uncounted, **about)

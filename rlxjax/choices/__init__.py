@@ -1,10 +1,13 @@
 """Which way to do some work is the fastest here: by the model where it is sure, measured and remembered where not.
 
 `choose` takes functions and returns a `Choice` of one `Way`; `advise` says which jitted stages should be one program,
-and returns an `Advice`. `rank_targets` says what one function takes of devices that need not be there, `target_times`
-what programs that were compiled for one take. A `Memory` keeps each `Choice` that was measured; `clear_choices` forgets
-what the process keeps. `decide` takes any `Work` along the same path.
+and returns an `Advice`. A `Memory` keeps each `Choice` that was measured; `clear_choices` forgets what the process
+keeps. `decide` takes any `Work` along the same path.
 """
+
+from rlxjax.targets import RankedTarget as RankedTarget
+from rlxjax.targets import TargetRanking as TargetRanking
+from rlxjax.targets import rank_targets as rank_targets
 
 from ._advice import DECIDED as DECIDED
 from ._advice import Advice as Advice
@@ -20,10 +23,6 @@ from ._memory import Loaded as Loaded
 from ._memory import Memory as Memory
 from ._programs import Work as Work
 from ._programs import predicted_variants as predicted_variants
-from ._rank_targets import RankedTarget as RankedTarget
-from ._rank_targets import TargetRanking as TargetRanking
-from ._rank_targets import rank_targets as rank_targets
-from ._rank_targets import target_times as target_times
 from ._way import Choice as Choice
 from ._way import Way as Way
 from ._way import measure_word as measure_word

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlxjax._checks import check_at_least, is_traced
 from rlxjax._numerics import temperature_from_sd
-from rlxjax._values import counted
+from rlxjax._values import counted, in_bytes
 from rlxjax.calibration import (
     CalibratedModel,
     Calibration,
@@ -23,12 +23,14 @@ from rlxjax.calibration import (
     default_calibration,
     load_calibration,
     predict_profiles,
+    stands_on,
+    times_for_target,
 )
+from rlxjax.devices import DoesNotFitError, TargetDevice, target_device
 from rlxjax.fit import SURE
 from rlxjax.fusion import plan_stages
 from rlxjax.jaxpr import FunctionProfile, TripCounts, profile_function
 from rlxjax.models import FUNCTIONS
-from rlxjax.targets import DoesNotFitError, TargetDevice, target_device
 
 from ._advice import Advice, Grouping, as_code, compared, flip, why_measured, why_not, why_predicted
 from ._calls import ALONE, Party
@@ -51,7 +53,6 @@ from ._programs import (
     predicted_programs,
     where_of,
 )
-from ._rank_targets import change_in_words, in_bytes, stands_on, target_times
 from ._way import Choice, Way, measure_word
 
 #: The first and the last of some stages that are neighbours.
@@ -178,7 +179,7 @@ def advise(
         times = predict_profiles(calibration.of(FUNCTIONS.name), list(profiles.values()))
         has = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
     else:
-        times, has = target_times(list(profiles.values()), device), device.memory_bytes
+        times, has = times_for_target(list(profiles.values()), device), device.memory_bytes
     limit, prices = has if memory_bytes is None else memory_bytes, (float(min_gain_ns), float(peak_price_ns_per_byte))
     asked = _Question(fn, args, whole, groups, profiles, refused, device, limit, *prices)
     forms, choice = asked.forms(times), None
@@ -500,3 +501,16 @@ def _saved(apart: Sequence[FunctionPrediction], grouped: Sequence[FunctionPredic
     before, after = totals(apart), totals(grouped)
     saved = {name: count - after[name] for name, count in before.items()}
     return {name: max(-count, 0) if name.startswith("recomputed") else count for name, count in saved.items()}
+
+
+def change_in_words(apart: Sequence[FunctionProfile], grouped: Sequence[FunctionProfile]) -> str:
+    """Return what a grouping changes by the compiler's figures, as "1 kernel for 3, 134 MB less"."""
+    sides = (apart, grouped)
+    before, after = (sum(int(own.io.kernel_launches) for own in side) for side in sides)
+    moved, left = (sum(own.fused_traffic_bytes for own in side) for side in sides)
+    cycles = [[own.target.cycles if own.target else None for own in side] for side in sides]
+    change = f"{in_bytes(abs(moved - left))} {'less' if moved > left else 'more'}"
+    parts = [f"{counted(after, 'kernel')} for {before:,}", change if moved != left else "as many bytes"]
+    if None not in (*cycles[0], *cycles[1]):
+        parts.append("{:,} cycles for {:,}".format(*(sum(own or 0 for own in side) for side in cycles[::-1])))
+    return ", ".join(parts)

@@ -9,8 +9,8 @@ import jax
 
 from rlxjax._tracing import TRACER, traced
 from rlxjax._values import FrozenDict
+from rlxjax.devices import CompiledFor, TargetDevice, check_compiler, compile_for, target_device
 from rlxjax.graph import GraphIoProfile
-from rlxjax.targets import CompiledFor, TargetDevice, check_compiler, compile_for, target_device
 
 from ._kernels import kernel_table
 from ._primitives import lowered

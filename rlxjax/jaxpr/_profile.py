@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rlxjax._values import FrozenDict, by_value
+from rlxjax.devices import TargetDevice
 from rlxjax.graph import GraphIoProfile
-from rlxjax.targets import TargetDevice
 
 from ._kernels import Kernels
 from ._rules import OperationCounts

@@ -11,10 +11,10 @@ import numpy as np
 from rlxjax._numerics import soft_excess, soft_roofline
 from rlxjax._typing import RealLike
 from rlxjax._values import FrozenDict
+from rlxjax.devices import TargetDevice, target_device, target_names
 from rlxjax.fit import Facts, Input, Runs, columns_of
 from rlxjax.gate import Coefficients
 from rlxjax.jaxpr import OPERATIONS, GpuProgram
-from rlxjax.targets import TargetDevice, target_device, target_names
 
 from ._coefficients import ROOFLINE_SHARPNESS, coefficients, prior_of, typical
 from ._functions import CountsModel

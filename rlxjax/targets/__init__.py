@@ -1,16 +1,22 @@
-"""Devices that need not be there: what each has, and functions compiled for them.
+"""Devices that need not be there: what each has, and what functions take of them.
 
-`target_device` returns one by its name, `load_target` one's own from a file, `compile_for` compiles for it. What
-compiles comes with the extras `tpu-compiler` and `cuda-compiler`.
+`target_device` returns a device by its name, `load_target` one's own from a file. `compile_for` compiles a function for
+it, `rank_targets` says which of several devices runs a function fastest. The extras `tpu-compiler` and `cuda-compiler`
+install what compiles.
 """
 
-from ._compile import CompiledFor as CompiledFor
-from ._compile import DoesNotFitError as DoesNotFitError
-from ._compile import check_compiler as check_compiler
-from ._compile import compile_for as compile_for
-from ._devices import TargetDevice as TargetDevice
-from ._devices import load_target as load_target
-from ._devices import target_device as target_device
-from ._devices import target_names as target_names
+from rlxjax.devices import CompiledFor as CompiledFor
+from rlxjax.devices import DoesNotFitError as DoesNotFitError
+from rlxjax.devices import Link as Link
+from rlxjax.devices import TargetDevice as TargetDevice
+from rlxjax.devices import check_compiler as check_compiler
+from rlxjax.devices import compile_for as compile_for
+from rlxjax.devices import load_target as load_target
+from rlxjax.devices import target_device as target_device
+from rlxjax.devices import target_names as target_names
+
+from ._rank import RankedTarget as RankedTarget
+from ._rank import TargetRanking as TargetRanking
+from ._rank import rank_targets as rank_targets
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

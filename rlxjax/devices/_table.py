@@ -18,6 +18,26 @@ _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Rates = Mapping[str, _Positive]
 
 
+class Link(Strict):
+    """What joins devices: the links of a torus, from a device to its neighbours, or a switch.
+
+    Attributes:
+        name: of the links, as "ICI", "NVLink", "PCIe" or "network".
+        shape: "torus" or "switch".
+        bytes_per_ns: in one direction: of one link of a torus, of one device at a switch.
+        latency_ns: of one hop.
+        devices: the most that it joins.
+        wraps: the sizes of a torus whose multiples close to a ring; other sizes are lines. None of a switch.
+    """
+
+    name: str
+    shape: Literal["torus", "switch"]
+    bytes_per_ns: _Positive
+    latency_ns: _Positive
+    devices: Annotated[int, Field(gt=1)]
+    wraps: Annotated[int, Field(gt=0)] | None = None
+
+
 class TargetDevice(Strict):
     """A device to compile for, as its makers describe it.
 
@@ -33,6 +53,8 @@ class TargetDevice(Strict):
         matrix_flop_per_ns: peak rate of its matrix units by type, as "bf16", "tf32" or "s8", without sparsity.
         clock_ghz: of its cores.
         launch_ns: from one kernel to the next where kernels do nothing.
+        call_ns: of the host, for one call that is waited for; None where timings of such a device say it.
+        links: what joins several devices, the nearest first; a switch of more devices joins those of a nearer one.
         l2_bytes: its last cache, None where there is none or nobody says.
         cores: streaming multiprocessors of a GPU.
         sources: where each figure comes from, in words, by field.
@@ -50,6 +72,8 @@ class TargetDevice(Strict):
     matrix_flop_per_ns: _Rates
     clock_ghz: _Positive
     launch_ns: _Positive
+    call_ns: _Positive | None = None
+    links: Annotated[tuple[Link, ...], Field(strict=False)] = ()
     l2_bytes: Annotated[int, Field(gt=0)] | None = None
     cores: Annotated[int, Field(gt=0)] | None = None
     sources: Mapping[str, str]
@@ -98,7 +122,7 @@ class TargetFile(Strict):
 
 
 def load_target(path: str | os.PathLike[str]) -> TargetDevice:
-    """Return the target that a file of the schema of `rlxjax/targets/devices.json` describes.
+    """Return the target that a file of the schema of `rlxjax/devices/devices.json` describes.
 
     Raises:
         ValueError: one line; a file that is missing, no JSON, against the schema, or of several targets.
@@ -149,6 +173,6 @@ def _table() -> Mapping[str, TargetDevice]:
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, TargetDevice]:
-    mend = "see rlxjax/targets/devices.json for a file of this schema"
+    mend = "see rlxjax/devices/devices.json for a file of this schema"
     content = read_json_file(path, TargetFile, 1, ValueError, mend, "a file of targets")
     return {target.name: target for target in content.targets}

@@ -1,21 +1,17 @@
-"""Devices that need not be there: what compiled programs take of one, and which of several runs a function fastest."""
+"""Which of several devices that need not be there runs a function fastest."""
 
 import dataclasses
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from rlxjax._values import FrozenDict, by_value, counted
-from rlxjax.calibration import FunctionPrediction, FunctionTimes, times_for_target
-from rlxjax.jaxpr import FunctionProfile, TripCounts, profile_function
-from rlxjax.targets import DoesNotFitError, TargetDevice, check_compiler, target_device, target_names
+from rlxjax._values import FrozenDict, by_value, in_bytes
+from rlxjax.calibration import stands_on, times_for_target
+from rlxjax.devices import DoesNotFitError, TargetDevice, check_compiler, target_device, target_names
+from rlxjax.jaxpr import TripCounts, profile_function
 
 _COLUMNS = 80
-#: Standard deviation of the logarithm of what no data sheet says; that a call takes time at all is no guess.
-GUESSED_LOG_SD = 0.5
 
 
 @by_value
@@ -129,7 +125,7 @@ def rank_targets(
         try:
             check_compiler(device.platform)
             profile = profile_function(fn, *args, level="compiled", target=device, trip_counts=trip_counts)
-            found = target_times([profile], device).predictions[0]
+            found = times_for_target([profile], device).predictions[0]
         except DoesNotFitError as error:
             memory = device.memory_bytes if error.memory_bytes is None else error.memory_bytes
             rows.append(RankedTarget(device.name, None, None, "", None, None, error.needed_bytes, memory, False, ""))
@@ -148,74 +144,3 @@ def rank_targets(
 def _us(time_ns: float) -> str:
     """Return a time in us with three digits at least."""
     return f"{time_ns / 1e3:,.0f}" if time_ns >= 1e5 else f"{time_ns / 1e3:.3g}"
-
-
-def target_times(profiles: Sequence[FunctionProfile], device: TargetDevice) -> FunctionTimes:
-    """Return what programs that were compiled for a device take, by `times_for_target`.
-
-    What is known of a TPU is the time of the device alone: each program is called too, which the device's figure of a
-    launch stands for.
-
-    Args:
-        profiles: of level "compiled" for the device, one a program.
-        device: the target.
-
-    Raises:
-        ValueError: as of `times_for_target`, or a program for several devices.
-    """
-    most = max((profile.target.devices for profile in profiles if profile.target), default=1)
-    if most > 1:
-        raise ValueError(f"target {device.name}: expected programs for one device, got one for {most}")
-    found = times_for_target(profiles, device)
-    if device.platform != "tpu":
-        return found
-    untold = [one for one in found.predictions if one.profile.target is None or one.profile.target.cycles is None]
-    if untold:
-        # By the data sheet alone: programs of which some have no cycles have that in common.
-        sheet = {"uncounted": (), "stands_on": untold[0].stands_on}
-        times = [(one, one.roofline_ns) for one in found.predictions if one.roofline_ns is not None]  # a TPU's all have
-        by_sheet = tuple(
-            one._replace(time_ns=ns, high_ns=ns * ns / one.low_ns, terms_ns={"device_ns": ns}, **sheet)
-            for one, ns in times
-        )
-        found = found._replace(predictions=by_sheet, terms_ns=np.array([[ns] for _, ns in times]))
-    call_ns, device_ns = device.launch_ns, np.array([prediction.time_ns for prediction in found.predictions])
-    scores = np.column_stack([device_ns[:, None] * found.scores, np.full(len(profiles), call_ns * GUESSED_LOG_SD)])
-    called = (
-        one._replace(
-            time_ns=one.time_ns + call_ns,
-            high_ns=one.high_ns + call_ns * math.exp(GUESSED_LOG_SD),
-            terms_ns=dict(sorted([*one.terms_ns.items(), ("call_ns", call_ns)], key=lambda part: -part[1])),
-            stands_on=f"{one.stands_on.replace(', the device alone', ', and a guess of a call')}",
-        )
-        for one in found.predictions
-    )
-    terms_ns = np.column_stack([found.terms_ns, np.full(len(profiles), call_ns)])
-    return FunctionTimes(tuple(called), scores / (device_ns + call_ns)[:, None], terms_ns, found.spread)
-
-
-def change_in_words(apart: Sequence[FunctionProfile], grouped: Sequence[FunctionProfile]) -> str:
-    """Return what a grouping changes by the compiler's figures, as "1 kernel for 3, 134 MB less"."""
-    sides = (apart, grouped)
-    before, after = (sum(int(own.io.kernel_launches) for own in side) for side in sides)
-    moved, left = (sum(own.fused_traffic_bytes for own in side) for side in sides)
-    cycles = [[own.target.cycles if own.target else None for own in side] for side in sides]
-    change = f"{in_bytes(abs(moved - left))} {'less' if moved > left else 'more'}"
-    parts = [f"{counted(after, 'kernel')} for {before:,}", change if moved != left else "as many bytes"]
-    if None not in (*cycles[0], *cycles[1]):
-        parts.append("{:,} cycles for {:,}".format(*(sum(own or 0 for own in side) for side in cycles[::-1])))
-    return ", ".join(parts)
-
-
-def in_bytes(count: float) -> str:
-    """Return bytes as people write them, as "134 MB", "8 B", "17.2 GB"."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:.0f} B"
-
-
-def stands_on(programs: Sequence[FunctionPrediction]) -> str:
-    """Return what the predicted times of compiled programs rest on, in a sentence."""
-    told = dict.fromkeys(f"{one.stands_on} ({one.profile.target.compiler})" for one in programs if one.profile.target)
-    return "; ".join(told)

@@ -28,7 +28,7 @@ from rlxjax._files import home_folder, read_file, whole_file
 from rlxjax._tracing import jitted, refusals_in_one_line
 from rlxjax._values import FrozenDict, by_value
 
-from ._devices import TargetDevice, target_device
+from ._table import TargetDevice, target_device
 
 _CHILD = Path(__file__).with_name("_child.py")
 
