@@ -19,6 +19,7 @@ from ._gpu_kernels import GpuCoefficients as GpuCoefficients
 from ._gpu_kernels import gpu_facts as gpu_facts
 from ._gpu_kernels import gpu_facts_of_kind as gpu_facts_of_kind
 from ._gpu_kernels import gpu_inputs as gpu_inputs
+from ._gpu_kernels import gpu_parts_ns as gpu_parts_ns
 from ._gpu_kernels import gpu_runs as gpu_runs
 from ._weights import Weights as Weights
 from ._weights import read_weights as read_weights
