@@ -1,10 +1,11 @@
-"""The latency models: a batched FFT, Welch peaks, any JAX function, and what was compiled for a GPU.
+"""The latency models: a batched FFT, Welch peaks, any JAX function, what was compiled for a GPU, and collectives.
 
-`WELCH`, `FFT`, `FUNCTIONS` and `GPU_KERNELS` are the built-in instances of `rlxjax.fit.LatencyModel`; `BUILT_IN` holds
-them by name.
+`WELCH`, `FFT`, `FUNCTIONS`, `GPU_KERNELS` and `COLLECTIVES` are the built-in instances of `rlxjax.fit.LatencyModel`;
+`BUILT_IN` holds them by name.
 """
 
 from ._collectives import COLLECTIVES as COLLECTIVES
+from ._collectives import CollectiveCoefficients as CollectiveCoefficients
 from ._collectives import collective_inputs as collective_inputs
 from ._fft import FFT as FFT
 from ._fft import FftLatencyCoefficients as FftLatencyCoefficients
@@ -38,6 +39,6 @@ from ._welch import welch_micro_prior as welch_micro_prior
 from ._welch_terms import LatencyCoefficients as LatencyCoefficients
 
 #: The models that a calibration file is read for, by name; the first one is what a calibration is asked for.
-BUILT_IN = {model.name: model for model in (WELCH, FFT, FUNCTIONS, GPU_KERNELS)}
+BUILT_IN = {model.name: model for model in (WELCH, FFT, FUNCTIONS, GPU_KERNELS, COLLECTIVES)}
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]
