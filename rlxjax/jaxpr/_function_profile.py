@@ -266,7 +266,7 @@ def _on_target(made: CompiledFor, program: CompiledProgram, written: FunctionPro
             left_out[name] = f"it is {value:,.0f} without loops of unknown length"
         else:
             estimates[name] = value
-    if "cycles" in estimates and program.no_cycles:
+    if is_tpu and program.no_cycles:
         missing = ", ".join(program.no_cycles)
         left_out["cycles of some instructions"] = f"the compiler gives none for {missing}: bytes and operations count"
     return TargetProfile(
