@@ -31,9 +31,7 @@ def mesh_of(arguments: Any, mesh: Mapping[str, int] | None = None) -> AbstractMe
         if not pairs or not all(isinstance(n, str) and n and type(size) is int and size > 0 for n, size in pairs):
             raise ValueError(f"mesh: expected names of axes and their sizes, as {{'data': 8}}, got {mesh!r}")
     shardings = [getattr(leaf, "sharding", leaf) for leaf in jax.tree.leaves(arguments)]
-    found: list[Any] = [
-        getattr(of.mesh, "abstract_mesh", of.mesh) for of in shardings if isinstance(of, NamedSharding)
-    ]
+    found: list[Any] = [getattr(of.mesh, "abstract_mesh", of.mesh) for of in shardings if isinstance(of, NamedSharding)]
     for other in found:
         if (wanted := dict(found[0].shape) if mesh is None else dict(mesh)) != dict(other.shape):
             raise ValueError(f"mesh: expected arguments of one mesh, got {wanted} and {dict(other.shape)}")
