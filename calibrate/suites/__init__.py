@@ -52,6 +52,10 @@ def _installed(name: str, models: Sequence[FilePath] = ()) -> Suite | None:
         from .functions import FunctionsSuite
 
         return FunctionsSuite()
+    if name == "collectives":
+        from .collectives import CollectivesSuite
+
+        return CollectivesSuite()
     for entry in metadata.entry_points(group=ENTRY_POINTS, name=name):
         with users_code(f"--suite: the entry point {name} does not load"):
             found = entry.load()
