@@ -17,10 +17,10 @@ from _models import (
     TWIN,
     LineModel,
     calibrated,
-    calibration,
     certain,
     random_posterior,
     true_ns,
+    two_models,
 )
 from _tolerances import assert_gradient_is_the_finite_difference
 
@@ -158,7 +158,7 @@ class Doubled(LineModel):
 
 
 DOUBLED = calibrated(certain(Doubled(), LINE_TRUTH))
-CALIBRATION = calibration()
+CALIBRATION = two_models()
 #: By what is refused, calls that do.
 REFUSED = {
     "n: expected a number, that of one workload, got shape (2,); see `pick_index`": [
@@ -207,7 +207,7 @@ REFUSED = {
     "model: expected one of line, tiled, got 'other'": [lambda: CALIBRATION.predict_ns("host", 1, model="other")],
     "model: expected tiled, got 'line'": [lambda: TILES.predict_ns("tile", 1, model="line")],
     "models: this calibration holds none that is known; see load_calibration(models=)": [
-        lambda: calibration(models=[]).pick(1)
+        lambda: two_models(models=[]).pick(1)
     ],
     **{
         f"level: expected a probability between 0 and 1, got {level}": [
