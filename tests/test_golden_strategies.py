@@ -211,5 +211,5 @@ def test_an_infinite_penalty_leaves_no_weight_to_what_fuses_and_every_gradient_f
     assert not any(np.isnan(leaf).any() for leaf in told)
     tree = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), (batched, temperature))
     for of_costs in (True, False):
-        found = value_and_gradient(relaxed, tree, (workload, learned, of_costs))
+        found = value_and_gradient(relaxed, tree, others=(workload, learned, of_costs))
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
