@@ -5,6 +5,8 @@ import itertools
 import json
 import math
 import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -173,6 +175,8 @@ while line := sys.stdin.buffer.readline():
     program = sys.stdin.buffer.read(request["bytes"])
     if request["name"] == "hangs":
         subprocess.run(["sleep", "40"])  # a child, which holds the pipe too
+    if request["name"] == "killed":
+        os.kill(os.getpid(), 9)
     if request["name"] == "crashes":
         print("assertion failed", file=sys.stderr, flush=True)
         os.abort()
@@ -188,6 +192,7 @@ def test_a_process_is_kept_and_one_that_crashes_or_hangs_is_ended_and_followed_b
     assert worker.ask({"name": "good"}, b"", 60)["process"] == first["process"]
     for name, limit_s, said in (
         ("crashes", 60, r"target crashes: the compiler crashed \(exit status -6\): assertion failed"),
+        ("killed", 60, r"target killed: the compiler was killed \(signal 9\): the machine may have run out of memory"),
         ("hangs", 0.3, "target hangs: the compiler took more than 0.3 s and was stopped"),
     ):
         process = worker.ask({"name": "good"}, b"", 60)["process"]
@@ -204,6 +209,50 @@ def test_a_process_is_kept_and_one_that_crashes_or_hangs_is_ended_and_followed_b
         os.kill(last, 0)
     with pytest.raises(ValueError, match=r"crashed \(exit status 3\)"):
         _compile.Worker("tpu", (sys.executable, "-c", "raise SystemExit(3)")).ask({"name": "ends"}, b"", 60)
+
+
+#: A compiler that heeds no signal and holds its input, and a user's process that waits for it.
+HANGS = """
+import os, sys, time, signal
+sys.path.insert(0, {folder!r})
+import _child
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+_child.end_with_parent()
+request = sys.stdin.buffer.readline()
+print(os.getpgrp(), file=open({path!r}, "w"), flush=True)
+while True:
+    time.sleep(1)
+"""
+ASKS = """
+import sys
+from rlxjax.devices import _compile
+_compile.Worker("tpu", (sys.executable, "-c", {hangs!r})).ask({{"name": "hangs"}}, b"x", 60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_compiler_ends_with_the_process_that_asked_it(tmp_path, number):
+    path = tmp_path / "asked"
+    hangs = HANGS.format(folder=str(TABLE.parent), path=str(path))
+    process = subprocess.Popen([sys.executable, "-c", ASKS.format(hangs=hangs)], stderr=subprocess.DEVNULL)
+
+    def in_group():  # a compiler is a session of its own, with the process that watches
+        found = subprocess.run(["ps", "-e", "-o", "pgid=,stat="], capture_output=True, text=True, check=True)
+        lines = (line.split() for line in found.stdout.splitlines())
+        return [state for group, state in lines if group == path.read_text().strip() and state[0] != "Z"]
+
+    def wait(condition):
+        start = time.monotonic()
+        while not condition():
+            assert time.monotonic() - start < 30
+            time.sleep(0.05)
+
+    wait(lambda: path.exists() and path.read_text().endswith("\n"))
+    assert len(in_group()) == 2
+    process.send_signal(number)
+    process.wait(30)
+    wait(lambda: not in_group())
 
 
 def double(x):

@@ -319,8 +319,7 @@ class Worker:
 
             def stop() -> None:
                 is_late.set()
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # with what it started, which holds the pipe too
+                _kill(process)
 
             timer = threading.Timer(min(limit_s, threading.TIMEOUT_MAX), stop)
             timer.start()
@@ -338,8 +337,13 @@ class Worker:
                 timer.cancel()
             if answer is not None and not is_late.is_set():
                 return answer
+            with contextlib.suppress(subprocess.TimeoutExpired):  # its own end says more than being killed
+                process.wait(0 if is_late.is_set() else 5)
+            is_killed = process.returncode == -signal.SIGKILL
             status, said = self.close()
             reason = f"crashed (exit status {status}){said}"
+            if is_killed:
+                reason = "was killed (signal 9): the machine may have run out of memory"
             if is_late.is_set():
                 reason = f"took more than {limit_s:g} s and was stopped; give more with limit_s"
             raise ValueError(f"target {request['name']}: the compiler {reason}")
@@ -369,7 +373,7 @@ class Worker:
         if process is None or self._said is None or self._owner != os.getpid():
             return None, ""
         atexit.unregister(self.close)
-        process.kill()
+        _kill(process)
         status = process.wait()
         for pipe in filter(None, (process.stdin, process.stdout)):
             with contextlib.suppress(OSError):
@@ -378,6 +382,12 @@ class Worker:
             said.seek(max(said.seek(0, os.SEEK_END) - _READ_BYTES, 0))
             lines = [line.strip() for line in said.read().decode(errors="replace").splitlines() if line.strip()]
         return status, f": {lines[-1][:_SHOWN_CHARACTERS]}" if lines else ""
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a process with what it started, which holds the pipes too."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 _WORKERS: dict[str, Worker] = {}
