@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from typer.testing import CliRunner
 
@@ -392,9 +393,45 @@ def test_what_a_compiler_refuses_says_why(faked):
         with pytest.raises(kind, match=reason) as refused:
             targets.compile_for(double, SQUARE, target="tpu-v5e", use_cache=False)
         assert "\n" not in str(refused.value)
-    with pytest.raises(ValueError, match="cannot be lowered for tpu: it calls back to the host") as refused:
-        targets.compile_for(lambda x: jax.pure_callback(np.sin, x, x), SQUARE, target="tpu-v5e")
+
+
+def test_what_no_target_compiles_is_named(faked):
+    def prints(x):
+        jax.debug.print("{}", x.sum())
+        return x
+
+    def calls(x):
+        jax.debug.callback(np.sin, x)
+        return x
+
+    for function, said in (
+        (lambda x: jax.pure_callback(np.sin, x, x), "calls back to the host \\(pure_callback\\), which"),
+        (lambda x: jax.experimental.io_callback(np.sin, x, x), "calls back to the host \\(io_callback\\), which"),
+        (prints, "calls back to the host \\(debug_.*; take `jax.debug` out"),
+        (calls, "calls back to the host \\(debug_callback.*; take `jax.debug` out"),
+        (jnp.linalg.eig, "JAX has no eig for this platform"),
+        (jax.scipy.linalg.schur, "JAX has no schur for this platform"),
+    ):
+        with pytest.raises(ValueError, match=f"cannot be lowered for tpu: (it |){said}") as refused:
+            targets.compile_for(function, SQUARE, target="tpu-v5e")
+        assert "\n" not in str(refused.value)
+    rows = jax.ShapeDtypeStruct((2, 128, 4, 64), jnp.bfloat16)
+    with pytest.raises(ValueError, match="cuDNN") as refused:
+        targets.compile_for(
+            lambda q: jax.nn.dot_product_attention(q, q, q, implementation="cudnn"), rows, target="h100"
+        )
     assert "\n" not in str(refused.value)
+
+
+def test_types_that_jax_would_narrow_are_refused(faked):
+    for dtype in (np.float64, np.int64, np.uint64, np.complex128):
+        wide = jax.ShapeDtypeStruct((N,), dtype)
+        with jax.enable_x64(False), pytest.raises(ValueError, match=f"args: JAX would narrow {wide.dtype}: set JAX_EN"):
+            targets.compile_for(double, wide, target="h100")
+        with jax.enable_x64(True):
+            targets.compile_for(double, wide, target="h100")
+    with jax.enable_x64(False):  # an array is narrowed as JAX does with every array
+        targets.compile_for(double, np.ones(N), target="h100")
 
 
 # --- The text ------------------------------------------------------------------------------------
@@ -548,6 +585,27 @@ def test_a_mesh_is_the_context_of_what_a_function_says_of_its_axes(target):
     for sizes in ({"data": 1}, {"data": 2}):
         made = targets.compile_for(lambda: jnp.ones((N, N)), target=target, mesh=sizes)
         assert (made.devices, made.mesh, made.argument_bytes) == (sizes["data"], sizes, 0)
+
+
+def test_a_pallas_kernel_of_any_target(target):
+    """On one device and in a mesh, where each device runs it on its own part."""
+
+    def doubled(x):
+        def body(rows, out):
+            out[...] = 2 * rows[...]
+
+        spec, out = pl.BlockSpec((16, 128), lambda i: (i, i * 0)), jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return pl.pallas_call(body, out_shape=out, grid=(x.shape[0] // 16,), in_specs=[spec], out_specs=spec)(x)
+
+    def spread(x):
+        return jax.shard_map(doubled, in_specs=PartitionSpec("data"), out_specs=PartitionSpec("data"), check_vma=False)(
+            x
+        )
+
+    moved = 2 * 4 * N * 128
+    assert targets.compile_for(doubled, shape(N, 128), target=target).peak_bytes >= moved
+    made = targets.compile_for(spread, shape(N, 128), target=target, mesh={"data": 4})
+    assert (made.devices, made.argument_bytes) == (4, moved // 8)
 
 
 def test_a_refusal_names_the_memory_of_the_table(target):
