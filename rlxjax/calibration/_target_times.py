@@ -9,18 +9,20 @@ import numpy as np
 
 from rlxjax._typing import Provenance
 from rlxjax.devices import TargetDevice, target_device
-from rlxjax.fit import COVERED_SDS, LatencyPrior, coefficient_names, prior_posterior
+from rlxjax.fit import COVERED_SDS, coefficient_names, prior_posterior
 from rlxjax.jaxpr import FunctionProfile, TripCounts, profile_function
 from rlxjax.models import FUNCTIONS, GPU_KERNELS, gpu_facts, gpu_facts_of_kind, gpu_runs
 
 from ._artefact import population
-from ._conversion import calibrated_of, coefficients_of
+from ._conversion import calibrated_of, posterior_of
 from ._function_times import FunctionPrediction, FunctionTimes, predict_profiles, times_of_runs
 from ._predict import CalibratedModel
 
-#: Standard deviations of the logarithm of a time: of hosts with one kind of card, of which two differ by 0.27; and of
-#: a TPU's time by what its compiler estimates, which nobody timed here.
-HOST_LOG_SD, ESTIMATE_LOG_SD = 0.3, 0.5
+#: Standard deviations of the logarithm of a time. The first is that of the pace of a host that was timed: six other
+#: sessions on the two cards are off by 0.08, and so are parts of a session from its mean (`benchmarks.gpu_kernels`). It
+#: is no other host's: two hosts differ by 0.27. The second is of a TPU's time by what its compiler estimates, which
+#: nobody timed here.
+PACE_LOG_SD, ESTIMATE_LOG_SD = 0.08, 0.5
 #: Standard deviation of the logarithm of what no data sheet says; that a call takes time at all is no guess.
 GUESSED_LOG_SD = 0.5
 
@@ -161,11 +163,11 @@ def known_gpu(device: TargetDevice, calibration: Any = None) -> KnownGpu:
     others = calibrated_of(GPU_KERNELS, section)
     for machine in section.population.machines:
         kind = machine.fingerprint.device_kind
-        if machine.coefficients and gpu_facts_of_kind(kind) == facts:
-            prior = LatencyPrior(*coefficients_of(GPU_KERNELS, machine.coefficients))
-            own = prior_posterior(GPU_KERNELS, prior, facts=others.posterior.facts)
-            own = dataclasses.replace(own, spread=others.posterior.spread)
-            one = dataclasses.replace(others, posterior=own, pace_log_sd=HOST_LOG_SD)
+        if machine.uncertainty is not None and gpu_facts_of_kind(kind) == facts:
+            said = {"coefficients": machine.coefficients, "uncertainty": machine.uncertainty}
+            one = dataclasses.replace(
+                others, posterior=posterior_of(GPU_KERNELS, section.model_copy(update=said)), pace_log_sd=PACE_LOG_SD
+            )
             return KnownGpu(one.with_facts(**facts), f"timings of one {kind}")
     said = f"{sheet}, and what {len(section.population.machines)} other GPUs say of hosts and kernels"
     # Nothing of this device was measured.

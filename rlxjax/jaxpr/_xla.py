@@ -11,7 +11,7 @@ from ._known import Number, Scalar, turns
 from ._primitives import UNKNOWN_LINE
 from ._rules import OperationCounts
 from ._totals import CYCLES, Totals, UnknownLoop
-from ._xla_kernels import GpuProgram, add_kernels, end_row
+from ._xla_kernels import GpuProgram, add_kernels, end_row, unknown_targets
 from ._xla_text import COLLECTIVES, ENDS, NOTHING, TRANSFERS, Computation, Instruction, computations, frame_lines
 
 #: Calls that stand for another view of memory.
@@ -70,6 +70,7 @@ class CompiledProgram:
             kernel_table(self.totals.kernels),
             **self.totals.commands,
             unknown_loops=len(self.unknown_loops),
+            unknown=unknown_targets(self.custom_calls),
         )
 
     def _count(self, name: str) -> Totals:
