@@ -18,10 +18,10 @@ from ._conversion import calibrated_of, posterior_of
 from ._function_times import FunctionPrediction, FunctionTimes, predict_profiles, times_of_runs
 from ._predict import CalibratedModel
 
-#: Standard deviations of the logarithm of a time. The first is that of the pace of a host that was timed: six other
-#: sessions on the two cards are off by 0.08, and so are parts of a session from its mean (`benchmarks.gpu_kernels`). It
-#: is no other host's: two hosts differ by 0.27. The second is of a TPU's time by what its compiler estimates, which
-#: nobody timed here.
+#: Standard deviations of the logarithm of a time. The first is that of the pace of a host that was timed: seven other
+#: sets of timings on the two cards are off by 0.08, and so are parts of a session, which `benchmarks.gpu_kernels`
+#: prints. It is no other host's: two hosts differ by 0.27. The second is of a TPU's time by what its compiler
+#: estimates, which nobody timed here.
 PACE_LOG_SD, ESTIMATE_LOG_SD = 0.08, 0.5
 #: Standard deviation of the logarithm of what no data sheet says; that a call takes time at all is no guess.
 GUESSED_LOG_SD = 0.5
