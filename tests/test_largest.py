@@ -124,6 +124,16 @@ def test_memory_in_steps_or_less_than_expected_gives_a_size_that_fits_and_what_i
         assert needs(found.size) <= HAS
         assert found.too_large is None or found.size < found.too_large
         assert found.too_large == found.size + 1 or "no size" in " ".join(found.notes)
+
+    def fails(size):
+        if size > 1000:
+            raise ValueError("the compiler failed")
+        return 10**9
+
+    compiler(fails)
+    found = largest(sized, TPU)
+    assert found.size <= 1000 < found.too_large
+    assert f"{found.too_large:,} counts as too large: the compiler failed" in str(found)
     compiler(lambda size: 10**9)
     found = largest(sized, TPU, most=1000)
     assert (found.size, found.too_large) == (1000, None)

@@ -31,7 +31,7 @@ class LargestSize:
 
     Attributes:
         size: the largest that was compiled and fits.
-        too_large: the smallest that is known not to fit; None where none was met.
+        too_large: the smallest that does not fit, or that the compiler refuses; None where none was met.
         memory_bytes: that the device has.
         compiled: bytes by size, in the order of compiling; None where the compiler refuses and does not say.
         made: the program of the largest size: its target, mesh and memory.
@@ -133,6 +133,7 @@ def largest(
     first, last = -(-(least or step) // step), None if most is None else most // step
     if last is not None and last < first:
         raise ValueError(f"most: expected at least {first * step}, the smallest size, got {most}")
+    notes: list[str] = []
     made: dict[int, CompiledFor] = {}
     tried: dict[int, int | None] = {}
     memory_bytes, guess = device.memory_bytes, first
@@ -146,12 +147,17 @@ def largest(
         except DoesNotFitError as error:
             memory_bytes, needed = error.memory_bytes or memory_bytes, error.needed_bytes or 0
             tried[guess] = needed if needed > memory_bytes else None
+        except ValueError as error:
+            if not made:
+                raise
+            tried[guess] = None  # compilers fail at sizes that no device has the memory for
+            notes.append(f"{guess * step:,} counts as too large: {error}")
         if not made:
             needs = "more" if (needed := tried[first]) is None else in_bytes(needed)
             said = f"the smallest size, {first * step:,}, needs {needs} of {in_bytes(memory_bytes)}: does not fit"
             raise DoesNotFitError(f"target {device.name}: {said}", needed, memory_bytes)
         guess = _next(tried, sorted(made), memory_bytes, last) if len(tried) < _COMPILATIONS else None
-    notes, found = [], max(made)
+    found = max(made)
     if (too_large := min(tried.keys() - made.keys(), default=None)) is None:
         notes.append("no size that does not fit was met")
     elif too_large > found + 1:
