@@ -182,7 +182,7 @@ def _at(fn_of_size: _OfSize, size: int, **options: Any) -> tuple[Callable[..., A
 
 
 def _next(tried: Mapping[int, int | None], fitting: list[int], memory_bytes: int, last: int | None) -> int | None:
-    """Return what to compile next, of sizes in steps: by a polynomial through the ends; None where all is known."""
+    """Return what to compile next, of sizes in steps: by a line or a parabola near the end; None if all is known."""
     low, high = fitting[-1], min(tried.keys() - {*fitting}, default=None)
     end = high or (_FURTHEST * low + 1 if last is None else last + 1)
     if low + 1 >= end:
@@ -193,14 +193,17 @@ def _next(tried: Mapping[int, int | None], fitting: list[int], memory_bytes: int
     *_, before, latest = tried
     middle = (low + end) // 2 if end < 4 * low else math.isqrt(low * end)
     if high and (before in fitting) == (latest in fitting) and latest - before != 1:
-        return middle  # one end alone moves: memory is far from the polynomial
-    places = (fitting[0], low, high) if high and tried[high] else (fitting[0], *fitting[-2:])
+        return middle  # one end alone moves: memory is far from the curve
+    near = fitting[-2:] if low - fitting[-2:][0] > 1 else [fitting[0], low]  # neighbours tell no slope
+    places = [*near, high] if high and tried[high] else near
     told = {place: float(tried[place] or 0) for place in places}
     curve = np.polyfit([*told], [*told.values()], len(told) - 1)
     above = range(low + 1, end + 1)
     guess = low + bisect.bisect_right(above, memory_bytes, key=lambda place: float(np.polyval(curve, place)))
     if not high and guess == low and latest - before == 1:
         guess = low + max(low // 8, 2)  # the neighbour fits against expectation
+    if len(tried) == _COMPILATIONS - 1:
+        guess -= (guess - low) // 50  # the last one had better fit
     return middle if guess == high else min(max(guess, low + 1), end - 1)
 
 
