@@ -253,10 +253,10 @@ def _exchanges(profile: FunctionProfile, device: TargetDevice, calibration: Any)
         for one in compiled.exchanges
     ]
     runs = Runs.checked(COLLECTIVES, kinds, **{name: [row[name] for row in rows] for name in rows[0]})
-    kind = "" if calibration is None else str(calibration.fingerprint.get("device_kind", ""))
-    is_known = calibration is not None and COLLECTIVES.name in calibration.models
-    if is_known and device.name in kind.lower().replace("-", " ").split():
-        return calibration.models[COLLECTIVES.name].posterior, runs
+    if calibration is not None and COLLECTIVES.name in calibration.models:
+        kind = str(calibration.fingerprint.get("device_kind", "")).lower()
+        if device.name in kind.replace("-", " ").split():
+            return calibration.models[COLLECTIVES.name].posterior, runs
     return prior_posterior(COLLECTIVES), runs
 
 
