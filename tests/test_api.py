@@ -60,7 +60,7 @@ CALLED = {
     "rank_devices": "",
     "execute_plan": "plan inputs",
     "select_peaks_only_outputs": "graph target",
-    "profile_function": "fn args level trip_counts strict target kwargs",
+    "profile_function": "fn args level trip_counts strict target mesh kwargs",
 }
 TOP = {*rx.__all__, *SPECIFIED, *CALLED} - {*ROOMS}
 FUNCTIONS = {name: getattr(rx, name) for name in sorted(TOP) if inspect.isroutine(getattr(rx, name))}
