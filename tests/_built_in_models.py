@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from rlxjax.fit import Runs, predicted_ns
-from rlxjax.models import BUILT_IN, FFT, FUNCTIONS, GPU_KERNELS, WELCH
+from rlxjax.models import BUILT_IN, COLLECTIVES, FFT, FUNCTIONS, GPU_KERNELS, WELCH
 
 MODELS = tuple(BUILT_IN.values())
 
@@ -21,6 +21,7 @@ FACTS = {
     "fft": dict(FFT.facts),
     "functions": {},
     "gpu_kernels": dict(GPU_KERNELS.facts),
+    "collectives": {},
 }
 #: Sizes that reach every branch of the formulas; batches are 0 or sizes that padding leaves as they are.
 SIZES = {
@@ -31,6 +32,7 @@ SIZES = {
         for name, entry in FUNCTIONS.inputs.items()
     },
     "gpu_kernels": dict.fromkeys(GPU_KERNELS.inputs, (0, 3, 1000, 10**7)),
+    "collectives": dict.fromkeys(COLLECTIVES.inputs, (0, 3, 1000, 10**7)),
 }
 #: Sizes of batches with one that is padded, to which the gradient does not follow.
 PADDED = {"welch": {"batch": (0, 1, 10, 33, 8192)}}

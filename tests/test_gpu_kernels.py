@@ -8,7 +8,7 @@ from _built_in_models import times
 
 from rlxjax.fit import Runs, predicted_ns
 from rlxjax.jaxpr import OPERATIONS, compiled_kernels, gpu_program, profile_function
-from rlxjax.models import GPU_KERNELS, gpu_inputs, gpu_runs
+from rlxjax.models import GPU_KERNELS, gpu_inputs, gpu_parts_ns, gpu_runs
 
 N, TRIPS = 1024, 37
 LISTS = [name for name, own in GPU_KERNELS.inputs.items() if own.is_list]
@@ -256,3 +256,17 @@ def test_predictions_are_smooth_from_a_cache_to_memory():
     assert np.all(np.asarray(slopes) > 0)
     assert np.max(np.abs(np.diff(slopes))) < 0.02
     np.testing.assert_allclose(np.exp(value[:1]), times_ns({"moved_bytes": 1e6, "launches": 1.0}), rtol=1e-9)
+
+
+def test_a_call_takes_at_least_its_device_and_its_dispatch_and_no_more_than_both_with_waiting():
+    median, facts = GPU_KERNELS.prior.median, dict(GPU_KERNELS.facts)
+    for name, values in (("kernels", np.geomspace(1.0, 1e4, 20)), ("commands", np.geomspace(1.0, 1e4, 20))):
+        runs = runs_of({"kernels": 10.0, "commands": 10.0} | {name: values}, len(values))
+        device, dispatch = map(np.asarray, gpu_parts_ns(median, runs, facts))
+        grows, stays = (device, dispatch) if name == "kernels" else (dispatch, device)
+        step = median.kernel_ns if name == "kernels" else median.command_ns
+        np.testing.assert_allclose(np.diff(grows), step * np.diff(values), rtol=1e-6)
+        np.testing.assert_allclose(stays, stays[0])
+        alone = np.asarray(times(median, runs, facts))
+        assert np.all(np.maximum(device, dispatch) < alone)
+        assert np.all(alone < device + dispatch + median.overlapped_ns + median.wake_ns)

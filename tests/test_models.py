@@ -1,5 +1,6 @@
 """The built-in latency models, a batched FFT, Welch peaks and any function: laws of all, whatever their formula."""
 
+import dataclasses
 import inspect
 
 import jax
@@ -10,7 +11,7 @@ from _built_in_models import FACTS, MODELS, PADDED, SIZES, machine, runs_of, tim
 from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, assert_gradient_is_the_finite_difference
 
 from rlxjax.fit import Runs, Timings, coefficient_names, fit_posterior, named, predicted_ns, unit_of
-from rlxjax.models import BUILT_IN, FFT, FUNCTIONS, GPU_KERNELS, WELCH, FftLatencyCoefficients
+from rlxjax.models import BUILT_IN, COLLECTIVES, FFT, FUNCTIONS, GPU_KERNELS, WELCH, FftLatencyCoefficients
 
 #: Coefficients of functions that say what processors gain together, and up to where something is small.
 GAINS = ("parallel_gain", "parallel_memory_gain")
@@ -78,7 +79,10 @@ def test_a_slower_clock_scales_the_prediction(model):
         unit = {name: "ns" if f"{name}_work_ns" in model.inputs else unit_of(name) for name in named(own)}
         slower = {name: value * scale ** power[unit[name]] for name, value in named(own).items()}
         slowed = {name: fact / scale if name.endswith("_per_ns") else fact for name, fact in facts.items()}
-        found = times(type(own)(**slower), runs, slowed)
+        # Links are slower by as much as the devices that they join.
+        links = {name: scale * own for name, own in runs.inputs.items() if model is COLLECTIVES}
+        longer = dataclasses.replace(runs, inputs={**runs.inputs, **links})
+        found = times(type(own)(**slower), longer, slowed)
         np.testing.assert_allclose(found, scale * np.asarray(times(own, runs, facts)), rtol=rtol)
 
 
@@ -116,7 +120,7 @@ def test_the_prediction_grows_with_every_size(model):  # a GPU hides small work;
             continue
         # A partition of nearly all bins ends sooner.
         column = 2.0 ** np.arange(1, 7 if name == "k" else 9)
-        sizes = {"batch": 64, "n_fft": 256, "k": 8, "n_segments": 2}
+        sizes = {"batch": 64, "n_fft": 256, "k": 8, "n_segments": 2, "busiest_ns": 1e5, "hops_ns": 1e3}
         if model is FUNCTIONS:  # a kernel that one processor computes; what a loop launches is launched
             column = 4.0 ** np.arange(2, 13)
             sizes = {key: 1e4 if entry.unit != "1" else key == "exponent" for key, entry in model.inputs.items()}

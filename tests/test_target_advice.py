@@ -63,7 +63,7 @@ def compiled(monkeypatch):
     """Return a setter of what a compiler makes of each group of stages: figures, or that it does not fit."""
 
     def set_to(made):
-        def profile(fn, *args, trip_counts=None, level="jaxpr", target=None):
+        def profile(fn, *args, trip_counts=None, level="jaxpr", target=None, mesh=None):
             written = rx.profile_function(fn, *args, trip_counts=trip_counts)
             if level == "jaxpr":
                 return written
@@ -85,6 +85,7 @@ def compiled(monkeypatch):
                 compiler="a compiler 1.0",
                 compile_seconds=0.0,
                 gpu=launched(kernels, moved) if target.platform == "cuda" else None,
+                untold=launched(0, moved).kernels if target.platform == "tpu" else None,
             )
             return dataclasses.replace(
                 written,
@@ -121,8 +122,8 @@ def test_one_kernel_for_two_is_advised_and_the_reason_names_what_the_compiler_sa
         assert found.stands_on in str(found)
         assert found.code.startswith("fused = jax.jit(lambda x: second(first(x))")
         assert found["apart"].interval_ns[0] < found["apart"].time_ns < found["apart"].interval_ns[1]
-    assert found.time_ns == pytest.approx(30_000 / TPU.clock_ghz + TPU.launch_ns)
     assert found["apart"].time_ns == pytest.approx(2 * found.time_ns)
+    assert "in a loop that does not wait" in found.reason
     assert "30,000 cycles for 60,000" in found.reason
     assert of_two(min_gain_ns=1e9).verdict == "keep"
 
@@ -135,11 +136,13 @@ SLOW = {name: figures(kilocycles=300) for name in "ab"}
     [
         # More cycles are kept apart; figures that are close or disagree decide nothing.
         ({"ab": figures(kilocycles=300)}, "keep", "slower", ""),
-        (SLOW | {"ab": figures(2, 16, 603)}, "undecided", "too_close", ""),
+        (SLOW | {"ab": figures(2, 16, 720)}, "undecided", "too_close", ""),
+        # A form that needs less of one thing and more of nothing is better, whatever kernels take.
+        (SLOW | {"ab": figures(2, 15, 600)}, "fuse", None, ""),
         (SLOW | {"ab": figures(1, 16, 300)}, "fuse", None, ""),
         (SLOW | {"ab": figures(1, 400, 300)}, "undecided", "too_close", "384 MB more"),
-        # Where one program has no cycles, all are compared by the data sheet.
-        ({"a": figures(kilocycles=None), "ab": figures(kilocycles=900)}, "fuse", None, ""),
+        # A program without cycles takes what its bytes take.
+        ({"a": figures(kilocycles=None), "ab": figures(kilocycles=900)}, "keep", None, ""),
         # What does not fit is not advised, and is named.
         ({"ab": figures(peak=TPU.memory_bytes + 1)}, "keep", "peak_memory", ""),
         ({"ab": 21 * GB}, "keep", "peak_memory", "needs 21 GB at once"),
@@ -161,10 +164,6 @@ def test_a_verdict_follows_from_what_the_compiler_says(compiled, made, verdict, 
     assert found.reason_code == (code or found.reason_code)
     assert says in found.reason
     assert ("def" in found.code or "fused =" in found.code) is (verdict == "fuse")
-    if made.get("a", (1,))[2:3] == (None,):
-        assert "a roofline" in found.stands_on
-        assert "cycles" not in found.reason
-        assert found.time_ns == pytest.approx(8 * MB / TPU.bandwidth_bytes_per_ns + TPU.launch_ns)
 
 
 def test_of_three_stages_the_planner_finds_the_best_grouping(compiled):

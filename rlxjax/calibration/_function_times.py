@@ -59,6 +59,13 @@ class FunctionPrediction(NamedTuple):
         stands_on: where the figures for a target come from: timings of one, a data sheet, the compiler's estimates.
         roofline_ns: what a target's data sheet says the work takes at least, where the prediction is the compiler's.
         untimed: operations that no machine timed, which are predicted by their class, and put it out of the domain.
+        device_ns: of a target, the part of the time that its devices take.
+        host_ns: the rest of it, which the host takes to call and to wait.
+        pipelined_ns: a step of a loop that does not wait for its results: the longer of what devices and host take.
+        pipelined_interval_ns: that holds it with 90 %.
+        mfu: what products of the function as it is written take at the data sheet's peak rate, as a share of that step;
+            None without products.
+        binds: what takes most of that step: "compute", "memory", "collectives" or "host".
     """
 
     time_ns: float
@@ -72,6 +79,12 @@ class FunctionPrediction(NamedTuple):
     stands_on: str = ""
     roofline_ns: float | None = None
     untimed: tuple[str, ...] = ()
+    device_ns: float | None = None
+    host_ns: float | None = None
+    pipelined_ns: float | None = None
+    pipelined_interval_ns: tuple[float, float] | None = None
+    mfu: float | None = None
+    binds: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return what a program reads: counts, times in ns, shares of 1."""
@@ -87,8 +100,9 @@ class FunctionPrediction(NamedTuple):
             "in_domain": self.in_domain,
             "untimed": list(self.untimed),
         }
-        of_target = {"target": self.target, "stands_on": self.stands_on, "roofline_ns": self.roofline_ns}
-        return found | of_target if self.target else found
+        names = ("target", "stands_on", "roofline_ns", "device_ns", "host_ns", "pipelined_ns", "pipelined_interval_ns")
+        names += ("mfu", "binds")
+        return found | {name: getattr(self, name) for name in names} if self.target else found
 
     def __str__(self) -> str:
         text = f"{whole_ns(self.time_ns)} ns (90 %: {whole_ns(self.low_ns)} to {whole_ns(self.high_ns)})"
@@ -97,6 +111,14 @@ class FunctionPrediction(NamedTuple):
         elif not self.in_domain and not self.target:
             text += ", extrapolated" + (f": no machine timed {', '.join(self.untimed)}" if self.untimed else "")
         lines = [text + (f" on {self.target}, by {self.stands_on}" if self.target else "")]
+        if self.device_ns is not None and self.host_ns is not None:
+            lines.append(f"device {whole_ns(self.device_ns)} ns, host {whole_ns(self.host_ns)} ns")
+        if self.pipelined_ns is not None and self.pipelined_interval_ns is not None:
+            low, high = map(whole_ns, self.pipelined_interval_ns)
+            peak = "" if self.mfu is None else f", {100 * self.mfu:.3g} % of the peak rate of products"
+            step = f"{whole_ns(self.pipelined_ns)} ns a step (90 %: {low} to {high})"
+            step = f"at least {whole_ns(self.pipelined_ns)} ns a step" if self.uncounted else step
+            lines.append(f"in a loop that does not wait: {step}, bound by {self.binds}{peak}")
         if self.roofline_ns is not None:
             lines.append(f"roofline by data sheet: {whole_ns(self.roofline_ns)} ns")
         shown = {name: part for name, part in self.terms_ns.items() if part >= 1e-3 * self.time_ns}

@@ -2,16 +2,40 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rlxjax._typing import Provenance
 from rlxjax.devices import TargetDevice, target_device
-from rlxjax.fit import COVERED_SDS, LatencyPrior, coefficient_names, prior_posterior
-from rlxjax.jaxpr import FunctionProfile, TripCounts, profile_function
-from rlxjax.models import FUNCTIONS, GPU_KERNELS, gpu_facts, gpu_facts_of_kind, gpu_runs
+from rlxjax.fit import (
+    COVERED_SDS,
+    LatencyModel,
+    LatencyPosterior,
+    LatencyPrior,
+    Runs,
+    coefficient_names,
+    estimate,
+    prior_posterior,
+)
+from rlxjax.jaxpr import OPERATIONS, PRODUCT_OPERATIONS, FunctionProfile, TripCounts, profile_function
+from rlxjax.models import (
+    COLLECTIVES,
+    FUNCTIONS,
+    GPU_KERNELS,
+    TPU_KERNELS,
+    PipelinedModel,
+    collective_inputs,
+    gpu_facts,
+    gpu_facts_of_kind,
+    gpu_parts_ns,
+    gpu_runs,
+    product_ns,
+    tpu_facts,
+    tpu_inputs,
+    tpu_parts_ns,
+)
 
 from ._artefact import population
 from ._conversion import calibrated_of, coefficients_of
@@ -19,10 +43,13 @@ from ._function_times import FunctionPrediction, FunctionTimes, predict_profiles
 from ._predict import CalibratedModel
 
 #: Standard deviations of the logarithm of a time: of hosts with one kind of card, of which two differ by 0.27; and of
-#: a TPU's time by what its compiler estimates, which nobody timed here.
-HOST_LOG_SD, ESTIMATE_LOG_SD = 0.3, 0.5
-#: Standard deviation of the logarithm of what no data sheet says; that a call takes time at all is no guess.
-GUESSED_LOG_SD = 0.5
+#: what the author of a kernel says by a data sheet's rates, of which the kernel takes twice as long in the median.
+HOST_LOG_SD, CUSTOM_LOG_SD, CUSTOM_SLOWNESS = 0.3, 0.5, 2.0
+#: A step of a loop that does not wait, by the model of one call.
+PIPELINED: Mapping[str, LatencyModel] = {
+    GPU_KERNELS.name: PipelinedModel(GPU_KERNELS, gpu_parts_ns),
+    TPU_KERNELS.name: PipelinedModel(TPU_KERNELS, tpu_parts_ns),
+}
 
 
 def predict_function(
@@ -30,6 +57,7 @@ def predict_function(
     fn: Callable[..., Any],
     *args: Any,
     target: str | TargetDevice | None = None,
+    mesh: Mapping[str, int] | None = None,
     trip_counts: TripCounts | None = None,
     **kwargs: Any,
 ) -> FunctionPrediction:
@@ -42,14 +70,18 @@ def predict_function(
         fn: the function.
         *args: arrays or `jax.ShapeDtypeStruct`s, or trees of them.
         target: a name, a path to a file of a target, or a `TargetDevice`.
+        mesh: sizes of a mesh of the target's devices by the names of its axes, see `rlxjax.targets.compile_for`.
         trip_counts: of the loops whose length depends on data.
         **kwargs: of the function.
 
     Raises:
-        ValueError: as of `profile_function`, or a calibration without the functions model.
+        ValueError: as of `profile_function`, a calibration without the functions model, or a mesh without a target.
     """
     if target is not None:
-        return predict_for_target(fn, *args, target=target, calibration=calibration, trip_counts=trip_counts, **kwargs)
+        options: dict[str, Any] = {"calibration": calibration, "mesh": mesh, "trip_counts": trip_counts}
+        return predict_for_target(fn, *args, target=target, **options, **kwargs)
+    if mesh is not None:
+        raise ValueError("mesh: expected none without a target")
     calibrated = calibration.of(FUNCTIONS.name)
     profile = profile_function(fn, *args, trip_counts=trip_counts, **kwargs)
     return predict_profiles(calibrated, [profile]).predictions[0]
@@ -59,75 +91,200 @@ def predict_for_target(
     fn: Callable[..., Any],
     *args: Any,
     target: str | TargetDevice,
+    mesh: Mapping[str, int] | None = None,
     calibration: Any = None,
     trip_counts: TripCounts | None = None,
     **kwargs: Any,
 ) -> FunctionPrediction:
-    """Return what a function takes on a device that need not be there; it is compiled for it on the CPU.
+    """Return what a function takes on devices that need not be there; it is compiled for them on the CPU.
 
     On a GPU the model of its kernels says so, by a calibration of such a device, by the timings of one that ships
     with this package, or by its data sheet: `stands_on` names which. On a TPU it is the compiler's own estimate of
-    cycles, loops by their trips, over the clock of the data sheet: the device alone, without the host. The interval
-    then holds a roofline by the data sheet too.
+    cycles over the clock of the data sheet; kernels that have no cycles take what their bytes and operations take.
+    Several devices exchange what the compiled program says; an exchange costs what it takes longer than what the
+    program computes beside it. `time_ns` is that of one call that is waited for, `pipelined_ns` that of a step in a
+    loop that does not wait.
 
-    All arguments are those of `predict_function`; `calibration` may be None, and its model of GPU kernels is used where
-    it is of such a device.
+    All arguments are those of `predict_function`; `calibration` may be None, and its models of GPU kernels and of
+    collectives are used where it is of such a device.
 
     Raises:
         ValueError: as of `compile_for` and `profile_function`; one line.
     """
     device = target_device(target)
-    profile = profile_function(fn, *args, level="compiled", target=device, trip_counts=trip_counts, **kwargs)
-    more, compiled = list(profile.uncounted), profile.target
-    assert compiled is not None  # a profile for a target has one
-    if not compiled.fits:
-        more.append(compiled.memory)
-    if compiled.gpu is not None and compiled.gpu.unknown_loops and not more:
-        more.append("loops of different trips that depend on data count as one turn each")
-    return times_for_target([profile], device, calibration, uncounted=[tuple(more)]).predictions[0]
+    options: dict[str, Any] = {"mesh": mesh, "trip_counts": trip_counts}
+    profile = profile_function(fn, *args, level="compiled", target=device, **options, **kwargs)
+    found = times_for_target([profile], device, calibration).predictions[0]
+    compiled = profile.target
+    if compiled is None or compiled.fits:
+        return found
+    return found._replace(uncounted=(*found.uncounted, compiled.memory), high_ns=math.inf, in_domain=False)
 
 
 def times_for_target(
-    profiles: Sequence[FunctionProfile],
-    device: TargetDevice,
-    calibration: Any = None,
-    *,
-    uncounted: Sequence[tuple[str, ...]] | None = None,
+    profiles: Sequence[FunctionProfile], device: TargetDevice, calibration: Any = None
 ) -> FunctionTimes:
     """Return what functions that were compiled for a device take, all by one estimate; see `predict_for_target`.
 
     Args:
         profiles: of level "compiled" for the device.
         device: the target.
-        calibration: a `Calibration`, whose model of GPU kernels is used where it is of such a device.
-        uncounted: what is not counted of each, a sentence each; nothing unless given.
+        calibration: a `Calibration`, whose models are used where it is of such a device.
 
     Raises:
-        ValueError: a GPU whose figures do not suffice, or a function for several of them.
+        ValueError: a GPU whose figures do not suffice, or profiles of another level.
     """
-    more = [()] * len(profiles) if uncounted is None else uncounted
     if device.platform == "tpu":
-        found = tuple(_by_cycles(device, profile, own) for profile, own in zip(profiles, more, strict=True))
-        terms_ns = np.array([[prediction.time_ns] for prediction in found])
-        scores = np.full((len(found), 1), ESTIMATE_LOG_SD)
-        return _called(device, FunctionTimes(found, scores, terms_ns, np.zeros(len(found))))
-    programs = [profile.target.gpu for profile in profiles if profile.target and profile.target.gpu]
-    if len(programs) != len(profiles) or any(own.target.devices > 1 for own in profiles if own.target):
-        raise ValueError(f"target {device.name}: expected a function for one device, got one for several")
-    calibrated, stands_on = known_gpu(device, calibration)
-    times = times_of_runs(calibrated, gpu_runs(programs), profiles, more)
-    told = (found._replace(target=device.name, stands_on=stands_on) for found in times.predictions)
-    return times._replace(predictions=tuple(told))
+        known = KnownDevice(*_known_tpu(device))
+        runs = TPU_KERNELS.runs(_padded([tpu_inputs(profile) for profile in profiles]))
+    else:
+        programs = [profile.target.gpu for profile in profiles if profile.target and profile.target.gpu]
+        known, runs = known_gpu(device, calibration), gpu_runs(programs)
+    uncounted = [profile.uncounted for profile in profiles]
+    called = times_of_runs(known.model, runs, profiles, uncounted)
+    posterior = known.model.posterior
+    piped = dataclasses.replace(
+        known.model, posterior=dataclasses.replace(posterior, model=PIPELINED[posterior.model.name]), domain={}
+    )
+    steps = times_of_runs(piped, Runs(piped.model, runs.variant, runs.inputs), profiles, uncounted)
+    more = [_on_top(profile, device, calibration) for profile in profiles]
+    for name in dict.fromkeys(name for own in more for name in own):
+        each = [own.get(name, (0.0, 0.0)) for own in more]
+        called, steps = (_added(times, name, each) for times in (called, steps))
+    found = tuple(
+        _of_target(one, step, profile, device, known.stands_on)
+        for one, step, profile in zip(called.predictions, steps.predictions, profiles, strict=True)
+    )
+    return called._replace(predictions=found)
 
 
-class KnownGpu(NamedTuple):
-    """A model of a GPU's kernels, and in words where it comes from: a calibration, shipped timings, or a data sheet."""
+def _of_target(
+    called: FunctionPrediction,
+    step: FunctionPrediction,
+    profile: FunctionProfile,
+    device: TargetDevice,
+    stands_on: str,
+) -> FunctionPrediction:
+    """Return a prediction with what is said of a target alone."""
+    compiled, terms = profile.target, step.terms_ns
+    assert compiled is not None  # a profile for a target has one
+    device_ns = step.time_ns - terms.get("dispatch_ns", 0.0)
+    exchanged_ns = terms.get("collectives_ns", 0.0)
+    memory_ns = float(profile.io.device_traffic_bytes) / device.bandwidth_bytes_per_ns
+    compute_ns = product_ns(device, compiled.products)
+    parts = {"collectives": exchanged_ns, "host": terms.get("dispatch_ns", 0.0)}
+    busy = "memory" if memory_ns >= compute_ns else "compute"
+    parts[busy] = device_ns - exchanged_ns
+    # The products of the function as it is written, at the rates that those of the compiled program have in the mean.
+    counts = np.asarray(profile.kernels.counts, float).sum(0)
+    flop = counts[np.isin(list(OPERATIONS), PRODUCT_OPERATIONS)].sum() / compiled.devices
+    made, made_ns = sum(compiled.products.values()), product_ns(device, compiled.products)
+    model_ns = flop * made_ns / made if made else 0.0
+    return called._replace(
+        target=device.name,
+        stands_on=stands_on,
+        roofline_ns=max(memory_ns, compute_ns),
+        device_ns=device_ns,
+        host_ns=max(called.time_ns - device_ns, 0.0),
+        pipelined_ns=step.time_ns,
+        pipelined_interval_ns=(step.low_ns, step.high_ns),
+        mfu=model_ns / step.time_ns if model_ns else None,
+        binds=max(parts, key=parts.__getitem__),
+    )
+
+
+def _added(times: FunctionTimes, name: str, each: Sequence[tuple[float, float]]) -> FunctionTimes:
+    """Return times with one more part of each function, of a time and a standard deviation in ns that all share."""
+    predictions, scores = [], []
+    own_ns, sds_ns = (np.array(side, float) for side in zip(*each, strict=True))
+    for one, more_ns, more_sd_ns, score in zip(times.predictions, own_ns, sds_ns, times.scores, strict=True):
+        time_ns = one.time_ns + float(more_ns)
+        sd_ns = math.hypot(one.time_ns * math.log(one.time_ns / one.low_ns) / COVERED_SDS, more_sd_ns)
+        reach = math.exp(COVERED_SDS * sd_ns / time_ns)
+        terms = dict(sorted([*one.terms_ns.items(), (name, float(more_ns))], key=lambda part: -part[1]))
+        high_ns = math.inf if math.isinf(one.high_ns) else time_ns * reach
+        new = {"time_ns": time_ns, "low_ns": time_ns / reach, "high_ns": high_ns}
+        predictions.append(one._replace(terms_ns={n: part for n, part in terms.items() if part}, **new))
+        scores.append([*(score * one.time_ns / time_ns), more_sd_ns / time_ns])
+    terms_ns = np.column_stack([times.terms_ns, own_ns])
+    return FunctionTimes(tuple(predictions), np.array(scores), terms_ns, times.spread)
+
+
+def _on_top(profile: FunctionProfile, device: TargetDevice, calibration: Any) -> dict[str, tuple[float, float]]:
+    """Return what exchanges, and kernels of users, take of a program beside its kernels: times and deviations in ns."""
+    compiled, found = profile.target, {}
+    assert compiled is not None  # a profile for a target has one
+    if compiled.custom.launches:
+        said_ns = (compiled.custom.bytes or 0) / device.bandwidth_bytes_per_ns
+        said_ns = CUSTOM_SLOWNESS * max(said_ns, product_ns(device, {"half": compiled.custom.flops}))
+        found["custom_ns"] = said_ns, CUSTOM_LOG_SD * said_ns
+    if compiled.exchanges:
+        if not device.links:
+            raise ValueError(f"target {device.name}: expected links in its data, over which devices exchange")
+        times_ns = np.array([one.times for one in compiled.exchanges], float)
+        beside_ns = np.array(
+            [
+                max(
+                    one.beside_cycles / device.clock_ghz if device.platform == "tpu" else 0.0,
+                    one.beside_bytes / device.bandwidth_bytes_per_ns,
+                    product_ns(device, {"half": one.beside_flop}),
+                )
+                for one in compiled.exchanges
+            ]
+        )
+        known = estimate(*_exchanges(profile, device, calibration))
+        each_ns, log_sd = (np.asarray(column, float) for column in (known.time_ns, known.log_sd()))
+
+        def exposed_ns(sds: float) -> float:
+            return float(times_ns @ np.maximum(each_ns * np.exp(sds * log_sd) - beside_ns, 0.0))
+
+        low_ns, middle_ns, high_ns = map(exposed_ns, (-COVERED_SDS, 0.0, COVERED_SDS))
+        found["collectives_ns"] = middle_ns, (high_ns - low_ns) / (2.0 * COVERED_SDS)
+    return found
+
+
+def _exchanges(profile: FunctionProfile, device: TargetDevice, calibration: Any) -> tuple[LatencyPosterior, Runs]:
+    """Return what is known of collectives, and those of a program as runs of their model."""
+    compiled = profile.target
+    assert compiled is not None  # a profile for a target has one
+    kinds = [one.kind for one in compiled.exchanges]
+    rows = [
+        collective_inputs(one.kind, one.bytes, one.groups, device.links, compiled.coordinates)
+        for one in compiled.exchanges
+    ]
+    runs = Runs.checked(COLLECTIVES, kinds, **{name: [row[name] for row in rows] for name in rows[0]})
+    kind = "" if calibration is None else str(calibration.fingerprint.get("device_kind", ""))
+    is_known = calibration is not None and COLLECTIVES.name in calibration.models
+    if is_known and device.name in kind.lower().replace("-", " ").split():
+        return calibration.models[COLLECTIVES.name].posterior, runs
+    return prior_posterior(COLLECTIVES), runs
+
+
+class KnownDevice(NamedTuple):
+    """A model of a device's kernels, and in words where it comes from: a calibration, shipped timings, a data sheet."""
 
     model: CalibratedModel
     stands_on: str
 
 
-def known_gpu(device: TargetDevice, calibration: Any = None) -> KnownGpu:
+def _known_tpu(device: TargetDevice) -> tuple[CalibratedModel, str]:
+    """Return what is known of a TPU, none of which was timed."""
+    posterior = prior_posterior(TPU_KERNELS, spread=0.1, facts=tpu_facts(device))
+    provenance = dict.fromkeys(coefficient_names(posterior.coefficients), Provenance.UNCALIBRATED)
+    said = f"device: XLA's estimate of cycles by the data sheet of {device.title}; host: a guess; nothing was measured"
+    return CalibratedModel(posterior, provenance, {}, {}), said
+
+
+def _padded(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return inputs whose lists are equally long."""
+    most = max([1, *(len(value) for row in rows for value in row.values() if np.ndim(value))])
+    return [
+        {name: np.pad(value, (0, most - len(value))) if np.ndim(value) else value for name, value in row.items()}
+        for row in rows
+    ]
+
+
+def known_gpu(device: TargetDevice, calibration: Any = None) -> KnownDevice:
     """Return what is known of a GPU: by a calibration of one, by one that was timed for this package, or by others.
 
     Args:
@@ -151,13 +308,13 @@ def known_gpu(device: TargetDevice, calibration: Any = None) -> KnownGpu:
     if calibration is not None and GPU_KERNELS.name in calibration.models:
         kind = str(calibration.fingerprint.get("device_kind", ""))
         if gpu_facts_of_kind(kind) == facts:
-            return KnownGpu(calibration.models[GPU_KERNELS.name].with_facts(**facts), f"a calibration of {kind}")
+            return KnownDevice(calibration.models[GPU_KERNELS.name].with_facts(**facts), f"a calibration of {kind}")
     shipped = population("gpu")
     section = None if shipped is None else shipped.models.get(GPU_KERNELS.name)
     if section is None or section.population is None:
         posterior = prior_posterior(GPU_KERNELS, facts=facts)
         provenance = dict.fromkeys(coefficient_names(posterior.coefficients), Provenance.UNCALIBRATED)
-        return KnownGpu(CalibratedModel(posterior, provenance, {}, {}), sheet)
+        return KnownDevice(CalibratedModel(posterior, provenance, {}, {}), sheet)
     others = calibrated_of(GPU_KERNELS, section)
     for machine in section.population.machines:
         kind = machine.fingerprint.device_kind
@@ -166,61 +323,13 @@ def known_gpu(device: TargetDevice, calibration: Any = None) -> KnownGpu:
             own = prior_posterior(GPU_KERNELS, prior, facts=others.posterior.facts)
             own = dataclasses.replace(own, spread=others.posterior.spread)
             one = dataclasses.replace(others, posterior=own, pace_log_sd=HOST_LOG_SD)
-            return KnownGpu(one.with_facts(**facts), f"timings of one {kind}")
+            return KnownDevice(one.with_facts(**facts), f"timings of one {kind}")
     said = f"{sheet}, and what {len(section.population.machines)} other GPUs say of hosts and kernels"
     # Nothing of this device was measured.
-    return KnownGpu(dataclasses.replace(others, domain={}).with_facts(**facts), said)
-
-
-def _by_cycles(device: TargetDevice, profile: FunctionProfile, uncounted: tuple[str, ...]) -> FunctionPrediction:
-    """Return a prediction by the cycles that a TPU's compiler estimates, beside a roofline by data sheet."""
-    compiled = profile.target
-    assert compiled is not None  # a profile for a target has one
-    memory_ns = float(profile.io.device_traffic_bytes) / device.bandwidth_bytes_per_ns
-    compute_ns = profile.flops / compiled.devices / device.matrix_flop_per_ns.get("bf16", math.inf)
-    roofline_ns = max(memory_ns, compute_ns, 1.0)
-    cycles_ns = None if compiled.cycles is None else compiled.cycles / device.clock_ghz
-    time_ns, name = (cycles_ns, "XLA's estimate of cycles over the clock") if cycles_ns else (roofline_ns, "a roofline")
-    if not cycles_ns and not uncounted:
-        uncounted = (f"the compiler's cycles make no sense: {compiled.left_out.get('cycles', 'it gives none')}",)
-    reach = math.exp(COVERED_SDS * ESTIMATE_LOG_SD)
-    high_ns = math.inf if uncounted else max(roofline_ns, time_ns) * reach
-    said = f"{name} by the data sheet of {device.title}, the device alone; nothing was measured"
-    about = {"target": device.name, "stands_on": said, "roofline_ns": roofline_ns}
-    low_ns = min(roofline_ns, time_ns) / reach
-    return FunctionPrediction(time_ns, low_ns, high_ns, {"device_ns": time_ns}, profile, False, uncounted, **about)
+    return KnownDevice(dataclasses.replace(others, domain={}).with_facts(**facts), said)
 
 
 def stands_on(programs: Sequence[FunctionPrediction]) -> str:
     """Return what the predicted times of compiled programs rest on, in a sentence."""
     told = dict.fromkeys(f"{one.stands_on} ({one.profile.target.compiler})" for one in programs if one.profile.target)
     return "; ".join(told)
-
-
-def _called(device: TargetDevice, found: FunctionTimes) -> FunctionTimes:
-    """Return what programs of a TPU take with their calls, which the device's figure of a launch stands for."""
-    untold = [one for one in found.predictions if one.profile.target is None or one.profile.target.cycles is None]
-    if untold:
-        # By the data sheet alone: programs of which some have no cycles have that in common.
-        sheet = {"uncounted": (), "stands_on": untold[0].stands_on}
-        times = [(one, one.roofline_ns) for one in found.predictions if one.roofline_ns is not None]  # a TPU's all have
-        by_sheet = tuple(
-            one._replace(time_ns=ns, high_ns=ns * ns / one.low_ns, terms_ns={"device_ns": ns}, **sheet)
-            for one, ns in times
-        )
-        found = found._replace(predictions=by_sheet, terms_ns=np.array([[ns] for _, ns in times]))
-    call_ns, device_ns = device.launch_ns, np.array([prediction.time_ns for prediction in found.predictions])
-    scores = np.column_stack(
-        [device_ns[:, None] * found.scores, np.full(len(found.predictions), call_ns * GUESSED_LOG_SD)]
-    )
-    called = (
-        one._replace(
-            time_ns=one.time_ns + call_ns,
-            high_ns=one.high_ns + call_ns * math.exp(GUESSED_LOG_SD),
-            terms_ns=dict(sorted([*one.terms_ns.items(), ("call_ns", call_ns)], key=lambda part: -part[1])),
-            stands_on=f"{one.stands_on.replace(', the device alone', ', and a guess of a call')}",
-        )
-        for one in found.predictions
-    )
-    terms_ns = np.column_stack([found.terms_ns, np.full(len(found.predictions), call_ns)])
-    return FunctionTimes(tuple(called), scores / (device_ns + call_ns)[:, None], terms_ns, found.spread)

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlxjax._checks import check_at_least, is_traced
 from rlxjax._numerics import temperature_from_sd
-from rlxjax._values import counted, in_bytes
+from rlxjax._values import counted, in_bytes, whole_ns
 from rlxjax.calibration import (
     CalibratedModel,
     Calibration,
@@ -74,6 +74,7 @@ def advise(
     measure: str | None = None,
     check: bool = True,
     target: str | TargetDevice | None = None,
+    mesh: Mapping[str, int] | None = None,
 ) -> Advice:
     """Say which stages that are jitted one by one should be one jitted function, and why.
 
@@ -98,7 +99,9 @@ def advise(
         check: whether forms that are timed have to give the same results, as in `choose`.
         target: a device that need not be there, as "tpu-v5e" or "h100", in the place of this machine: every group is
             compiled for it (`rlxjax.targets.compile_for`), and the answer is by the compiler's kernels, bytes, memory
-            and estimates, and by the device's data sheet. `stands_on` says which.
+            and estimates, and by the device's data sheet. `stands_on` says which. A form that needs no more kernels,
+            bytes, cycles and memory than another, and less of one of them, is better whatever a kernel takes.
+        mesh: sizes of a mesh of the target's devices by the names of its axes, see `rlxjax.targets.compile_for`.
 
     Returns:
         The advice; called, it runs the grouping that it names.
@@ -107,7 +110,7 @@ def advise(
         ValueError: no stage, a stage that does not trace or does not take what the one before gives, or a gain or
             price that is no number of at least 0; stages that have side effects, donate their arguments or give other
             results together than apart, where they are measured; a target that is unknown, with `measure` or a
-            calibration, or whose compiler is not there or fails.
+            calibration, or whose compiler is not there or fails; a mesh without a target.
         CalibrationFileError: a file that cannot be used, or none on a platform without a population.
 
     Examples:
@@ -140,6 +143,8 @@ def advise(
         calibration = default_calibration() if calibration is None else calibration
         if not isinstance(calibration, Calibration):
             calibration = load_calibration(calibration)
+        if mesh is not None:
+            raise ValueError("mesh: expected none without a target")
     elif word != "never" or calibration is not None:
         option = "measure" if word != "never" else "calibration"
         raise ValueError(f"{option}: expected none with target {device.name!r}, which is another device than this one")
@@ -157,7 +162,7 @@ def advise(
             why = "jitted: it is one program already" if is_jitted else "one operation, and one program already"
             return said(verdict="keep", reason_code="already_one_program", reason=f"{whole[0].name} is {why}")
         groups = {(place, place): part for place, part in enumerate(parts)} | {(0, len(parts) - 1): whole[0]}
-    profiles, refused = profiles_of(groups, trip_counts, device)
+    profiles, refused = profiles_of(groups, trip_counts, device, mesh)
     cannot = functools.partial(said, verdict="cannot model")
     if calibration is not None and FUNCTIONS.name not in calibration.models:
         reason = "the calibration has no functions model: measure it with `rlxjax calibrate --only functions`"
@@ -235,14 +240,17 @@ def groups_of(stages: Sequence[Stage]) -> dict[Span, Stage]:
 
 
 def profiles_of(
-    groups: Mapping[Span, Stage], trip_counts: TripCounts | None, device: TargetDevice | None
+    groups: Mapping[Span, Stage],
+    trip_counts: TripCounts | None,
+    device: TargetDevice | None,
+    mesh: Mapping[str, int] | None = None,
 ) -> tuple[dict[Span, FunctionProfile], dict[Span, DoesNotFitError]]:
     """Return the profile of each group, with its own share of the trip counts, which that of all stages has to take.
 
     Where a device is given the groups are compiled for it; those that it refuses for their memory come second.
     """
     refused: dict[Span, DoesNotFitError] = {}
-    options: dict[str, Any] = {} if device is None else {"level": "compiled", "target": device}
+    options: dict[str, Any] = {} if device is None else {"level": "compiled", "target": device, "mesh": mesh}
 
     def profiles(of: Mapping[Span, TripCounts | None]) -> dict[Span, FunctionProfile]:
         found = {}
@@ -355,9 +363,28 @@ class _Question:
             )
             traffic_ns = (before - after) / self.device.bandwidth_bytes_per_ns
             sd_ns = math.hypot(sd_ns, traffic_ns if traffic_ns * margin_ns < 0 else 0.0)
+            if margin_ns >= asked_ns and self.dominates(times, form, other):
+                return margin_ns, 1.0
+            if self.dominates(times, other, form):
+                return margin_ns, 0.0
         margin_ns += self.price * (other.peak_bytes - form.peak_bytes)
         odds = (margin_ns - asked_ns) / temperature_from_sd(sd_ns)
         return margin_ns, 0.5 + 0.5 * math.tanh(0.5 * odds)
+
+    def dominates(self, times: FunctionTimes, form: Grouping, other: Grouping) -> bool:
+        """Whether a form needs no more of anything than another by the compiler's figures, and less of something."""
+
+        def figures(own: Grouping) -> list[int]:
+            profiles = [one.profile for one in self.predictions(times, own)]
+            made = [one.target for one in profiles if one.target]
+            kernels = sum(int(one.io.kernel_launches) for one in profiles)
+            cycles = sum(one.cycles or 0 for one in made)
+            exchanged = sum(each.bytes * each.times for one in made for each in one.exchanges)
+            return [kernels, sum(one.fused_traffic_bytes for one in profiles), cycles, exchanged, own.peak_bytes]
+
+        pairs = list(zip(figures(form), figures(other), strict=True))
+        is_whole = not any(one.uncounted for own in (form, other) for one in self.predictions(times, own))
+        return is_whole and all(one <= two for one, two in pairs) and any(one < two for one, two in pairs)
 
     def run_by(self, form: Grouping) -> Callable[..., Any]:
         """Return what runs a form; the parts of a function that is not jitted run as it does."""
@@ -450,7 +477,9 @@ class _Question:
             changed = change_in_words([own.profile for own in each], [own.profile for own in programs])
             targets = {name: own.profile.target for name, own in found.items()}
             unfit = [f"{name} {own.memory}" for name, own in targets.items() if own and not own.fits]
-            reason = "; ".join([reason, f"{changed}, {in_bytes(grouped.peak_bytes)} of {has}", *unfit])
+            steps_ns = [sum(one.pipelined_ns or 0.0 for one in side) for side in (each, programs)]
+            loop = f"in a loop that does not wait {whole_ns(steps_ns[0] - steps_ns[1])} ns a step"
+            reason = "; ".join([reason, loop, f"{changed}, {in_bytes(grouped.peak_bytes)} of {has}", *unfit])
             figures["stands_on"] = f"predicted by {stands_on([*each, *programs])}"
         runs = grouped if verdict == fuses else apart
         joined = [range(first, last + 1) for first, last in runs.programs] if len(self.whole) > 1 else [(0,)]

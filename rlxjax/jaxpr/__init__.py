@@ -4,6 +4,7 @@
 `register_rule` teaches it a primitive. Counts are exact integers and know no machine.
 """
 
+from ._exchanges import Exchange as Exchange
 from ._function_profile import profile_function as profile_function
 from ._kernels import Kernels as Kernels
 from ._kernels import stacked as stacked
@@ -21,6 +22,8 @@ from ._totals import TripCounts as TripCounts
 from ._totals import UnknownLoop as UnknownLoop
 from ._xla import compiled_kernels as compiled_kernels
 from ._xla import gpu_program as gpu_program
+from ._xla_kernels import PRODUCT_KINDS as PRODUCT_KINDS
+from ._xla_kernels import PRODUCT_OPERATIONS as PRODUCT_OPERATIONS
 from ._xla_kernels import GpuProgram as GpuProgram
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -13,14 +13,15 @@ from rlxjax.devices import CompiledFor, TargetDevice, check_compiler, compile_fo
 from rlxjax.graph import GraphIoProfile
 
 from ._kernels import kernel_table
-from ._primitives import lowered
+from ._primitives import CUSTOMS, lowered
 from ._profile import Disagreement, FunctionProfile, TargetProfile, dearest_first
-from ._rules import nbytes
-from ._totals import FUSED_BYTES, SYNC_POINTS, TRIPS, TripCounts, Trips
+from ._rules import OperationCounts, nbytes
+from ._totals import CUSTOM, FUSED_BYTES, SYNC_POINTS, TRIPS, TripCounts, Trips, summed
 from ._walk import Walk
 from ._xla import CompiledProgram
 
 #: Files of this package that a compiled program names: no user's lines.
+_USERS_KERNELS = ("tpu_custom_call",)
 _NO_USERS = (TRACER, Path(__file__).name, "_child.py", "_compile.py")
 
 
@@ -31,6 +32,7 @@ def profile_function(
     trip_counts: TripCounts | None = None,
     strict: bool = False,
     target: str | TargetDevice | None = None,
+    mesh: Mapping[str, int] | None = None,
     **kwargs: Any,
 ) -> FunctionProfile:
     """Count what a JAX function computes and moves, without running it or allocating anything.
@@ -50,6 +52,7 @@ def profile_function(
         strict: refuse primitives without a rule.
         target: of level "compiled", a device that need not be there: a name, as "tpu-v5e" or "h100", a file or a
             `TargetDevice`; see `rlxjax.targets.compile_for`. The profile says in `target` what it takes of the device.
+        mesh: sizes of a mesh of the target's devices by the names of its axes, see `rlxjax.targets.compile_for`.
         **kwargs: of the function. Arrays are traced, all else (axes, flags, numbers) is closed over. A jitted
             function takes them as in a call: what is no array has to be static.
 
@@ -122,6 +125,7 @@ def _as_written(program: Any, trips: Trips, strict: bool) -> FunctionProfile:
         kernels=kernel_table(totals.work),
         trips=totals.work[TRIPS],
         static_ops=totals.static_ops,
+        custom=summed(*totals.rows(CUSTOM).values()),
         arrays=len(jaxpr.invars) + len(jaxpr.outvars),
         results=len(jaxpr.outvars),
     )
@@ -159,7 +163,7 @@ def _as_compiled(
         program = CompiledProgram(text, trips, _NO_USERS)
     else:
         peak_bytes, costs = made.peak_bytes, made.costs
-        program = CompiledProgram(made.text, trips, _NO_USERS, made.target.platform)
+        program = CompiledProgram(made.text, trips, _NO_USERS, made.target.platform, made.devices)
     totals = program.totals
     sums = totals.sums()
     for what, counted in (("family", written.by_family), ("line", written.by_line)):
@@ -176,7 +180,7 @@ def _as_compiled(
         unknown_loops=tuple(program.unknown_loops),
         branches=tuple(totals.spreads.values()),
         level="compiled",
-        target=None if made is None else _on_target(made, program),
+        target=None if made is None else _on_target(made, program, written),
     )
     return dataclasses.replace(
         compiled, disagreements=_disagreements(written, compiled, program, costs, 0 if made is None else made.devices)
@@ -218,13 +222,19 @@ def _disagreements(
     return tuple(found)
 
 
-def _on_target(made: CompiledFor, program: CompiledProgram) -> TargetProfile:
+def _on_target(made: CompiledFor, program: CompiledProgram, written: FunctionProfile) -> TargetProfile:
     """Return what a program takes of its target, with those of XLA's own figures that make sense."""
+    is_tpu, gpu = made.target.platform == "tpu", program.gpu
+    unknown = (
+        tuple(name for name in program.custom_calls if name in _USERS_KERNELS)
+        if is_tpu
+        else getattr(gpu, "unknown", ())
+    )
     moved = program.totals.sums().bytes or 0
     least_ns = moved / made.target.bandwidth_bytes_per_ns
     figures = {name: made.costs.get(name) for name in ("flops", "bytes accessed", "optimal_seconds")}
     times_ns = {"optimal_seconds": 1e9 * (figures["optimal_seconds"] or 0.0)}
-    if made.target.platform == "tpu":
+    if is_tpu:
         cycles = figures["cycles"] = float(program.cycles)
         times_ns["cycles"] = cycles / made.target.clock_ghz
     estimates: dict[str, float] = {}
@@ -247,7 +257,7 @@ def _on_target(made: CompiledFor, program: CompiledProgram) -> TargetProfile:
             estimates[name] = value
     if "cycles" in estimates and program.no_cycles:
         missing = ", ".join(program.no_cycles)
-        left_out["cycles of some instructions"] = f"the compiler gives none for {missing}, which the sum leaves out"
+        left_out["cycles of some instructions"] = f"the compiler gives none for {missing}: bytes and operations count"
     return TargetProfile(
         device=made.target,
         devices=made.devices,
@@ -256,10 +266,17 @@ def _on_target(made: CompiledFor, program: CompiledProgram) -> TargetProfile:
         temporary_bytes=made.temporary_bytes,
         peak_bytes=made.peak_bytes,
         collectives=FrozenDict(program.collectives),
-        cycles=int(estimates["cycles"]) if "cycles" in estimates else None,
+        cycles=program.cycles if is_tpu else None,
         estimates=FrozenDict(estimates),
         left_out=FrozenDict(left_out),
         compiler=made.compiler,
         compile_seconds=made.seconds,
-        gpu=program.gpu if made.target.platform == "cuda" else None,
+        gpu=None if is_tpu else gpu,
+        untold=gpu.kernels if is_tpu else None,
+        exchanges=program.exchanges,
+        mesh=getattr(made, "mesh", {}),
+        coordinates=getattr(made, "coordinates", ()),
+        products=FrozenDict(program.products),
+        custom=OperationCounts(*((count or 0) // made.devices for count in written.custom)),
+        unknown=unknown if not written.custom.launches or CUSTOMS & written.uncosted.keys() else (),
     )

@@ -38,6 +38,8 @@ RENAMES = names(
 _SUMMING = names("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor")
 #: What is known before the program runs, or orders it.
 NOTHING = names("axis_index platform_index create_token after_all dce_sink")
+#: Kernels that no compiler makes, whose authors say what they do: these, and what `register_rule` was told of.
+CUSTOMS = {"pallas_call", "ffi_call"}
 #: Names that the walk itself knows.
 RESERVED = CALLS | LOOPS | RENAMES | NOTHING
 
@@ -82,6 +84,7 @@ def register_rule(primitive: "str | Primitive", rule: CountingRule, *, family: s
         return counts
 
     RULES[name] = Rule(family, said=checked)
+    CUSTOMS.add(name)
 
 
 UNKNOWN_LINE = "unknown line"

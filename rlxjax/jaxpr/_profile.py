@@ -8,6 +8,7 @@ from rlxjax._values import FrozenDict, by_value
 from rlxjax.devices import TargetDevice
 from rlxjax.graph import GraphIoProfile
 
+from ._exchanges import Exchange
 from ._kernels import Kernels
 from ._rules import OperationCounts
 from ._totals import BranchSpread, UnknownLoop
@@ -47,12 +48,19 @@ class TargetProfile:
         temporary_bytes: that the program needs beside them.
         peak_bytes: arguments, results and temporaries, what is shared once.
         collectives: what the devices do together, by name: how often, and the bytes that one gives and receives.
-        cycles: by the TPU compiler's estimates, loops by their trips; None where it gives none.
+        exchanges: each of these, with the devices that take part and what runs beside.
+        mesh: sizes of the axes that the devices are named by; empty for one device.
+        coordinates: of each device in a TPU's torus, in the order of the program's partitions.
+        products: floating-point operations of products by what bounds their rate, see `PRODUCT_KINDS`.
+        custom: what the authors of its custom kernels say that they do.
+        unknown: the kernels of which nobody says what they do.
+        cycles: by the TPU compiler's estimates, loops by their trips; None of a GPU.
         estimates: XLA's own figures that make sense: "flops", "bytes accessed", "optimal_seconds", "cycles".
         left_out: XLA's own figures that make none, each with the reason.
         compiler: what compiled it, with versions.
         compile_seconds: that it took, 0 where it was compiled before.
         gpu: what a call launches, of a GPU.
+        untold: of a TPU, the kernels that the compiler estimates no cycles of.
     """
 
     device: TargetDevice
@@ -68,6 +76,13 @@ class TargetProfile:
     compiler: str
     compile_seconds: float
     gpu: GpuProgram | None = None
+    untold: Kernels | None = None
+    exchanges: tuple[Exchange, ...] = ()
+    mesh: Mapping[str, int] = FrozenDict()
+    coordinates: tuple[tuple[int, ...], ...] = ()
+    products: Mapping[str, int] = FrozenDict()
+    custom: OperationCounts = OperationCounts()
+    unknown: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -90,6 +105,7 @@ class TargetProfile:
         return {
             "name": self.device.name,
             "devices": self.devices,
+            "mesh": dict(self.mesh),
             "memory_bytes": self.device.memory_bytes,
             **{name: getattr(self, name) for name in sizes},
             "collectives": _moved(self.collectives),
@@ -101,7 +117,8 @@ class TargetProfile:
 
     def lines(self) -> list[str]:
         """Return what there is to say, a line each."""
-        several = f", each of {self.devices} devices" if self.devices > 1 else ""
+        axes = " x ".join(f"{name} {size}" for name, size in self.mesh.items())
+        several = f", each of {self.devices} devices{f' ({axes})' if axes else ''}" if self.devices > 1 else ""
         temporary = f"{self.temporary_bytes / 1e9:.3g} GB of it temporaries"
         found = [f"on {self.device.title} ({self.compiler}){several}: {self.memory}, {temporary}"]
         for name, counts in self.collectives.items():
@@ -153,6 +170,8 @@ class FunctionProfile:
         disagreements: of level "compiled", the counts on which the jaxpr, the compiled program and XLA's own
             analysis differ.
         target: what the program takes of the device that it was compiled for, where one was named.
+        custom: what custom kernels do by their authors: `pallas_call`, `ffi_call`, and primitives that
+            `register_rule` was told of; of all devices.
     """
 
     io: GraphIoProfile
@@ -177,6 +196,7 @@ class FunctionProfile:
     level: str = "jaxpr"
     disagreements: tuple[Disagreement, ...] = ()
     target: TargetProfile | None = None
+    custom: OperationCounts = OperationCounts(launches=0)
 
     @property
     def uncounted(self) -> tuple[str, ...]:
@@ -189,11 +209,17 @@ class FunctionProfile:
                     f"how often the loop at {line} turns depends on data: give trip_counts; it is started {times}, "
                     f"and a turn takes {_short(turn.flops)}FLOP and {_short(turn.bytes or 0)}B"
                 )
-        for name, times in self.uncosted.items():
+        for name, times in self.uncosted.items() if self.target is None else ():  # a compiler counts it
             reasons.append(f"{name} has no rule and counts by its bytes only, {times} times: see register_rule")
+        for name in () if self.target is None else self.target.unknown:
+            reasons.append(
+                f"nobody says what the kernel {name} does: give pallas_call a cost_estimate, or see register_rule"
+            )
+        if self.target is not None and self.target.gpu is not None and self.target.gpu.unknown_loops and not reasons:
+            reasons.append("loops of different trips that depend on data count as one turn each")
         if self.io.sync_points:
             reasons.append("what the host does when the program calls it is not known")
-        if "collective" in self.by_family:
+        if "collective" in self.by_family and self.target is None:
             reasons.append("how long devices wait for each other is not known")
         return tuple(reasons)
 
@@ -222,12 +248,14 @@ class FunctionProfile:
         covered, of_traffic = ("100 %" if each == 1 else f"{min(100 * each, 99.99):.2f} %" for each in shares)
         moved = _short(io.device_traffic_bytes)
         of_bytes = f", {of_traffic} of {moved}B"
+        several = self.target.devices if self.target else 1
+        of_all = f", of all {several} devices" if several > 1 else ""
         of_xla = "; launches, traffic and memory are those of the compiled program"
         fused = f", {_short(self.fused_traffic_bytes)}B if fused" if is_written else ""
         lines = [
             f"covered by rules: {covered} of {self.equations} equations{of_bytes if is_written else of_xla}",
             f"{_short(self.flops)}FLOP, {_short(self.transcendentals).strip()} transcendentals, "
-            f"{_short(self.integer_ops).strip()} integer operations",
+            f"{_short(self.integer_ops).strip()} integer operations{of_all}",
             f"{moved}B of traffic{fused}, {_short(self.peak_bytes)}B live at the peak",
             f"{io.kernel_launches} launches, {io.sync_points} sync points, {_short(io.host_output_bytes)}B of results",
             "",

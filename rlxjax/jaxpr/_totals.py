@@ -16,6 +16,10 @@ TripCounts = Mapping[str, int | None] | Sequence[int | None]
 SYNC_POINTS, FUSED_BYTES, CYCLES = ("sync points", "", 0), ("fused bytes", "", 0), ("cycles", "", 0)
 #: Turns of loops, and choices among branches.
 TRIPS = ("trips", "", 0)
+#: What keys of exchanges, and of the products of a compiled program by their kind, begin with.
+EXCHANGE, PRODUCT = "exchange", "product"
+#: And those of custom kernels, by what their authors say.
+CUSTOM = "custom"
 
 
 class UnknownLoop(NamedTuple):

@@ -10,6 +10,7 @@ from ._known import Number, Scalar, known_result, number_of, turns
 from ._memory import Step, folded, fused_memory
 from ._primitives import (
     CALLS,
+    CUSTOMS,
     LOOPS,
     NOTHING,
     RULES,
@@ -25,7 +26,7 @@ from ._primitives import (
     source_line,
 )
 from ._rules import CALLBACK, Operation, OperationCounts, Rule, elements, nbytes
-from ._totals import FUSED_BYTES, NONE, SYNC_POINTS, TRIPS, Totals, Trips, UnknownLoop
+from ._totals import CUSTOM, FUSED_BYTES, NONE, SYNC_POINTS, TRIPS, Totals, Trips, UnknownLoop
 
 #: A called jaxpr of more equations is one step of its caller, so that calls of calls stay bounded.
 _MOST_INLINED = 100_000
@@ -222,6 +223,8 @@ class Walk:
             totals.uncosted[name] += 1
         else:
             totals.counted_bytes += moved
+            for place, count in enumerate(counts._replace(bytes=moved) if name in CUSTOMS else ()):
+                totals.work[CUSTOM, name, place] += count or 0
         is_read_alone = rule.in_memory is None or is_outer_reduction(name, operation)
         needs = buffers if is_read_alone else buffers[: rule.in_memory]
         workspace = rule.workspace(operation) if rule.workspace else 0

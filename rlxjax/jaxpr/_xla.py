@@ -6,12 +6,13 @@ from collections.abc import Container, Hashable, Mapping
 
 import numpy as np
 
+from ._exchanges import Exchange, collectives_in, exchange_of
 from ._kernels import Kernels, kernel_table, mark_looped
 from ._known import Number, Scalar, turns
 from ._primitives import UNKNOWN_LINE
 from ._rules import OperationCounts
-from ._totals import CYCLES, Totals, UnknownLoop
-from ._xla_kernels import GpuProgram, add_kernels, end_row
+from ._totals import CYCLES, EXCHANGE, PRODUCT, Totals, UnknownLoop
+from ._xla_kernels import GpuProgram, add_kernels, end_row, products_of
 from ._xla_text import COLLECTIVES, ENDS, NOTHING, TRANSFERS, Computation, Instruction, computations, frame_lines
 
 #: Calls that stand for another view of memory.
@@ -38,7 +39,12 @@ class CompiledProgram:
     """
 
     def __init__(
-        self, text: str, trips: Mapping[str, int], no_users: Container[str] = (), platform: str = "cpu"
+        self,
+        text: str,
+        trips: Mapping[str, int],
+        no_users: Container[str] = (),
+        platform: str = "cpu",
+        devices: int = 1,
     ) -> None:
         #: The loops whose trips the text does not tell, and how many turn more than once, or nobody knows how often.
         self.unknown_loops: list[UnknownLoop] = []
@@ -46,7 +52,7 @@ class CompiledProgram:
         #: The targets of custom calls, in order, and what the compiler estimates no cycles of though it does of others.
         self.custom_calls: dict[str, None] = {}
         self.no_cycles: dict[str, None] = {}
-        self._trips, self._platform = trips, platform
+        self._trips, self._platform, self._devices = trips, platform, devices
         try:
             self._computations, name = computations(text)
             self._lines = frame_lines(text, no_users)
@@ -61,9 +67,15 @@ class CompiledProgram:
         self.cycles = self.totals.work[CYCLES]
         #: What devices do together, by name: how often, and bytes that one device reads and writes.
         self.collectives = {name: row for name, row in self.totals.rows("family").items() if name in COLLECTIVES}
+        #: The same as exchanges: which devices take part, and what runs beside.
+        self.exchanges = tuple(
+            name._replace(times=times) for (what, name, _), times in self.totals.work.items() if what == EXCHANGE
+        )
+        #: Floating-point operations of products by their kind.
+        self.products = {name: flop for (what, name, _), flop in self.totals.work.items() if what == PRODUCT}
         starts = self.totals.loop_starts
         self.unknown_loops = [loop._replace(starts=starts.get(i, 0)) for i, loop in enumerate(self.unknown_loops)]
-        #: What a call launches, of a GPU; its kernels, of a CPU too.
+        #: What a call launches, of a GPU; its kernels, of a CPU too; of a TPU those that have no cycles.
         self.gpu = GpuProgram(
             len(entry.parameters),
             results,
@@ -80,10 +92,47 @@ class CompiledProgram:
 
     def _run(self, name: str, totals: Totals) -> None:
         computation = self._computations[name]
+        begun: dict[str, tuple[Exchange, list[int]]] = {}
         for instruction in computation.instructions.values():
-            if instruction.opcode not in NOTHING and not instruction.opcode.endswith(ENDS):
+            opcode = instruction.opcode
+            if self._devices > 1 and opcode not in NOTHING:
+                self._exchange(instruction, computation, totals, begun)
+            if opcode not in NOTHING and not opcode.endswith(ENDS):
                 self._add(instruction, computation, totals)
+        for exchange, beside in begun.values():
+            totals.work[EXCHANGE, exchange._replace(**_beside(beside)), 0] += 1
         end_row(totals.commands)
+
+    def _exchange(
+        self,
+        instruction: Instruction,
+        computation: Computation,
+        totals: Totals,
+        begun: dict[str, tuple[Exchange, list[int]]],
+    ) -> None:
+        """Note what an instruction exchanges: what runs from the first one of a channel to its last is beside it."""
+        if instruction.opcode.endswith(ENDS):
+            names = [name for name in instruction.operands if name in begun]
+        else:
+            names = []
+            for found, inside in collectives_in(instruction, computation, self._computations):
+                made = exchange_of(found, inside, instruction, self._devices)
+                if made is None:
+                    continue
+                exchange, channel = made
+                # Of one that starts alone the end names the start; fusions of one channel are steps of one exchange.
+                key = found.name if instruction is found else channel
+                if key in begun:
+                    names.append(key)
+                else:
+                    begun[key] = exchange, [*self._done(totals)] * 2
+        for name in names:
+            begun[name] = begun[name][0], begun[name][1][:3] + [*self._done(totals)]
+
+    def _done(self, totals: Totals) -> tuple[int, int, int]:
+        """Return the cycles, the bytes and the FLOP of products that are done so far."""
+        flop = sum(count for (what, *_), count in totals.work.items() if what == PRODUCT)
+        return totals.work[CYCLES], totals.sums().bytes or 0, flop
 
     def _add(self, instruction: Instruction, computation: Computation, totals: Totals) -> None:
         opcode, called = instruction.opcode, instruction.called
@@ -105,12 +154,16 @@ class CompiledProgram:
             fused = self._computations[called["calls"]] if "calls" in called else None
             both = sum(computation.moved(instruction, fused))
             totals.count(family, line, OperationCounts(bytes=both, launches=int(opcode not in TRANSFERS)))
-            if self._platform != "tpu":
-                add_kernels(instruction, computation, self._computations, totals, self._platform)
-            if cycles := _CYCLES.search(instruction.attributes):
-                totals.work[CYCLES] += int(cycles[1])
-            elif both and opcode not in TRANSFERS:
+            is_exchange = bool(self._devices > 1 and collectives_in(instruction, computation, self._computations))
+            cycles = _CYCLES.search(instruction.attributes)
+            totals.work[CYCLES] += int(cycles[1]) if cycles else 0
+            for kind, flop in products_of(instruction, computation, self._computations):
+                totals.work[PRODUCT, kind, 0] += flop
+            is_untold = both > 0 and cycles is None and opcode not in TRANSFERS and not is_exchange
+            if is_untold:
                 self.no_cycles[family] = None
+            if is_untold if self._platform == "tpu" else not is_exchange:
+                add_kernels(instruction, computation, self._computations, totals, self._platform)
 
     def _add_loop(self, loop: Instruction, outside: Computation, line: str, totals: Totals) -> None:
         known, called = _TRIPS.search(loop.attributes), loop.called
@@ -120,7 +173,9 @@ class CompiledProgram:
         trips = self._trips.get(line) if trips is None else trips
         self.loops += trips != 1
         test, turn = self._count(called["condition"]), self._count(called["body"])
-        if known:  # a GPU's host looks at no test
+        if known and self._platform == "cuda":  # a GPU's host looks at no test
+            test = Totals()
+        elif known:
             test.kernels, test.commands = Counter(), Counter()
         else:
             totals.commands["readbacks"] += 2 if trips is None else trips + 1
@@ -174,6 +229,12 @@ class CompiledProgram:
         if opcode == "fusion" and (kind := _KIND.search(attributes)):
             return f"{kind[1].lower()} fusion"
         return opcode.removesuffix("-start")
+
+
+def _beside(marks: list[int]) -> dict[str, int]:
+    """Return what is done between two marks of cycles, bytes and FLOP, by the fields of an exchange."""
+    names = ("beside_cycles", "beside_bytes", "beside_flop")
+    return {name: end - start for name, start, end in zip(names, marks[:3], marks[3:], strict=True)}
 
 
 def _is_scalar(instruction: Instruction, computation: Computation) -> bool:

