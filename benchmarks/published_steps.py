@@ -223,8 +223,9 @@ def predicted(figure: Mapping[str, Any]) -> dict[str, Any]:
         said = rx.calibration.predict_for_target(fn, *args, target=figure["target"])
     except ValueError as error:
         return {"refusal": str(error), "seconds": time.perf_counter() - start}
-    alike = 1.0 if figure["waited_for"] else said.pipelined_ns / said.time_ns
-    low, central, high = (alike * ns for ns in (said.low_ns, said.time_ns, said.high_ns))
+    piped = said.pipelined_ns, *(said.pipelined_interval_ns or ())
+    central, low, high = (said.time_ns, said.low_ns, said.high_ns) if figure["waited_for"] else piped
+    high = math.inf if said.uncounted else high
     return {
         "predicted_ns": central,
         "low_ns": low,
