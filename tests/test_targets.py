@@ -1,5 +1,6 @@
 """Devices that are not there: what is said of them, the process that compiles for them, and what it makes."""
 
+import gzip
 import json
 import os
 import sys
@@ -183,7 +184,8 @@ def faked(monkeypatch, tmp_path):
     """A compiler that answers what the fixture holds, and the requests that it got."""
     sizes = {"argument": 6, "output": 5, "temp": 4, "alias": 3}
     memory = {f"{name}_size_in_bytes": size for name, size in sizes.items()}
-    answers, asked = [{"text": "HloModule", "memory": memory, "costs": {"flops": 2.0}, "seconds": 1.5}], []
+    where = {"coordinates": [[0, 0, 0]]}
+    answers, asked = [{"text": "HloModule", "memory": memory, "costs": {"flops": 2.0}, **where, "seconds": 1.5}], []
 
     class Fake:
         def ask(self, request, program, limit_s):
@@ -208,22 +210,93 @@ def test_what_was_compiled_is_kept_by_program_target_and_flags(faked, monkeypatc
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_some_flag=1")
     targets.compile_for(double, SQUARE, target="tpu-v5e")
     assert len(asked) == 4
-    # A file that is not whole is made anew.
-    for path in (tmp_path / "targets").iterdir():
-        path.write_bytes(path.read_bytes()[:20])
-    targets.compile_for(double, SQUARE, target="tpu-v5e")
-    assert len(asked) == 5
+    # A file that is not whole, or of an earlier version without coordinates, is made anew.
+    for spoil in (lambda whole: whole.replace(b"coordinates", b"places"), lambda whole: whole[:20]):
+        for path in (tmp_path / "targets").iterdir():
+            path.write_bytes(gzip.compress(spoil(gzip.decompress(path.read_bytes()))))
+        targets.compile_for(double, SQUARE, target="tpu-v5e")
+    assert len(asked) == 6
     # Donated arguments are told, large constants are arguments, and a mesh is of the target's devices.
     targets.compile_for(jax.jit(double, donate_argnums=0), SQUARE, target="h100")
     assert asked[-1]["donated"] == (0,)
     constant = jnp.ones((N, N), jnp.float32)
     targets.compile_for(jax.jit(lambda x: x + constant, donate_argnums=0), SQUARE, target="h100")
     assert asked[-1]["donated"] == (1,)
-    mesh = AbstractMesh((4, 2), ("rows", "columns"), axis_types=(AxisType.Auto,) * 2)
-    spread = jax.ShapeDtypeStruct((N, N), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("rows")))
-    targets.compile_for(double, spread, target="tpu-v5e")
-    told = {"devices": 8, "axes": ("rows", "columns"), "sizes": (4, 2), "target": "v5e:2x4"}
-    assert asked[-1].items() >= told.items()
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        mesh = AbstractMesh((4, 2), ("rows", "columns"), axis_types=(kind,) * 2)
+        spread = jax.ShapeDtypeStruct((N, N), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("rows")))
+        told = {"devices": 8, "axes": ("rows", "columns"), "sizes": (4, 2), "target": "v5e:2x4"}
+        for function, x in ((double, spread), (jax.jit(double, in_shardings=spread.sharding), SQUARE)):
+            made = targets.compile_for(function, x, target="tpu-v5e", use_cache=False)
+            assert asked[-1].items() >= (told | {"types": (kind.name,) * 2}).items()
+            assert (made.devices, made.mesh) == (8, {"rows": 4, "columns": 2})
+
+
+# --- Meshes ----------------------------------------------------------------------------------------
+
+
+def shape(*sizes, over=None, axes=None):
+    sharding = over and NamedSharding(over, PartitionSpec(*axes))
+    return jax.ShapeDtypeStruct(sizes, jnp.float32, sharding=sharding)
+
+
+def step(state, batch):
+    """A step of training: the state comes back, and a loss."""
+    return jax.tree.map(lambda w: w * batch.mean(), state), batch.sum()
+
+
+def specs(tree):
+    return jax.tree.map(lambda leaf: tuple(leaf.sharding.spec), tree)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "state", "batch"),
+    [
+        ({"data": 8}, ((None, None), (None, None), (None,)), ("data", None)),
+        ({"data": 1, "model": 8}, (("model", None), (None, "model"), (None,)), ("data", None)),
+        ({"rows": 4, "columns": 2}, (("columns", None), (None, "columns"), (None,)), ("rows", None)),
+        ({"fsdp": 8}, (("fsdp", None), (None, "fsdp"), (None,)), ("fsdp", None)),
+        ({"data": 2, "fsdp": 4}, (("fsdp", None), (None, "fsdp"), (None,)), (("data", "fsdp"), None)),
+        ({"fsdp": 4, "model": 2}, (("model", "fsdp"), ("fsdp", "model"), (None,)), ("fsdp", None)),
+    ],
+)
+def test_arguments_without_a_sharding_are_divided_by_their_part(mesh, state, batch):
+    given = {"a": shape(64, 16), "b": shape(16, 16), "c": shape(64)}
+    (placed,), named = targets.divided(step, (given,), {"batch": shape(32, 4)}, mesh)
+    assert specs(placed) == dict(zip("abc", state, strict=True))
+    assert specs(named) == {"batch": batch}
+    # Parameters of a forward pass are state as well: their leading dimensions differ.
+    (again, rows), _ = targets.divided(lambda w, x: x @ w["a"].T, (given, shape(32, 16)), {}, mesh)
+    assert (specs(again), specs(rows)) == (specs(placed), batch)
+
+
+def test_what_is_placed_or_no_array_or_does_not_divide_stays():
+    mesh = {"data": 4, "model": 2}
+    own = shape(8, 8, over=targets.mesh_of((), mesh), axes=("model",))
+    (placed, odd, number), _ = targets.divided(lambda x, y, n: x.sum() + y.sum() * n, (own, shape(3, 8), 2.5), {}, mesh)
+    assert (placed is own, specs(odd), number) == (True, (None, None), 2.5)
+    assert targets.divided(double, (SQUARE,), {}, None) == ((SQUARE,), {})
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    assert targets.divided(jax.random.uniform, (key,), {"shape": (4,)}, mesh)[0][0].dtype == key.dtype
+    weak = jax.eval_shape(lambda: jnp.broadcast_to(1.0, (4,)))
+    assert targets.divided(double, (weak,), {}, mesh)[0][0].weak_type == weak.weak_type
+
+
+def test_meshes_that_are_refused(faked):
+    wide = {"data": 4, "model": 2}
+    own = AbstractMesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    there, odd = (shape(size, 8, over=own, axes=("data",)) for size in (8, 9))
+    bad = (3, {}, {"data": 0}, {"data": -2}, {"data": 2.0}, {"data": True}, {3: 2}, {"": 2}, [("data", 2)], "data")
+    for x, mesh, said in (
+        *((SQUARE, mesh, "mesh: expected names of axes and their sizes") for mesh in bad),
+        (SQUARE, {"data": 64, "model": 8}, "target tpu-v5e: expected a mesh of at most 256 devices, got 512"),
+        (there, wide, r"mesh: expected arguments of one mesh, got \{'data': 4, 'model': 2\} and \{'data': 4\}"),
+        ([there, shape(8, 8, over=targets.mesh_of((), wide), axes=("data",))], None, "arguments of one mesh, got"),
+        (odd, None, "not.* divi|divi.* not"),
+    ):
+        with pytest.raises(ValueError, match=said) as refused:
+            targets.compile_for(lambda x: jax.tree.leaves(x)[0] * 2, x, target="tpu-v5e", mesh=mesh)
+        assert "\n" not in str(refused.value)
 
 
 def test_what_a_compiler_refuses_says_why(faked):
@@ -358,13 +431,43 @@ def test_arguments_of_every_kind(target):
 
 
 def test_several_devices(target):
-    mesh = AbstractMesh((8,), ("rows",), axis_types=(AxisType.Auto,))
-    spread = jax.ShapeDtypeStruct((N, N), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("rows")))
-    profile = compiled(lambda x: x @ x.T, spread, target=target)
-    assert profile.target.devices == 8
-    assert profile.target.argument_bytes == 4 * N * N // 8
-    assert {"all-gather", "all-to-all", "collective-permute"} & set(profile.target.collectives)
-    assert sum(row.bytes for row in profile.target.collectives.values()) > 0
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        mesh = AbstractMesh((8,), ("rows",), axis_types=(kind,))
+        profile = compiled(lambda x: jnp.tanh(x).sum(0), shape(N, N, over=mesh, axes=("rows",)), target=target)
+        assert profile.target.devices == 8
+        assert profile.target.argument_bytes == 4 * N * N // 8
+        assert "all-reduce" in profile.target.collectives
+        assert sum(row.bytes for row in profile.target.collectives.values()) > 0
+
+
+def test_a_mesh_is_the_context_of_what_a_function_says_of_its_axes(target):
+    def summed(x):
+        over = PartitionSpec(("data", "model"))
+        return jax.shard_map(lambda y: jax.lax.psum(y, ("data", "model")), in_specs=over, out_specs=PartitionSpec())(x)
+
+    def turned(x):
+        return jax.lax.with_sharding_constraint(2 * x, PartitionSpec(None, "data"))
+
+    mesh = {"data": 4, "model": 2}
+    weights = {"in": shape(N, N // 2), "out": shape(N // 2, N)}
+    for function, args, argument_bytes, moved in (
+        (summed, (SQUARE,), 4 * N * N // 4, "all-reduce"),
+        (turned, (SQUARE,), 4 * N * N // 4, "all-to-all"),
+        (step, (weights, shape(64, N)), 4 * N * N // 2 + 4 * 64 * N // 4, "all-reduce"),
+    ):
+        made = targets.compile_for(function, *args, target=target, mesh=mesh)
+        assert (made.devices, made.mesh, made.argument_bytes) == (8, mesh, argument_bytes)
+        assert moved in made.text
+        if target == "tpu-v5e":  # eight places of one slice, each device's neighbour on the last axis beside it
+            assert len(set(made.coordinates)) == 8
+            pairs = zip(made.coordinates[::2], made.coordinates[1::2], strict=True)
+            assert all(sum(abs(a - b) for a, b in zip(*pair, strict=True)) == 1 for pair in pairs)
+        else:
+            assert made.coordinates == ()
+    # One device of a mesh, part of a slice, and a function of nothing.
+    for sizes in ({"data": 1}, {"data": 2}):
+        made = targets.compile_for(lambda: jnp.ones((N, N)), target=target, mesh=sizes)
+        assert (made.devices, made.mesh, made.argument_bytes) == (sizes["data"], sizes, 0)
 
 
 def test_a_program_that_does_not_fit(target, tmp_path, monkeypatch):

@@ -8,6 +8,9 @@ from ._compile import CompiledFor as CompiledFor
 from ._compile import DoesNotFitError as DoesNotFitError
 from ._compile import check_compiler as check_compiler
 from ._compile import compile_for as compile_for
+from ._mesh import context_for as context_for
+from ._mesh import divided as divided
+from ._mesh import mesh_of as mesh_of
 from ._table import Link as Link
 from ._table import TargetDevice as TargetDevice
 from ._table import load_target as load_target

@@ -4,6 +4,7 @@ It runs as a script by itself, and imports nothing of the package. A request is 
 program behind it; an answer is one line of JSON.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -34,8 +35,8 @@ def compiled(request: dict[str, Any], program: bytes) -> dict[str, Any]:
     import jax
     import numpy as np
     from jax import export
-    from jax.experimental import topologies
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+    from jax.experimental import mesh_utils, topologies
+    from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
     start = time.monotonic()
     platform, count = request["platform"], request["devices"]
@@ -44,25 +45,37 @@ def compiled(request: dict[str, Any], program: bytes) -> dict[str, Any]:
     else:
         layout = f"1x{-(-count // 8)}x{min(count, 8)}"
         described = topologies.get_topology_desc(platform="cuda", topology=layout, target_config=request["target"])
-    exported = export.deserialize(bytearray(program))
-    devices = described.devices[:count]
-    if count == 1:
-        shardings: Any = [SingleDeviceSharding(devices[0])] * len(exported.in_avals)
+    exported, axes = export.deserialize(bytearray(program)), request["axes"]
+    devices = np.array(described.devices[:count])
+    if count == 1 and not axes:
+        everywhere: Any = SingleDeviceSharding(devices[0])
+        shardings: Any = [everywhere] * len(exported.in_avals)
     else:
-        mesh = Mesh(np.array(devices).reshape(request["sizes"]), request["axes"])
+        sizes, types = request["sizes"], tuple(AxisType[name] for name in request["types"])
+        laid_out = devices.reshape(sizes)
+        if count == len(described.devices):
+            with contextlib.suppress(Exception):  # not each mesh has a layout of its own
+                laid_out = mesh_utils.create_device_mesh(sizes, list(devices), allow_split_physical_axes=True)
+        mesh, devices = Mesh(laid_out, axes, axis_types=types), laid_out.flatten()
         everywhere = NamedSharding(mesh, PartitionSpec())
         shardings = [sharding or everywhere for sharding in exported.in_shardings_jax(mesh)]
     given = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
         for aval, sharding in zip(exported.in_avals, shardings, strict=True)
     ]
-    made = jax.jit(exported.call, donate_argnums=tuple(request["donated"])).lower(*given).compile()
+    options = {} if given else {"out_shardings": everywhere}  # else nothing says where a function of nothing runs
+    made = jax.jit(exported.call, donate_argnums=tuple(request["donated"]), **options).lower(*given).compile()
+    places: list[list[int]] = []
+    if platform == "tpu":  # the core of a chip is a coordinate where each is a device
+        has_cores = any(device.core_on_chip for device in described.devices)
+        places = [[*device.coords, *([device.core_on_chip] if has_cores else [])] for device in devices]
     memory, costs = made.memory_analysis(), made.cost_analysis() or {}
     sizes = {name: getattr(memory, name) for name in dir(memory) if name.endswith("_in_bytes")}
     return {
         "text": made.as_text() or "",
         "memory": {name: size for name, size in sizes.items() if isinstance(size, int)},
         "costs": {name: float(value) for name, value in costs.items() if isinstance(value, (int, float))},
+        "coordinates": places,
         "seconds": time.monotonic() - start,
     }
 

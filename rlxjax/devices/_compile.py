@@ -23,11 +23,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import AbstractMesh
 
 from rlxjax._files import home_folder, read_file, whole_file
 from rlxjax._tracing import jitted, refusals_in_one_line
 from rlxjax._values import FrozenDict, by_value
 
+from ._mesh import context_for, divided, mesh_of
 from ._table import TargetDevice, target_device
 
 _CHILD = Path(__file__).with_name("_child.py")
@@ -99,6 +101,9 @@ class CompiledFor:
     Attributes:
         target: what it is compiled for.
         devices: how many it runs on.
+        mesh: the sizes of their axes by name; empty for one device without a mesh.
+        coordinates: of each TPU in its slice, in the order of the program's partition ids: x, y, z, and the core where
+            a chip has two devices. Empty for GPUs.
         text: the compiled program, as XLA writes it.
         argument_bytes: of the arguments.
         output_bytes: of the results.
@@ -113,6 +118,8 @@ class CompiledFor:
 
     target: TargetDevice
     devices: int
+    mesh: Mapping[str, int]
+    coordinates: tuple[tuple[int, ...], ...]
     text: str
     argument_bytes: int
     output_bytes: int
@@ -133,6 +140,7 @@ def compile_for(
     fn: Callable[..., Any],
     *args: Any,
     target: str | TargetDevice,
+    mesh: Mapping[str, int] | None = None,
     limit_s: float = LIMIT_S,
     use_cache: bool = True,
     **kwargs: Any,
@@ -147,6 +155,8 @@ def compile_for(
         *args: arrays, numbers, `jax.ShapeDtypeStruct`s, or trees of them. `NamedSharding`s, over a mesh of any devices
             or a `jax.sharding.AbstractMesh`, compile it for as many devices of the target.
         target: a name, a path to a file of a target, or a `TargetDevice`.
+        mesh: the sizes of a mesh's axes by name, as `{"data": 4, "model": 2}`. The function is traced in it, so that a
+            `PartitionSpec` resolves, and arguments without a sharding are divided as `rlxjax.devices.divided` says.
         limit_s: seconds after which the compiler is stopped.
         use_cache: whether a program may come from the cache.
         **kwargs: of the function, as `profile_function` takes them.
@@ -158,14 +168,24 @@ def compile_for(
     """
     device = target_device(target)
     check_compiler(device.platform)
-    request, program = _program(fn, args, kwargs, device)
+    over = mesh_of((args, kwargs), mesh)
+    device.compiler_target(1 if over is None else over.size)
+    args, kwargs = divided(fn, args, kwargs, mesh)
+    try:
+        with context_for(over):
+            request, program = _program(fn, args, kwargs, device, over)
+    except ValueError as error:
+        if "AbstractDevice" not in str(error) or device.platform == "tpu":
+            raise
+        with context_for(over, device):  # Pallas asks which GPU it is
+            request, program = _program(fn, args, kwargs, device, over)
     compiler, flags = compiler_version(device.platform), [os.environ.get(name, "") for name in _FLAGS]
     key = hashlib.sha256(json.dumps([request, compiler, flags]).encode() + program).hexdigest()
     path = home_folder("cache") / "targets" / f"{key}.json.gz"
     answer, seconds = None, 0.0
     with contextlib.suppress(ValueError):  # none, or none that is whole
         answer = json.loads(read_file(path)) if use_cache else None
-    if not isinstance(answer, dict) or not answer.keys() >= {"text", "memory", "costs", "seconds"}:
+    if not isinstance(answer, dict) or not answer.keys() >= {"text", "memory", "costs", "coordinates", "seconds"}:
         answer = worker_of(device.platform).ask(request, program, limit_s)
         if "error" in answer:
             raise _refusal(device, answer)
@@ -178,6 +198,8 @@ def compile_for(
     return CompiledFor(
         target=device,
         devices=request["devices"],
+        mesh=FrozenDict(zip(request["axes"], request["sizes"], strict=True)),
+        coordinates=tuple(map(tuple, answer["coordinates"])),
         text=answer["text"],
         argument_bytes=argument,
         output_bytes=output,
@@ -208,7 +230,11 @@ def _refusal(device: TargetDevice, answer: Mapping[str, str]) -> ValueError:
 
 
 def _program(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], device: TargetDevice
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    device: TargetDevice,
+    mesh: AbstractMesh | None,
 ) -> tuple[dict[str, Any], bytes]:
     """Return a request and the program it is for: traced and lowered here for the target, and compiled elsewhere."""
     from jax import export
@@ -230,7 +256,10 @@ def _program(
                 shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in closed.in_avals]
                 exported = export.export(by_arguments, platforms=platforms, disabled_checks=checks)(constants, *shapes)
                 donated = [i + len(constants) for i in donated]
-        count = exported.nr_devices
+        if mesh is None:  # that of `jax.jit(in_shardings=...)`
+            own: Any = None
+            mesh = mesh_of((exported.in_shardings_jax(own), exported.out_shardings_jax(own)))
+        count = exported.nr_devices if mesh is None else mesh.size
         exported = dataclasses.replace(
             exported,
             in_tree=jax.tree.structure(((0,) * len(exported.in_avals), {})),
@@ -244,17 +273,14 @@ def _program(
         raise ValueError(
             f"target {device.name}: the function cannot be lowered for {device.platform}: {said}"
         ) from error
-    # The axes of the mesh that arguments are sharded over.
-    shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves((args, kwargs)))
-    meshes = (getattr(sharding, "mesh", None) for sharding in shardings)
-    mesh = next((mesh for mesh in meshes if mesh is not None and mesh.size == count), None)
     return {
         "name": device.name,
         "platform": device.platform,
         "target": device.compiler_target(count),
         "devices": count,
-        "axes": ("devices",) if mesh is None else tuple(map(str, mesh.axis_names)),
-        "sizes": (count,) if mesh is None else tuple(mesh.axis_sizes),
+        "axes": () if mesh is None else mesh.axis_names,
+        "sizes": () if mesh is None else mesh.axis_sizes,
+        "types": () if mesh is None else tuple(kind.name for kind in mesh.axis_types),
         "donated": tuple(donated),
     }, serialized
 

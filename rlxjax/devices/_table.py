@@ -99,6 +99,12 @@ class TargetDevice(Strict):
         """Return where a figure comes from: a data sheet, unless the target says otherwise."""
         return self.provenance.get(field, Provenance.DATA_SHEET)
 
+    @property
+    def kind(self) -> str:
+        """The name by which JAX and XLA know the device: of a GPU, that of its description, else the title."""
+        named = (line.partition("name: ")[2].strip('"') for line in self.description if line.startswith("  name:"))
+        return next(named, self.title)
+
     def compiler_target(self, devices: int) -> str:
         """Return what the compiler is told to compile for so many devices: a topology, or a description as text.
 

@@ -9,7 +9,15 @@ import jax
 
 from rlxjax._tracing import TRACER, traced
 from rlxjax._values import FrozenDict
-from rlxjax.devices import CompiledFor, TargetDevice, check_compiler, compile_for, target_device
+from rlxjax.devices import (
+    CompiledFor,
+    TargetDevice,
+    check_compiler,
+    compile_for,
+    context_for,
+    mesh_of,
+    target_device,
+)
 from rlxjax.graph import GraphIoProfile
 
 from ._kernels import kernel_table
@@ -82,11 +90,14 @@ def profile_function(
         target = target_device(target)
         check_compiler(target.platform)
     trips = Trips(trip_counts)
-    program = traced(fn, args, kwargs)
+    if target is None and mesh is not None:
+        raise ValueError("mesh: expected none without a target")
+    with context_for(mesh_of((args, kwargs), mesh) if target is not None else None):
+        program = traced(fn, args, kwargs)
     written = _as_written(program, trips, strict)
     if level == "jaxpr":
         return written
-    made = None if target is None else compile_for(fn, *args, target=target, **kwargs)
+    made = None if target is None else compile_for(fn, *args, target=target, mesh=mesh, **kwargs)
     return _as_compiled(written, program, made, trips.by_line())
 
 
@@ -274,8 +285,8 @@ def _on_target(made: CompiledFor, program: CompiledProgram, written: FunctionPro
         gpu=None if is_tpu else gpu,
         untold=gpu.kernels if is_tpu else None,
         exchanges=program.exchanges,
-        mesh=getattr(made, "mesh", {}),
-        coordinates=getattr(made, "coordinates", ()),
+        mesh=made.mesh,
+        coordinates=made.coordinates,
         products=FrozenDict(program.products),
         custom=OperationCounts(*((count or 0) // made.devices for count in written.custom)),
         unknown=unknown if not written.custom.launches or CUSTOMS & written.uncosted.keys() else (),

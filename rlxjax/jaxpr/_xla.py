@@ -95,10 +95,10 @@ class CompiledProgram:
         begun: dict[str, tuple[Exchange, list[int]]] = {}
         for instruction in computation.instructions.values():
             opcode = instruction.opcode
-            if self._devices > 1 and opcode not in NOTHING:
-                self._exchange(instruction, computation, totals, begun)
             if opcode not in NOTHING and not opcode.endswith(ENDS):
                 self._add(instruction, computation, totals)
+            if self._devices > 1 and opcode not in NOTHING:
+                self._exchange(instruction, computation, totals, begun)
         for exchange, beside in begun.values():
             totals.work[EXCHANGE, exchange._replace(**_beside(beside)), 0] += 1
         end_row(totals.commands)
@@ -132,7 +132,8 @@ class CompiledProgram:
     def _done(self, totals: Totals) -> tuple[int, int, int]:
         """Return the cycles, the bytes and the FLOP of products that are done so far."""
         flop = sum(count for (what, *_), count in totals.work.items() if what == PRODUCT)
-        return totals.work[CYCLES], totals.sums().bytes or 0, flop
+        rows = totals.rows("family").items()
+        return totals.work[CYCLES], sum(row.bytes or 0 for name, row in rows if name not in COLLECTIVES), flop
 
     def _add(self, instruction: Instruction, computation: Computation, totals: Totals) -> None:
         opcode, called = instruction.opcode, instruction.called

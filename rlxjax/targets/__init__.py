@@ -11,7 +11,10 @@ from rlxjax.devices import Link as Link
 from rlxjax.devices import TargetDevice as TargetDevice
 from rlxjax.devices import check_compiler as check_compiler
 from rlxjax.devices import compile_for as compile_for
+from rlxjax.devices import context_for as context_for
+from rlxjax.devices import divided as divided
 from rlxjax.devices import load_target as load_target
+from rlxjax.devices import mesh_of as mesh_of
 from rlxjax.devices import target_device as target_device
 from rlxjax.devices import target_names as target_names
 
