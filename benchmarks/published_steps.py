@@ -135,7 +135,7 @@ def attended(x: jax.Array, w: Mapping[str, jax.Array], mesh: Any, kernel: bool, 
 
 def layer(x: jax.Array, w: Mapping[str, jax.Array], mesh: Any, kernel: bool, qk_norm: bool) -> jax.Array:
     """Return what a layer of a transformer makes of `[batch, sequence, width]`."""
-    w = {name: one.astype(x.dtype) for name, one in w.items()}
+    w, x = {name: one.astype(x.dtype) for name, one in w.items()}, checkpoint_name(x, "input")
     x = x + attended(x, w, mesh, kernel, qk_norm)
     h = norm(x, w["norm2"])
     hidden = checkpoint_name(h @ w["up"], "hidden")
@@ -175,7 +175,13 @@ def step(figure: Any, mesh: Any, **p: Any) -> Program:
     kernel = p["attention"] == "flash" and figure["target"].startswith("tpu")
     one = functools.partial(layer, mesh=mesh, kernel=kernel, qk_norm="softcap" in p)
     if p["saved"] is not None:
-        one = jax.checkpoint(one, policy=jax.checkpoint_policies.save_only_these_names(*p["saved"]))
+        keep = jax.checkpoint_policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=p["saved"],
+            names_which_can_be_offloaded=p.get("offloaded", []),
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
+        one = jax.checkpoint(one, policy=keep)
     fsdp = "fsdp" if mesh is not None and "fsdp" in mesh.axis_names else None
     words = shape((p["vocabulary"], p["width"]), p["state"], mesh, None, fsdp)
     params = {"layers": weights(p, (p["layers"],), mesh), "embedding": words, "head": words}
