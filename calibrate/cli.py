@@ -80,7 +80,8 @@ def calibrate(
         Option(help="Seconds for all of it, compiling and fitting included; 60 for each suite unless given."),
     ] = None,
     only: Annotated[
-        Literal["welch", "functions"] | None, Option(help="One of the two suites; both unless given.")
+        Literal["welch", "functions", "collectives"] | None,
+        Option(help="One suite; the first two unless given, and collectives where JAX has several local devices."),
     ] = None,
     suite: Annotated[
         list[str] | None,
@@ -113,6 +114,8 @@ def calibrate(
     progress = Progress(ends_s=_STARTED_S + budget_s, is_quiet=quiet)
     with progress.waiting("starting JAX"):
         set_up_jax(device)
+        import jax
+
         from rlxjax.calibration import default_calibration_path, locked
 
         from .campaign import run as run_campaign
@@ -120,6 +123,9 @@ def calibrate(
         from .suites import suite_of
 
     path = default_calibration_path() if out is None else out
+    if not (suite or only) and jax.local_device_count() > 1 and (budget is None or budget >= least_s + MIN_BUDGET_S):
+        names, budget_s = [*names, "collectives"], budget_s + MODEL_BUDGET_S * (budget is None)
+        progress = Progress(ends_s=_STARTED_S + budget_s, is_quiet=quiet)
     suites, failed = {}, []
     for name in names:
         try:

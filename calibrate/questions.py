@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
@@ -205,23 +206,37 @@ Trips = Annotated[
     list[int] | None, Option(help="How often a loop turns whose length depends on data; in order.", min=0)
 ]
 Target = Annotated[str | None, Option(help="A device to compile for, as tpu-v5e or h100, or a file of one.")]
+Axes = Annotated[str | None, Option("--mesh", help="Axes of several devices of the target, as data=4,model=2.")]
 
 
 @contextlib.contextmanager
 def _users_functions(
-    what: str, names: list[str], arg: list[str] | None, args: str | None
-) -> Iterator[tuple[list[Callable], tuple]]:
-    """Import functions and run what asks about them as users call them; yield them and their arguments."""
+    what: str, names: list[str], arg: list[str] | None, args: str | None, size: str | None = None
+) -> Iterator[tuple[list[Callable], Any]]:
+    """Import functions and run what asks about them as users call them; yield them and their arguments.
+
+    Where a size has a name, the arguments are a function of that size.
+    """
     with Progress().waiting(what):
         set_up_jax(None)
         import jax
 
-        from .suites import arguments_of, named
+        from .suites import arguments_of, arguments_of_size, named
 
         # What their code prints is no part of the answer.
         with jax.enable_x64(False), contextlib.redirect_stdout(sys.stderr):
             functions = [named(name, "function", Callable) for name in names]
-            yield functions, arguments_of(arg or [], args)
+            yield functions, arguments_of_size(size, arg or [], args) if size else arguments_of(arg or [], args)
+
+
+def _mesh_of(text: str | None) -> dict[str, int] | None:
+    """Return the sizes of axes by name that a text such as data=4,model=2 says."""
+    if text is None:
+        return None
+    pairs = [part.strip().partition("=") for part in text.split(",")]
+    if not all(name and size.isdecimal() and int(size) for name, _, size in pairs):
+        raise ValueError(f"--mesh: expected axes and their sizes, as data=4,model=2, got {text!r}")
+    return {name: int(size) for name, _, size in pairs}
 
 
 def _asked(file: FilePath | None) -> "rlxjax.Calibration":
@@ -232,7 +247,8 @@ def _asked(file: FilePath | None) -> "rlxjax.Calibration":
 
 @command(
     "rlxjax profile stages:scale --arg 'f32[2048,1024]'",
-    "rlxjax profile stages:scale --arg 'f32[2048,1024]' --target tpu-v5e",
+    "rlxjax profile stages:scale --arg 'f32[2048,1024]' --target tpu-v5e --mesh data=4,model=2",
+    "rlxjax profile stages:scale --arg 'f32[batch,1024]' --target tpu-v5e --largest batch",
     statuses={1: "part of what it does is not counted, or it does not fit a target"},
 )
 def profile(
@@ -242,6 +258,15 @@ def profile(
     calibration: Given = None,
     trips: Trips = None,
     target: Target = None,
+    mesh: Axes = None,
+    largest: Annotated[
+        str | None,
+        Option(help="Find the largest size of this name in --arg, or that --args takes, that fits a target."),
+    ] = None,
+    devices: Annotated[
+        int | None, Option(help="Compare the meshes of so many devices of a target: axes data and model.", min=1)
+    ] = None,
+    prices: Annotated[FilePath | None, Option(help="A file of prices an hour: what a step costs on a target.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Count what a jitted function does, and say what it takes on this machine and which part of it takes how long.
@@ -250,15 +275,22 @@ def profile(
     function is compiled for that device, which need not be there, and kernels, memory and estimates are its compiler's.
     """
     known = None
+    of_target: dict[str, Any] = {"--mesh": mesh, "--largest": largest, "--devices": devices, "--prices": prices}
+    if target is None and (name := next((name for name, value in of_target.items() if value is not None), None)):
+        raise ValueError(f"{name}: expected --target, the device that it is asked of")
+    if devices and (mesh or largest):
+        raise ValueError("--devices: expected neither --mesh nor --largest, since it compares meshes")
     what = f"compiling for {target}" if target else "profiling"
-    with _users_functions(what, [function], arg, args) as ((fn,), given):
+    with _users_functions(what, [function], arg, args, largest) as ((fn,), given):
         if target is None:
             known = _asked(calibration)
             predicted = known.predict_function(fn, *given, trip_counts=trips)
             found, parts = predicted.as_dict() | source_of(known, "functions"), [predicted.profile, predicted]
             is_sure = not predicted.uncounted
         else:
-            found, parts, is_sure = _profiled_for(target, fn, given, calibration, trips)
+            found, parts, is_sure = _profiled_for(
+                target, fn, given, calibration, trips, _mesh_of(mesh), bool(largest), devices, prices
+            )
     if as_json:
         typer.echo(json_text(found))
     else:
@@ -269,22 +301,59 @@ def profile(
 
 
 def _profiled_for(
-    target: str, fn: Callable, given: tuple, calibration: FilePath | None, trips: list[int] | None
+    target: str,
+    fn: Callable,
+    given: Any,
+    calibration: FilePath | None,
+    trips: list[int] | None,
+    mesh: dict[str, int] | None,
+    is_sized: bool,
+    devices: int | None,
+    prices: FilePath | None,
 ) -> tuple[dict[str, Any], list[object], bool]:
     """Return what a function takes of a device, as JSON and as parts to read, and whether that is all, and fits."""
     from rlxjax.calibration import predict_for_target
-    from rlxjax.targets import DoesNotFitError
+    from rlxjax.targets import DoesNotFitError, largest, load_prices, rank_meshes
 
-    known, predicted = rlxjax.load_calibration(calibration) if calibration else None, None
+    known, priced = _of_target(calibration, target), load_prices(prices) if prices else None
+    options: dict[str, Any] = {"target": target, "trip_counts": trips}
     try:
-        found = rlxjax.profile_function(fn, *given, level="compiled", target=target, trip_counts=trips)
-        if found.target is not None and found.target.devices == 1:
-            predicted = predict_for_target(fn, *given, target=target, calibration=known, trip_counts=trips)
+        if is_sized:
+            size = largest(lambda size: (fn, given(size)), target, mesh=mesh)
+            return size.as_dict(), [size], True
+        if devices:
+            ranking = rank_meshes(fn, *given, devices=devices, prices=priced, **options)
+            return ranking.as_dict(), [ranking], ranking.best is not None
+        found = rlxjax.profile_function(fn, *given, level="compiled", mesh=mesh, **options)
+        predicted = predict_for_target(fn, *given, calibration=known, mesh=mesh, **options)
     except DoesNotFitError as error:  # which is an answer
         return {"target": {"name": target, "fits": False, "reason": str(error)}}, [error], False
-    is_sure = found.target is not None and found.target.fits and not found.uncounted
-    answer = found.as_dict() | {"prediction": None if predicted is None else predicted.time_as_dict()}
-    return answer, [found] if predicted is None else [found, predicted], is_sure
+    is_sure = found.target is not None and found.target.fits and not predicted.uncounted
+    answer, parts = found.as_dict() | {"prediction": predicted.time_as_dict()}, [found, predicted]
+    cost = None
+    if priced is not None and found.target is not None:
+        cost = priced.cost(found.target.device.name, found.target.devices, predicted.pipelined_ns or predicted.time_ns)
+        parts.append("no price is given" if cost is None else f"a step in a loop costs {cost:.3g} {priced.currency}")
+    answer |= {"cost": cost, "currency": priced.currency if priced else None}
+    return answer, parts, is_sure
+
+
+def _of_target(file: FilePath | None, target: str) -> "rlxjax.Calibration | None":
+    """Return the calibration of a file, which has to be of such a device as the target."""
+    from rlxjax.calibration import MachineMismatchWarning
+    from rlxjax.models import gpu_facts, gpu_facts_of_kind
+    from rlxjax.targets import target_device
+
+    if file is None:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MachineMismatchWarning)  # it is used for another device than this one
+        known, device = rlxjax.load_calibration(file), target_device(target)
+    kind, platform = (str(known.fingerprint.get(name, "")) for name in ("device_kind", "platform"))
+    is_own = gpu_facts_of_kind(kind) == gpu_facts(device) if device.platform == "cuda" else platform == "tpu"
+    if not is_own:
+        raise ValueError(f"--calibration: expected one of {device.title}, the target, got {file} of {kind or platform}")
+    return known
 
 
 @command(
@@ -308,6 +377,7 @@ def advise(
         ),
     ] = None,
     target: Target = None,
+    mesh: Axes = None,
     as_json: AsJson = False,
 ) -> None:
     """Say which of several jitted functions should be one program on this machine, and why.
@@ -322,6 +392,7 @@ def advise(
     with _users_functions(what, stages, arg, args) as (functions, given):
         known = None if target else _asked(calibration)
         options: dict[str, Any] = {"calibration": known, "trip_counts": trips, "measure": measure, "target": target}
+        options["mesh"] = _mesh_of(mesh)
         asked = functions if len(functions) > 1 else functions[0]
         advice = rlxjax.advise(asked, *given, min_gain_ns=min_gain, **options)
     if as_json:

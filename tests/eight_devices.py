@@ -15,6 +15,7 @@ from _welch_reference import noise
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import rlxjax as rx
+from calibrate.suites.collectives import CollectivesSuite
 from rlxjax.fit import Timings, fit_posterior
 from rlxjax.tables._rows import Compiled, gate_rows, model_rows
 
@@ -205,3 +206,15 @@ def test_fits_run_on_the_first_cpu_whatever_the_default_device_is():
         assert jnp.zeros(()).devices() == {jax.devices()[3]}
     assert places == {first}
     assert dict(found.coefficients) == dict(expected.coefficients)
+
+
+def test_each_collective_of_the_suite_is_what_it_is_called():
+    suite = CollectivesSuite()
+    cells = {cell.name: cell for cell in suite.cells()}
+    assert {cell.variant for cell in cells.values()} == set(rx.models.COLLECTIVES.variants)
+    groups, counts = {"all_reduce": 4, "reduce_scatter": 4}, {"all_gather": 4, "reduce_scatter": 1 / 4}
+    for kind in rx.models.COLLECTIVES.variants:
+        result = suite.program(cells[f"{kind} 16384 of 4"])()
+        np.testing.assert_array_equal(result, groups.get(kind, 1))
+        operand = 2**14 // 4 // (4 if kind == "all_gather" else 1)
+        assert result.addressable_shards[0].data.size == operand * counts.get(kind, 1)

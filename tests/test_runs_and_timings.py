@@ -66,7 +66,7 @@ def test_a_model_keeps_the_interface(model):
     for strategy in model.strategies.values():
         assert set(strategy.variants) <= set(model.variants)
         assert set(strategy.fixed) <= set(model.inputs)
-    assert alternatives_of(model)
+    assert bool(alternatives_of(model)) == model.is_choice
     for name, entry in model.inputs.items():
         assert entry.least <= entry.most, name
     assert coefficient_names(model.prior.median) == coefficient_names(model.prior.log_sd)

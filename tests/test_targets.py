@@ -1,7 +1,9 @@
 """Devices that are not there: what is said of them, the process that compiles for them, and what it makes."""
 
 import gzip
+import itertools
 import json
+import math
 import os
 import sys
 import time
@@ -68,20 +70,47 @@ def test_every_figure_of_every_target_has_a_source_and_a_provenance():
         assert device.provenance_of("launch_ns") == Provenance.UNCALIBRATED  # no data sheet says one
         # A matrix unit is no slower than what is beside it, and half the bits are no slower.
         matrix = device.matrix_flop_per_ns
-        assert matrix["bf16"] >= max(device.vector_flop_per_ns.values(), default=0)
-        assert matrix.get("s8", np.inf) >= matrix["bf16"] >= matrix.get("tf32", 0)
+        half = matrix.get("bf16", matrix.get("f16"))
+        assert half >= max(device.vector_flop_per_ns.values())
+        assert min(matrix.get("s8", np.inf), matrix.get("f8", np.inf)) >= half >= matrix.get("tf32", 0)
+        # What is nearer joins fewer devices, and faster; no data sheet says a latency.
+        assert device.links
+        for near, far in itertools.pairwise(device.links):
+            assert (near.devices < far.devices, near.bytes_per_ns > far.bytes_per_ns) == (True, True)
+        assert device.provenance_of("links") == Provenance.UNCALIBRATED
+        if device.platform == "tpu":
+            assert {"vector_flop_per_ns", "call_ns"} <= device.provenance.keys()
+            assert device.links[0].devices >= max(map(int, device.topologies))
+            for count, topology in device.topologies.items():
+                chips = math.prod(map(int, topology.partition(":")[2].split("x")))
+                assert int(count) == chips * (2 if name == "tpu-v7x" else 1)
+            assert min(map(int, device.topologies)) <= 2
+        else:  # XLA is told what the table says
+            said = dict(line.strip().split(": ", 1) for line in device.description if ": " in line)
+            assert int(said["device_memory_size"]) == device.memory_bytes
+            assert int(said["memory_bandwidth"]) / 1e9 == device.bandwidth_bytes_per_ns
+            assert (int(said["core_count"]), float(said["clock_rate_ghz"])) == (device.cores, device.clock_ghz)
+            assert json.loads(said["name"]) == device.kind
 
 
 def test_units_times_clock_are_the_peak_rate():
-    for name in ("h100", "h200", "a100", "l4", "b200"):
+    for name in targets.target_names():
         device = targets.target_device(name)
-        (lanes,) = (int(line.split(":")[1]) for line in device.description if "fpus_per_core" in line)
-        assert device.cores is not None
-        peak = 2 * lanes * device.cores * device.clock_ghz  # a multiply-add is two
-        assert device.vector_flop_per_ns["f32"] == pytest.approx(peak, rel=0.02)
-    for name, units in (("tpu-v4", 4 * 128**2), ("tpu-v5e", 4 * 128**2), ("tpu-v5p", 8 * 128**2)):
+        if device.platform == "cuda":
+            (lanes,) = (int(line.split(":")[1]) for line in device.description if "fpus_per_core" in line)
+            assert device.cores is not None
+            peak = 2 * lanes * device.cores * device.clock_ghz  # a multiply-add is two
+            assert device.vector_flop_per_ns["f32"] == pytest.approx(peak, rel=0.02)
+    # Units of a TPU: multiply-adds of matrix units, lanes of vector units.
+    for name, units, lanes in (
+        ("tpu-v4", 8 * 128**2, 4096),
+        ("tpu-v5e", 4 * 128**2, 4096),
+        ("tpu-v5p", 8 * 128**2, 8192),
+        ("tpu-v6e", 4 * 256**2, 4096),
+    ):
         device = targets.target_device(name)
         assert device.matrix_flop_per_ns["bf16"] == pytest.approx(2 * units * device.clock_ghz, rel=0.01)
+        assert device.vector_flop_per_ns["f32"] == pytest.approx(lanes * device.clock_ghz, rel=0.01)
 
 
 def test_a_file_of_ones_own_is_of_the_same_schema(tmp_path):
@@ -96,6 +125,8 @@ def test_a_file_of_ones_own_is_of_the_same_schema(tmp_path):
         ({"sources": {}}, "sources: expected where each figure comes from, got none for bandwidth_bytes_per_ns"),
         ({"provenance": {"speed": "measured"}}, "got speed"),
         ({"topologies": {}}, "expected topologies"),
+        ({"links": [{"name": "ICI", "shape": "ring"}]}, "links"),
+        ({"topology_options": {"chip_config_name": "megacore"}}, "got none for topology_options"),
         ({"speed": 1}, "speed"),
     ):
         path.write_text(json.dumps(one | {"targets": [one["targets"][0] | change]}))
@@ -112,7 +143,7 @@ def test_a_file_of_ones_own_is_of_the_same_schema(tmp_path):
         (lambda: targets.target_device(""), "the nearest: tpu-v4"),
         (lambda: targets.target_device(3), "expected a name"),
         (lambda: targets.target_device("missing.json"), "missing.json: no such file"),
-        (lambda: targets.load_target(TABLE), "expected one target, got 9"),
+        (lambda: targets.load_target(TABLE), "expected one target, got 15"),
         (lambda: rx.profile_function(jnp.sin, SQUARE, target="h100"), "target: expected none at level 'jaxpr'"),
         (lambda: targets.target_device("tpu-v5e").compiler_target(257), "a mesh of at most 256 devices, got 257"),
         (lambda: compiled(jnp.sin, SQUARE, target="tpu-v6e"), r"pip install 'rlxjax\[tpu-compiler\]'"),
@@ -468,6 +499,17 @@ def test_a_mesh_is_the_context_of_what_a_function_says_of_its_axes(target):
     for sizes in ({"data": 1}, {"data": 2}):
         made = targets.compile_for(lambda: jnp.ones((N, N)), target=target, mesh=sizes)
         assert (made.devices, made.mesh, made.argument_bytes) == (sizes["data"], sizes, 0)
+
+
+def test_a_refusal_names_the_memory_of_the_table(target):
+    """Also where two cores are one device, and where a chip has two."""
+    for name in ("tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu-v7x") if target == "tpu-v5e" else ():
+        device = targets.target_device(name)
+        with pytest.raises(targets.DoesNotFitError) as refused:
+            targets.compile_for(lambda x: jnp.fft.fft(x.T @ x), shape(400_000, 400_000), target=name)
+        assert refused.value.memory_bytes == device.memory_bytes
+        small = targets.compile_for(lambda x: x @ x, SQUARE, target=name)
+        assert (small.devices, small.fits) == (1, True)
 
 
 def test_a_program_that_does_not_fit(target, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import math
 import operator
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path as FilePath
 from typing import Any
@@ -52,6 +52,10 @@ def _installed(name: str, models: Sequence[FilePath] = ()) -> Suite | None:
         from .functions import FunctionsSuite
 
         return FunctionsSuite()
+    if name == "collectives":
+        from .collectives import CollectivesSuite
+
+        return CollectivesSuite()
     for entry in metadata.entry_points(group=ENTRY_POINTS, name=name):
         with users_code(f"--suite: the entry point {name} does not load"):
             found = entry.load()
@@ -133,6 +137,24 @@ def arguments_of(shapes: list[str], tuple_name: str | None) -> tuple[Any, ...]:
     if not isinstance(found, tuple):
         raise ValueError(f"--args: expected a tuple from {tuple_name}, got {type(found).__name__}")
     return found
+
+
+def arguments_of_size(name: str, shapes: list[str], function_name: str | None) -> Callable[[int], tuple[Any, ...]]:
+    """Return a function from a size to the arguments in which it has a name, or that a function of it returns."""
+    if function_name is None:
+        place = re.compile(rf"(?<=[\[,]){re.escape(name)}(?=[\],])")
+        if not any(map(place.search, shapes)):
+            raise ValueError(
+                f"--largest: expected {name!r} in a shape, as --arg 'f32[{name},1024]', got {shapes or None}"
+            )
+        return lambda size: arguments_of([place.sub(str(size), text) for text in shapes], None)
+    found = named(function_name, "--args", Callable)
+
+    def given(size: int) -> tuple[Any, ...]:
+        with users_code(f"--args: {function_name} does not return for {size}"):
+            return tuple(found(size))
+
+    return given
 
 
 def shape_of(text: str) -> jax.ShapeDtypeStruct:

@@ -41,7 +41,7 @@ def compiled(request: dict[str, Any], program: bytes) -> dict[str, Any]:
     start = time.monotonic()
     platform, count = request["platform"], request["devices"]
     if platform == "tpu":
-        described = topologies.get_topology_desc(platform="tpu", topology_name=request["target"])
+        described = topologies.get_topology_desc(platform="tpu", topology_name=request["target"], **request["options"])
     else:
         layout = f"1x{-(-count // 8)}x{min(count, 8)}"
         described = topologies.get_topology_desc(platform="cuda", topology=layout, target_config=request["target"])

@@ -277,6 +277,7 @@ def _program(
         "name": device.name,
         "platform": device.platform,
         "target": device.compiler_target(count),
+        "options": dict(device.topology_options),
         "devices": count,
         "axes": () if mesh is None else mesh.axis_names,
         "sizes": () if mesh is None else mesh.axis_sizes,

@@ -46,8 +46,9 @@ class TargetDevice(Strict):
         platform: of JAX, "tpu" or "cuda".
         title: what its maker calls it.
         topologies: of a TPU, the compiler's name of each slice by its number of devices.
+        topology_options: of a TPU, what the compiler is told beside, as "chip_config_name".
         description: of a GPU, the lines of XLA's description of the target.
-        memory_bytes: of one device.
+        memory_bytes: of one device that programs may use.
         bandwidth_bytes_per_ns: of its memory.
         vector_flop_per_ns: peak rate outside of matrix units by type, as "f32"; empty where nobody says.
         matrix_flop_per_ns: peak rate of its matrix units by type, as "bf16", "tf32" or "s8", without sparsity.
@@ -65,6 +66,7 @@ class TargetDevice(Strict):
     platform: Literal["tpu", "cuda"]
     title: str
     topologies: Mapping[str, str] = {}
+    topology_options: Mapping[str, str] = {}
     description: Annotated[tuple[str, ...], Field(strict=False)] = ()
     memory_bytes: Annotated[int, Field(gt=0)]
     bandwidth_bytes_per_ns: _Positive
@@ -148,7 +150,7 @@ def target_device(target: str | TargetDevice) -> TargetDevice:
     Examples:
         >>> v5e = target_device("tpu-v5e")
         >>> v5e.memory_bytes, v5e.bandwidth_bytes_per_ns, str(v5e.provenance_of("memory_bytes"))
-        (17179869184, 819.0, 'data sheet')
+        (16911433728, 819.0, 'data sheet')
     """
     if isinstance(target, TargetDevice):
         return target

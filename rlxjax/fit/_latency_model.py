@@ -142,6 +142,7 @@ class LatencyModel(Protocol):
         version: a change of a formula is a new version.
         inputs: the sizes of a piece of work by name. Along the first one, crossovers are looked for.
         variants: names of what can be timed: the ways to do one piece of work.
+        is_choice: whether they are that, so that a pick may choose; else each is a work of its own.
         prior: median and standard deviation of the logarithm of every coefficient. Units stand in the names.
 
     Examples:
@@ -162,6 +163,7 @@ class LatencyModel(Protocol):
     version: int
     inputs: Mapping[str, Input]
     variants: tuple[str, ...]
+    is_choice: bool = True
 
     @property
     def prior(self) -> LatencyPrior[Any]:
@@ -371,8 +373,8 @@ def check_timed_size(value: Columns, name: str, entry: Input) -> None:
 
 
 def alternatives_of(model: LatencyModel) -> dict[str, StrategySpec]:
-    """Return the strategies that a pick chooses among: those whose names imply no input."""
-    return {name: strategy for name, strategy in model.strategies.items() if not strategy.fixed}
+    """Return the strategies that a pick chooses among: those whose names imply no input, if they are a choice."""
+    return {name: strategy for name, strategy in model.strategies.items() if model.is_choice and not strategy.fixed}
 
 
 def strategy_of(model: LatencyModel, name: str) -> StrategySpec:

@@ -4,6 +4,8 @@
 `register_rule` teaches it a primitive. Counts are exact integers and know no machine.
 """
 
+from ._buffers import Buffer as Buffer
+from ._buffers import buffers_of as buffers_of
 from ._exchanges import Exchange as Exchange
 from ._function_profile import profile_function as profile_function
 from ._kernels import Kernels as Kernels

@@ -28,9 +28,9 @@ from ._totals import CUSTOM, FUSED_BYTES, SYNC_POINTS, TRIPS, TripCounts, Trips,
 from ._walk import Walk
 from ._xla import CompiledProgram
 
-#: Files of this package that a compiled program names: no user's lines.
 _USERS_KERNELS = ("tpu_custom_call",)
-_NO_USERS = (TRACER, Path(__file__).name, "_child.py", "_compile.py")
+#: Files of this package that a compiled program names: no user's lines.
+NO_USERS = (TRACER, Path(__file__).name, "_child.py", "_compile.py")
 
 
 def profile_function(
@@ -171,16 +171,17 @@ def _as_compiled(
     """Return a profile by what a compiler made of the function, for a target or here; operations by its equations."""
     if made is None:
         text, peak_bytes, costs = _compiled_here(traced)
-        program = CompiledProgram(text, trips, _NO_USERS)
+        program = CompiledProgram(text, trips, NO_USERS)
     else:
         peak_bytes, costs = made.peak_bytes, made.costs
-        program = CompiledProgram(made.text, trips, _NO_USERS, made.target.platform, made.devices)
+        program = CompiledProgram(made.text, trips, NO_USERS, made.target.platform, made.devices)
     totals = program.totals
     sums = totals.sums()
     for what, counted in (("family", written.by_family), ("line", written.by_line)):
         for name, counts in counted.items():
             for place, count in enumerate(counts[:3] if any(counts[:3]) else ()):
                 totals.work[what, name, place] += count
+    turns = {loop.line: loop.per_trip for loop in written.unknown_loops}  # XLA's text tells the bytes alone
     compiled = dataclasses.replace(
         written,
         io=dataclasses.replace(written.io, kernel_launches=sums.launches, device_traffic_bytes=sums.bytes or 0),
@@ -188,7 +189,10 @@ def _as_compiled(
         peak_bytes=peak_bytes,
         by_family=dearest_first(totals.rows("family")),
         by_line=dearest_first(totals.rows("line")),
-        unknown_loops=tuple(program.unknown_loops),
+        unknown_loops=tuple(
+            loop._replace(per_trip=turns.get(loop.line, loop.per_trip)._replace(bytes=loop.per_trip.bytes))
+            for loop in program.unknown_loops
+        ),
         branches=tuple(totals.spreads.values()),
         level="compiled",
         target=None if made is None else _on_target(made, program, written),
@@ -266,7 +270,7 @@ def _on_target(made: CompiledFor, program: CompiledProgram, written: FunctionPro
             left_out[name] = f"it is {value:,.0f} without loops of unknown length"
         else:
             estimates[name] = value
-    if "cycles" in estimates and program.no_cycles:
+    if is_tpu and program.no_cycles:
         missing = ", ".join(program.no_cycles)
         left_out["cycles of some instructions"] = f"the compiler gives none for {missing}: bytes and operations count"
     return TargetProfile(

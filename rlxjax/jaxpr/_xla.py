@@ -19,7 +19,7 @@ from ._xla_text import COLLECTIVES, ENDS, NOTHING, TRANSFERS, Computation, Instr
 _VIEWS = ("ConcatBitcast", "AllocateBuffer")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)')
 _KIND = re.compile(r"\bkind=k(\w+)")
-_FRAME = re.compile(r"\bstack_frame_id=(\d+)")
+FRAME = re.compile(r"\bstack_frame_id=(\d+)")
 _TRITON = re.compile(r'"fusion_backend_config":\{"kind":"_*([^"]+)"')
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 _INDEX = re.compile(r"\bindex=(\d+)")
@@ -137,7 +137,7 @@ class CompiledProgram:
 
     def _add(self, instruction: Instruction, computation: Computation, totals: Totals) -> None:
         opcode, called = instruction.opcode, instruction.called
-        frame = _FRAME.search(instruction.attributes)
+        frame = FRAME.search(instruction.attributes)
         line = self._lines.get(int(frame[1]), UNKNOWN_LINE) if frame else UNKNOWN_LINE
         if opcode == "while":
             end_row(totals.commands)

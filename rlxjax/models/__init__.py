@@ -7,6 +7,7 @@
 from ._collectives import COLLECTIVES as COLLECTIVES
 from ._collectives import CollectiveCoefficients as CollectiveCoefficients
 from ._collectives import collective_inputs as collective_inputs
+from ._collectives import memory_link as memory_link
 from ._fft import FFT as FFT
 from ._fft import FftLatencyCoefficients as FftLatencyCoefficients
 from ._fft import factor_ratio as factor_ratio

@@ -18,16 +18,14 @@ from rlxjax.gate import Coefficients
 
 from ._coefficients import coefficients, prior_of, typical
 
+#: Bytes that a CPU copies, and what meeting of its threads takes; uncalibrated.
+MEMORY_BYTES_PER_NS, RENDEZVOUS_NS = 10.0, 2e4
+
 _Places = tuple[tuple[int, ...], ...]
 #: What one byte takes on the busiest link, and hops that follow each other, in ns.
 _Cost = tuple[float, float]
-
-
-class _Part(NamedTuple):
-    """Devices of a group that a link joins, and their share of the group."""
-
-    places: tuple[int, ...]
-    share: float
+#: Devices of a group that a link joins, and their share of the group.
+_Part = tuple[tuple[int, ...], float]
 
 
 class _Span(NamedTuple):
@@ -65,7 +63,7 @@ class CollectivesModel(LatencyModel):
     The model knows no topology: `collective_inputs` says what the links take at their full rate.
     """
 
-    name, version = "collectives", 1
+    name, version, is_choice = "collectives", 1, False
     inputs = FrozenDict({name: Input("ns", least=0.0, step=0) for name in ("busiest_ns", "hops_ns")})
     variants = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
     prior = prior_of(CollectiveCoefficients)  # pyright: ignore
@@ -83,6 +81,15 @@ class CollectivesModel(LatencyModel):
 
 
 COLLECTIVES = CollectivesModel()
+
+
+def memory_link(devices: int) -> Link:
+    """Return what joins devices that are one CPU: its memory and its processors, of which each has a part.
+
+    No data sheet says these figures: they are orders of magnitude, of which a fit finds the shares.
+    """
+    rate = MEMORY_BYTES_PER_NS / devices
+    return Link(name="memory", shape="switch", bytes_per_ns=rate, latency_ns=RENDEZVOUS_NS, devices=devices)
 
 
 def collective_inputs(
@@ -131,74 +138,63 @@ def collective_inputs(
         raise ValueError(f"moved_bytes: expected a number of at least 0, got {moved_bytes}")
     if not groups and kind != "permute":
         raise ValueError(f"groups: expected the devices of each group of the {kind}, got none")
-    of_byte_ns, hops_ns = _cost(kind, _tuples(groups), tuple(links), _tuples(coordinates))
+    places = (tuple(map(tuple, rows)) for rows in (groups, coordinates))
+    of_byte_ns, hops_ns = _cost(kind, tuple(links), *places)
     return {"busiest_ns": moved_bytes * of_byte_ns, "hops_ns": hops_ns}
 
 
-def _tuples(rows: Sequence[Sequence[int]]) -> _Places:
-    return tuple(map(tuple, rows))
-
-
 @functools.lru_cache(maxsize=1024)  # a program has the same groups many times
-def _cost(kind: str, groups: _Places, links: tuple[Link, ...], coordinates: _Places) -> _Cost:
-    passes = 2 if kind == "all_reduce" else 1
+def _cost(kind: str, links: tuple[Link, ...], groups: _Places, coordinates: _Places) -> _Cost:
     of_byte_ns, hops_ns, unit = 0.0, 0.0, 1
     groups = tuple(group if kind == "permute" else tuple(sorted(group)) for group in groups)
     for link in links:
         # What this link joins: parts of groups that lie in one block of its devices, and in several of a nearer link.
-        blocks = ((group, _cut(group, link.devices)) for group in groups)
-        parts = [_Part(own, len(own) / len(group)) for group, cut in blocks for own in cut if _units(own, unit) > 1]
-        if parts and link.shape == "torus":
-            own_ns, own_hops_ns = _torus(kind, parts, link, coordinates)
-        else:
-            own_ns, own_hops_ns = _switch(kind, parts, link, unit)
-        of_byte_ns, hops_ns = max(of_byte_ns, passes * own_ns), hops_ns + passes * own_hops_ns
-        unit = link.devices
-    if apart := next((group for group in groups if _units(group, unit) > 1), None):
+        blocks = ((group, _blocks(group, link.devices)) for group in groups)
+        parts = [(own, len(own) / len(group)) for group, cut in blocks for own in cut if len(_blocks(own, unit)) > 1]
+        joined = _torus(kind, parts, link, coordinates) if link.shape == "torus" else _switch(kind, parts, link, unit)
+        of_byte_ns, hops_ns, unit = max(of_byte_ns, joined[0]), hops_ns + joined[1], link.devices
+    if apart := next((group for group in groups if len(_blocks(group, unit)) > 1), None):
         raise ValueError(f"links: expected one that joins the devices {min(apart)} and {max(apart)}, got none")
-    return of_byte_ns, hops_ns
+    passes = 2 if kind == "all_reduce" else 1
+    return passes * of_byte_ns, passes * hops_ns
 
 
-def _cut(places: Sequence[int], unit: int) -> list[tuple[int, ...]]:
-    """Return runs of places of one unit."""
-    return [tuple(own) for _, own in itertools.groupby(places, lambda place: place // unit)]
-
-
-def _units(places: Sequence[int], unit: int) -> int:
-    return len({place // unit for place in places})
+def _blocks(places: Sequence[int], devices: int) -> list[tuple[int, ...]]:
+    """Return the places in each block of so many devices, of a group in order or of a pair."""
+    return [tuple(own) for _, own in itertools.groupby(places, lambda place: place // devices)]
 
 
 def _switch(kind: str, parts: Sequence[_Part], link: Link, unit: int) -> _Cost:
     """Return the cost of the busiest device at a switch of units that nearer links join."""
     moved, steps = 0.0, 0
     for own, share in parts:
-        units = _units(own, unit)
-        across = (units - 1) / units
-        own_moved = {"permute": 1.0, "all_to_all": across * share}.get(kind, across * units / len(own))
-        own_steps = 1 if kind in ("permute", "all_to_all") else math.ceil(math.log2(units))
+        units = len(_blocks(own, unit))
+        of_kind = {"permute": (1.0, 1), "all_to_all": ((units - 1) / units * share, 1)}
+        # Each device gathers its own part across; by doubling, in so many steps.
+        own_moved, own_steps = of_kind.get(kind, ((units - 1) / len(own), math.ceil(math.log2(units))))
         moved, steps = max(moved, own_moved), max(steps, own_steps)
     return moved / link.bytes_per_ns, steps * link.latency_ns
 
 
 def _torus(kind: str, parts: Sequence[_Part], link: Link, coordinates: _Places) -> _Cost:
     """Return the cost of the busiest link of a torus."""
-    if len(coordinates) <= max(place for own, _ in parts for place in own):
+    if len(coordinates) <= max((place for own, _ in parts for place in own), default=-1):
         raise ValueError(f"coordinates: expected those of all devices in the torus of {link.name}")
     extents = [max(column) + 1 for column in zip(*coordinates, strict=True)]
     closed = [link.wraps is not None and extent % link.wraps == 0 for extent in extents]
     groups = [[coordinates[place] for place in own] for own, _ in parts]
-    spans = [[*(_way if kind == "permute" else _spans)(group, extents, closed)] for group in groups]
+    spans = [list((_way if kind == "permute" else _spans)(group, extents, closed)) for group in groups]
     loads = Counter(itertools.chain.from_iterable(span.links for own in spans for span in own))
     moved, hops = 0.0, 0
     for (own, share), own_spans in zip(parts, spans, strict=True):
-        rates = [span.ways / max(loads[one] for one in span.links) for span in own_spans]
+        # What groups that share its busiest link leave of the directions of each dimension.
+        rates = [(span, span.ways / max(loads[one] for one in span.links)) for span in own_spans]
         if kind == "permute":
-            own_moved = max(1 / rate for rate in rates)
+            own_moved = max((1 / rate for _, rate in rates), default=0.0)
         elif kind == "all_to_all":
-            crossing = [span.members**2 // 4 / span.members / rate for span, rate in zip(own_spans, rates, strict=True)]
-            own_moved = max(crossing) * share
-        else:
-            own_moved = (len(own) - 1) / len(own) / sum(rates)
+            own_moved = share * max((span.members**2 // 4 / span.members / rate for span, rate in rates), default=0.0)
+        else:  # devices of one place have nothing to cross
+            own_moved = (len(own) - 1) / len(own) / sum(rate for _, rate in rates) if rates else 0.0
         moved, hops = max(moved, own_moved), max(hops, sum(span.hops for span in own_spans))
     return moved / link.bytes_per_ns, hops * link.latency_ns
 
@@ -209,9 +205,8 @@ def _spans(group: Sequence[Sequence[int]], extents: Sequence[int], closed: Seque
     for axis, (own, extent) in enumerate(zip(members, extents, strict=True)):
         if len(own) < 2:
             continue
-        is_ring = closed[axis] and {b - a for a, b in itertools.pairwise([*own, own[0] + extent])} == {
-            extent / len(own)
-        }
+        gaps = {after - before for before, after in itertools.pairwise([*own, own[0] + extent])}
+        is_ring = closed[axis] and len(gaps) == 1
         first, end = (0, extent) if is_ring else (own[0], own[-1])
         lines = itertools.product(*members[:axis], range(first, end), *members[axis + 1 :])
         yield _Span([(axis, line) for line in lines], len(own), 1 + is_ring, (end - first) // (1 + is_ring))

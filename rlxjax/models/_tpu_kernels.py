@@ -171,7 +171,7 @@ def tpu_inputs(profile: FunctionProfile) -> dict[str, Any]:
     compiled = profile.target
     if compiled is None or compiled.untold is None:
         raise ValueError("profile: expected one that was compiled for a TPU")
-    table = compiled.untold
+    table, exchanged = compiled.untold, compiled.collectives.values()
     counts, launches, written, itemsize, pieces = (
         np.asarray(column, float)
         for column in (table.counts, table.launches, table.written_bytes, table.itemsize, table.pieces)
@@ -187,7 +187,7 @@ def tpu_inputs(profile: FunctionProfile) -> dict[str, Any]:
     return {
         "arrays": float(profile.arrays),
         "cycles": float(compiled.cycles or 0),
-        "moved_bytes": float(profile.io.device_traffic_bytes),
+        "moved_bytes": float(profile.io.device_traffic_bytes - sum(row.bytes or 0 for row in exchanged)),
         "places": float(of(("gather_places", "scatter_places")).sum()),
         "product_ns": product_ns(compiled.device, compiled.products),
         "columns": float(of(name for name in OPERATIONS if name.endswith("_columns")).sum()),

@@ -1,8 +1,9 @@
 """Devices that need not be there: what each has, and what functions take of them.
 
 `target_device` returns a device by its name, `load_target` one's own from a file. `compile_for` compiles a function for
-it, `rank_targets` says which of several devices runs a function fastest. The extras `tpu-compiler` and `cuda-compiler`
-install what compiles.
+it, `rank_targets` says which of several devices runs a function fastest, `rank_meshes` which division over several of
+one, `largest` which size fits. With prices an hour that you give (`load_prices`) rankings have costs. The extras
+`tpu-compiler` and `cuda-compiler` install what compiles.
 """
 
 from rlxjax.devices import CompiledFor as CompiledFor
@@ -18,8 +19,13 @@ from rlxjax.devices import mesh_of as mesh_of
 from rlxjax.devices import target_device as target_device
 from rlxjax.devices import target_names as target_names
 
+from ._largest import LargestSize as LargestSize
+from ._largest import largest as largest
+from ._prices import Prices as Prices
+from ._prices import load_prices as load_prices
 from ._rank import RankedTarget as RankedTarget
 from ._rank import TargetRanking as TargetRanking
+from ._rank import rank_meshes as rank_meshes
 from ._rank import rank_targets as rank_targets
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

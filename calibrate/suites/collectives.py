@@ -1,0 +1,102 @@
+"""Collectives of all local devices, called with arrays that lie on them: five kinds, by sizes and groups."""
+
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from rlxjax.devices import Link, target_device, target_names
+from rlxjax.fit import Cell, LatencyPrior, Suite, wide_prior
+from rlxjax.models import COLLECTIVES, collective_inputs, memory_link
+
+#: Bytes as `collective_inputs` counts them, those that the fit never sees, and devices of a group.
+SIZES, HELD_OUT = tuple(2**n for n in (14, 16, 18, 20, 21, 22, 23, 24, 26)), (2**16, 2**20, 2**22)
+GROUP_SIZES = (2, 4, 8)
+#: Larger arrays leave a CPU's caches, and its allocator takes new pages for them in every call: that is no collective.
+MOST_CPU_BYTES = 2**23
+#: What one call takes on a CPU whose devices are threads.
+CPU_START_NS = 3e5
+#: What each device of a group of so many does.
+_RUN: Mapping[str, Callable[[jax.Array, int], jax.Array]] = {
+    "all_reduce": lambda x, _: lax.psum(x, "group"),
+    "all_gather": lambda x, _: lax.all_gather(x, "group", tiled=True),
+    "reduce_scatter": lambda x, _: lax.psum_scatter(x, "group", tiled=True),
+    "all_to_all": lambda x, _: lax.all_to_all(x, "group", 0, 0, tiled=True),
+    "permute": lambda x, size: lax.ppermute(x, "group", [(place, (place + 1) % size) for place in range(size)]),
+}
+#: Programs of several devices never end if two devices begin them in another order.
+_one_at_a_time = threading.Lock()
+
+
+class CollectivesSuite(Suite):
+    """Every kind of collective by every size, in groups of two, four and eight of the local devices."""
+
+    model = COLLECTIVES
+    most_error = 0.5
+
+    def cells(self) -> list[Cell]:
+        """Return every collective.
+
+        Raises:
+            ValueError: one local device, or devices whose links nobody describes.
+        """
+        devices, (links, coordinates) = jax.local_device_count(), joined()
+        sizes = [n_bytes for n_bytes in SIZES if jax.default_backend() != "cpu" or n_bytes <= MOST_CPU_BYTES]
+        cells = []
+        for size in (size for size in GROUP_SIZES if devices % size == 0):
+            groups = [range(first, first + size) for first in range(0, devices, size)]
+            pairs = [(group[place - 1], group[place]) for group in groups for place in range(size)]
+            for kind in COLLECTIVES.variants:
+                for n_bytes in sizes:
+                    inputs = collective_inputs(
+                        kind, n_bytes, pairs if kind == "permute" else groups, links, coordinates
+                    )
+                    name, held_out, held_bytes = (
+                        f"{kind} {n_bytes} of {size}",
+                        n_bytes in HELD_OUT,
+                        2 * devices * n_bytes,
+                    )
+                    cells.append(Cell(name, kind, inputs, held_out=held_out, n_bytes=held_bytes))
+        return cells
+
+    def program(self, cell: Cell) -> Callable[[], Any]:
+        """Return what runs a collective in all groups at once."""
+        n_bytes, size = (int(word) for word in cell.name.split() if word.isdecimal())
+        devices, rows = np.array(jax.local_devices()), PartitionSpec(("groups", "group"))
+        mesh = Mesh(devices.reshape(-1, size), ("groups", "group"))
+        own = n_bytes // np.float32().nbytes // (size if cell.variant == "all_gather" else 1)
+        x = jax.device_put(np.ones(own * devices.size, np.float32), NamedSharding(mesh, rows))
+        run = jax.jit(jax.shard_map(lambda x: _RUN[cell.variant](x, size), mesh=mesh, in_specs=rows, out_specs=rows))
+
+        def call() -> jax.Array:
+            with _one_at_a_time:
+                return jax.block_until_ready(run(x))
+
+        return call
+
+    def start(self, micro_ns: Mapping[str, float]) -> LatencyPrior[Any]:
+        """Return the model's prior; of a CPU a wide one, since no data sheet has its links."""
+        del micro_ns
+        if jax.default_backend() != "cpu":
+            return COLLECTIVES.prior
+        return wide_prior(dataclasses.replace(COLLECTIVES.prior.median, start_ns=CPU_START_NS))
+
+
+def joined() -> tuple[Sequence[Link], Sequence[tuple[int, ...]]]:
+    """Return what joins the local devices, and their places in a torus; refuse one device and unknown links."""
+    devices = jax.local_devices()
+    if len(devices) == 1:
+        more = "a CPU has eight by XLA_FLAGS=--xla_force_host_platform_device_count=8"
+        raise ValueError(f"collectives: expected several local devices, got one; {more}")
+    if devices[0].platform == "cpu":
+        return [memory_link(len(devices))], ()
+    kind = f"-{'-'.join(devices[0].device_kind.lower().replace(' lite', 'e').split())}-"
+    links = [link for name in target_names() if f"-{name}-" in kind for link in target_device(name).links]
+    if not links:
+        raise ValueError(f"collectives: expected devices whose links are known, got {devices[0].device_kind}")
+    return links, [tuple(device.coords) for device in devices if hasattr(device, "coords")]

@@ -1,0 +1,91 @@
+"""The arrays that a compiled program holds in a device's memory, by its text."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ._function_profile import NO_USERS
+from ._primitives import UNKNOWN_LINE
+from ._xla import FRAME
+from ._xla_text import NOTHING, Instruction, computations, frame_lines
+
+
+class Buffer(NamedTuple):
+    """Arrays of one type and size that a compiled program makes at one line, or an argument.
+
+    Attributes:
+        bytes: of one array, without padding.
+        times: how many there are.
+        dtype: as XLA writes it, as "bf16".
+        shape: of one device's part.
+        source: the user's line, `file.py:12`, or the name of the argument.
+    """
+
+    bytes: int
+    times: int
+    dtype: str
+    shape: tuple[int, ...]
+    source: str
+
+    def __str__(self) -> str:
+        times = f"{self.times} x " if self.times > 1 else ""
+        return f"{times}{self.dtype}[{','.join(map(str, self.shape))}]  {self.source}"
+
+
+def buffers_of(text: str, arguments: Sequence[str] = ()) -> tuple[Buffer, ...]:
+    """Return the arrays of a compiled program in the device's main memory, the largest first.
+
+    They are the arguments, and what instructions of the entry, of loops, branches and calls make. Views, updates in
+    place and what a fusion keeps inside are no arrays. Arrays that do not live at the same time may share memory.
+
+    Args:
+        text: what `jax.stages.Compiled.as_text` gives.
+        arguments: names of the last arguments.
+
+    Raises:
+        ValueError: the text is not written as expected.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> text = jax.jit(jnp.tanh).lower(jnp.ones((8, 2))).compile().as_text()
+        >>> [(one.bytes, one.dtype, one.shape) for one in buffers_of(text, ["x"]) if one.source == "x"]
+        [(64, 'f32', (8, 2))]
+    """
+    try:
+        found, entry = computations(text)
+        lines = frame_lines(text, NO_USERS)
+        # What is called runs once here, whoever calls it.
+        reached = [entry]
+        counts: Counter[tuple[int, str, tuple[int, ...], str]] = Counter()
+        first = len(found[entry].parameters) - len(arguments)
+        for name in reached:
+            for each in found[name].instructions.values():
+                called = [*each.branches] if each.opcode == "conditional" else []
+                called += [each.called["body"]] if each.opcode == "while" else []
+                called += [each.called["to_apply"]] if each.opcode == "call" else []
+                reached += [other for other in called if other not in reached]
+                if each.opcode == "parameter" and name == entry:
+                    place = int(each.inside) - first
+                    source = arguments[place] if first >= 0 and place >= 0 else f"argument {each.inside}"
+                elif called or not _is_made(each):
+                    continue
+                else:
+                    fused = found.get(each.called.get("calls", ""))
+                    if found[name].moved(each, fused)[1] < each.main_bytes:
+                        continue  # a part of what is there already
+                    frame = FRAME.search(each.attributes)
+                    source = lines.get(int(frame[1]), UNKNOWN_LINE) if frame else UNKNOWN_LINE
+                for array in each.arrays:
+                    if not array.is_elsewhere:
+                        counts[array.bytes, array.kind, array.sizes, source] += 1
+    except (LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"compiled program: XLA's text is not written as expected ({error})") from None
+    made = (Buffer(key[0], times, *key[1:]) for key, times in counts.items())
+    return tuple(sorted(made, key=lambda one: (-one.bytes, -one.times, one.source)))
+
+
+def _is_made(instruction: Instruction) -> bool:
+    """Whether an instruction makes arrays: the end of one that runs beside others does, its start does not."""
+    opcode = instruction.opcode
+    is_other = opcode in NOTHING or opcode.endswith(("-start", "-update"))
+    return not is_other and instruction.target != "ConcatBitcast"

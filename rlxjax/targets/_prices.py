@@ -1,0 +1,52 @@
+"""What devices cost an hour, as data that the user gives."""
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlxjax._files import Strict, read_json_file
+from rlxjax.devices import target_device
+
+
+class Prices(Strict):
+    """What stands in a file of prices.
+
+    Attributes:
+        about: where they come from, and of what day.
+        currency: of all of them, as "USD".
+        prices_per_hour: of one device, by its name or by a path to a file of one.
+    """
+
+    schema_version: Literal[1]
+    about: str = ""
+    currency: str
+    prices_per_hour: Mapping[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]]
+
+    def cost(self, name: str, devices: int, time_ns: float) -> float | None:
+        """Return what a time on so many devices costs; None without a price.
+
+        Examples:
+            >>> own = Prices(schema_version=1, currency="USD", prices_per_hour={"tpu-v5e": 2.0})
+            >>> own.cost("tpu-v5e", 8, 3600e9), own.cost("h100", 8, 3600e9)
+            (16.0, None)
+        """
+        price = self.prices_per_hour.get(name)
+        return None if price is None else price * devices * time_ns / 3600e9
+
+
+def load_prices(path: str | os.PathLike[str]) -> Prices:
+    """Return the prices in a file; `docs/prices.example.json` shows its schema, with figures that are made up.
+
+    Raises:
+        ValueError: one line; a file that is missing, no JSON or against the schema, a price that is no positive number,
+            or a device that is not in the table of targets.
+    """
+    mend = "see docs/prices.example.json for a file of this schema"
+    found = read_json_file(path, Prices, 1, ValueError, mend, "a file of prices")
+    try:
+        named = {target_device(name).name: price for name, price in found.prices_per_hour.items()}
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(path)}: prices_per_hour: {error}") from None
+    return found.model_copy(update={"prices_per_hour": named})
