@@ -147,6 +147,14 @@ def batch_axes(mesh: AbstractMesh) -> tuple[str, ...]:
     return tuple(name for name in mesh.axis_names if name != "tensor")
 
 
+def placed(x: jax.Array, mesh: AbstractMesh | None) -> jax.Array:
+    """Return `[batch, sequence, width]` with the batch divided, the width over "tensor" if there is such an axis."""
+    if mesh is None:
+        return x
+    spec = P(batch_axes(mesh), None, "tensor" if "tensor" in mesh.axis_names else None)
+    return lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+
+
 def attended(x: jax.Array, w: Mapping[str, jax.Array], mesh: Any, kernel: bool, qk_norm: bool) -> jax.Array:
     """Return a block of attention: projections, rotary embeddings, attention, and a projection back."""
     h = norm(x, w["norm"])
@@ -156,7 +164,7 @@ def attended(x: jax.Array, w: Mapping[str, jax.Array], mesh: Any, kernel: bool, 
     if not kernel:
         k, v = (jnp.repeat(one, q.shape[1] // one.shape[1], 1) for one in (k, v))
     mixed = flash(q, k, v, mesh) if kernel else plain(q, k, v, letters="bnth")
-    return checkpoint_name(jnp.einsum("bnth,nhd->btd", mixed, w["out"]), "out")
+    return checkpoint_name(placed(jnp.einsum("bnth,nhd->btd", mixed, w["out"]), mesh), "out")
 
 
 def layer(x: jax.Array, w: Mapping[str, jax.Array], mesh: Any, kernel: bool, qk_norm: bool) -> jax.Array:
@@ -166,7 +174,7 @@ def layer(x: jax.Array, w: Mapping[str, jax.Array], mesh: Any, kernel: bool, qk_
     h = norm(x, w["norm2"])
     hidden = checkpoint_name(h @ w["up"], "hidden")
     hidden = jax.nn.silu(checkpoint_name(h @ w["gate"], "hidden")) * hidden if "gate" in w else jax.nn.gelu(hidden)
-    return x + hidden @ w["down"]
+    return placed(x + hidden @ w["down"], mesh)
 
 
 def weights(p: Mapping[str, Any], layers: tuple[int, ...], mesh: Any) -> dict[str, jax.ShapeDtypeStruct]:
@@ -208,8 +216,9 @@ def step(figure: Any, mesh: Any, **p: Any) -> Program:
             offload_dst="pinned_host",
         )
         one = jax.checkpoint(one, policy=keep)
-    fsdp = "fsdp" if mesh is not None and "fsdp" in mesh.axis_names else None
-    words = shape((p["vocabulary"], p["width"]), p["state"], mesh, None, fsdp)
+    names = () if mesh is None else mesh.axis_names
+    parts = [name if name in names else None for name in ("tensor", "fsdp")]
+    words = shape((p["vocabulary"], p["width"]), p["state"], mesh, *parts)
     params = {"layers": weights(p, (p["layers"],), mesh), "embedding": words, "head": words}
     tokens = shape((p["batch"], p["sequence"]), jnp.int32, mesh, () if mesh is None else batch_axes(mesh))
     adam, like = optax.adamw(1e-4), {own.shape: own for own in jax.tree.leaves(params)}
@@ -220,21 +229,21 @@ def step(figure: Any, mesh: Any, **p: Any) -> Program:
     def loss(params: Any, tokens: jax.Array, targets: jax.Array) -> jax.Array:
         words = params["embedding"].astype(jnp.bfloat16)
         x = jax.nn.one_hot(tokens, len(words), dtype=words.dtype) @ words if p.get("one_hot") else words[tokens]
-        x = x if mesh is None else lax.with_sharding_constraint(x, NamedSharding(mesh, P(batch_axes(mesh))))
-        x, _ = lax.scan(lambda x, w: (one(x, w), None), x, params["layers"])
+        x, _ = lax.scan(lambda x, w: (one(x, w), None), placed(x, mesh), params["layers"])
         logits = jnp.einsum("btd,vd->btv", norm(x), params["head"].astype(jnp.bfloat16))
-        logits = p["softcap"] * jnp.tanh(logits / p["softcap"]) if "softcap" in p else logits.astype(jnp.float32)
+        logits = p["softcap"] * jnp.tanh(logits / p["softcap"]) if "softcap" in p else logits
+        logits = logits.astype(p.get("logits", "float32"))
         return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
     def train(params: Any, state: Any, tokens: jax.Array, targets: jax.Array) -> Any:
-        parts = p.get("microbatches", 1)
+        count = p.get("microbatches", 1)
 
         def part(total: Any, pair: Any) -> Any:
             return jax.tree.map(jnp.add, total, jax.grad(loss)(params, *pair)), None
 
-        pairs = [own.reshape(parts, -1, own.shape[-1]) for own in (tokens, targets)]
+        pairs = [own.reshape(count, -1, own.shape[-1]) for own in (tokens, targets)]
         empty = jax.tree.map(jnp.zeros_like, params)
-        grads = jax.grad(loss)(params, tokens, targets) if parts == 1 else lax.scan(part, empty, pairs)[0]
+        grads = jax.grad(loss)(params, tokens, targets) if count == 1 else lax.scan(part, empty, pairs)[0]
         updates, state = adam.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 
