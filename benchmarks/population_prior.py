@@ -35,13 +35,12 @@ from rlxjax import fit_posterior
 from rlxjax.calibration import (
     SPEED_LOG_SD,
     CalibrationFile,
-    FittedCoefficient,
     Machine,
     ModelSection,
     population_path,
     population_prior,
     population_section,
-    rounded,
+    section_of,
     sha256_of,
     write_json_file,
 )
@@ -50,13 +49,9 @@ from rlxjax.fit import (
     LatencyPosterior,
     LatencyPrior,
     PosteriorFit,
-    coefficient_names,
-    named,
     prior_posterior,
     transferred_prior,
-    unit_of,
 )
-from rlxjax.gate import Provenance
 from rlxjax.models import FUNCTIONS, GPU_KERNELS, WELCH, gpu_facts_of_kind
 from rlxjax.welch import schedule
 
@@ -129,20 +124,9 @@ def of_kernels(paths: Sequence[Path], programs: Path) -> ModelSection:
         facts = dict(gpu_facts_of_kind(log.fingerprint.device_kind) or {})
         log.header = log.header.model_copy(update={"facts": facts})
         own = fitted(timed, log, GPU_KERNELS.prior)
-        medians, log_sds = (
-            named(each) for each in (own.whole.posterior.coefficients, own.whole.posterior.coefficient_log_sd())
-        )
-        coefficients = {
-            name: FittedCoefficient(
-                value=rounded(medians[name]),
-                log_sd=rounded(log_sds[name]),
-                unit=unit_of(name),
-                provenance=Provenance.MEASURED,
-            )
-            for name in coefficient_names(GPU_KERNELS.prior.median)
-        }
+        said = section_of(own.whole, GPU_KERNELS.prior)
         about = {"fingerprint": log.fingerprint, "samples": path.name, "sha256": sha256_of(path), "runner": 1}
-        sources.append(Machine(**about, coefficients=coefficients))
+        sources.append(Machine(**about, coefficients=said.coefficients, uncertainty=said.uncertainty))
         found.append(own)
         for name, one in own.errors.items():
             held_out = f"{100 * one.held_out:.1f}" if one.held_out is not None else "-"

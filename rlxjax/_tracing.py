@@ -41,6 +41,8 @@ def refusals_in_one_line(fn: Callable[..., Any]) -> Iterator[None]:
     except Exception as error:  # noqa: BLE001  (a user's function may raise anything)
         name = getattr(fn, "__name__", type(fn).__name__)
         reason = str(error).strip().partition("\n")[0]
+        if "cuDNN not found" in reason:
+            reason += " JAX asks for a GPU that is there; take another implementation than cudnn"
         raise ValueError(
             f"fn: expected a function that JAX traces, but {name} raised {type(error).__name__}: {reason}"
         ) from error

@@ -23,7 +23,7 @@ SATURATED_ATOL = 1e-12
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _value_and_gradient(f, tree, others):
+def value_and_gradient(f, tree, others):
     """Return the values of rows and the gradient of their sum: one program for all calls with one `f`."""
     value, pull_back = jax.vjp(lambda tree: f(tree, *others), tree)
     return value, *pull_back(jnp.ones_like(value))
@@ -38,7 +38,7 @@ def assert_gradient_is_the_finite_difference(f, tree, *others, scale=None, kinks
     alike. Rows whose value is infinite need a finite gradient and are not compared. `scale` is the
     size of what cancels in a value; leaves named in `kinks` sit on a step of `f` and have no gradient.
     """
-    compiled = functools.partial(_value_and_gradient, f, others=others)
+    compiled = functools.partial(value_and_gradient, f, others=others)
     tree = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
     value, gradient = jax.tree.map(np.asarray, compiled(tree))
     finite = np.isfinite(value)

@@ -30,6 +30,16 @@ def pytest_configure(config):
         gc.set_threshold(50_000, 20, 50)
 
 
+def pytest_collection_finish():
+    """Let no later search for garbage go through what was imported: it lives to the end."""
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    """Let none go through what the tests leave either: it ends with the process."""
+    gc.freeze()
+
+
 def set_up_hypothesis():
     """Draw the same few examples in every run; how long one takes says what else the machine does."""
     import hypothesis

@@ -17,10 +17,10 @@ from _models import (
     TWIN,
     LineModel,
     calibrated,
-    calibration,
     certain,
     random_posterior,
     true_ns,
+    two_models,
 )
 from _tolerances import assert_gradient_is_the_finite_difference
 
@@ -59,8 +59,6 @@ def test_predictions_are_the_same_eager_jitted_and_mapped():
     expected = np.asarray(TILES.predict_ns("tile", N))
     np.testing.assert_allclose(jax.jit(lambda n: TILES.predict_ns("tile", n))(N), expected, rtol=1e-12)
     np.testing.assert_allclose(jax.vmap(lambda n: TILES.predict_ns("tile", n))(N), expected, rtol=1e-12)
-    with jax.disable_jit():
-        np.testing.assert_allclose(TILES.predict_ns("tile", N), expected, rtol=1e-12)
     machines = [
         dataclasses.replace(TILES.posterior, coefficients={**TILED_TRUTH, "item_ns": rate}) for rate in (1.0, 4.0)
     ]
@@ -158,7 +156,7 @@ class Doubled(LineModel):
 
 
 DOUBLED = calibrated(certain(Doubled(), LINE_TRUTH))
-CALIBRATION = calibration()
+CALIBRATION = two_models()
 #: By what is refused, calls that do.
 REFUSED = {
     "n: expected a number, that of one workload, got shape (2,); see `pick_index`": [
@@ -207,7 +205,7 @@ REFUSED = {
     "model: expected one of line, tiled, got 'other'": [lambda: CALIBRATION.predict_ns("host", 1, model="other")],
     "model: expected tiled, got 'line'": [lambda: TILES.predict_ns("tile", 1, model="line")],
     "models: this calibration holds none that is known; see load_calibration(models=)": [
-        lambda: calibration(models=[]).pick(1)
+        lambda: two_models(models=[]).pick(1)
     ],
     **{
         f"level: expected a probability between 0 and 1, got {level}": [
@@ -331,12 +329,13 @@ def test_a_pick_is_as_sure_whether_or_not_it_is_known_that_variants_share_coeffi
         chosen = np.take_along_axis(log_sds, np.asarray(found.place)[:, None], -1)[:, 0]
         np.testing.assert_allclose(found.log_sd(), chosen, rtol=1e-9)
         assert 0.5 < float(found.probability.min()) < 0.9 < float(found.probability.max())
-        mapped = jax.vmap(known.decided)(n, depth)
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), mapped, found)
-        single = jax.tree.map(lambda *rows: np.stack(rows), *map(known.decided, n, depth))
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), single, found)
-        rows = {"n": np.array([5.0, 50.0, 700.0, 4000.0]), "depth": np.array([1.5, 2.0, 1.5, 2.0])}
-        assert_gradient_is_the_finite_difference(lambda tree, own=known: own.decided(**tree).probability, rows)
+    # Of variants that are alike, and so of all.
+    mapped = jax.vmap(known.decided)(n, depth)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), mapped, found)
+    single = jax.tree.map(lambda *rows: np.stack(rows), *map(known.decided, n, depth))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), single, found)
+    rows = {"n": np.array([5.0, 50.0, 700.0, 4000.0]), "depth": np.array([1.5, 2.0, 1.5, 2.0])}
+    assert_gradient_is_the_finite_difference(lambda tree: known.decided(**tree).probability, rows)
 
 
 def test_a_calibration_answers_for_its_first_model_or_the_one_named():

@@ -33,7 +33,6 @@ COUNTS = [*vars(PROFILES[0])]
 #: What is known of a learned FFT: whether there is one, its gates that are on, all of them.
 MODELS = [(False, None, 0), (True, None, 1024), (True, 255, 1024), (True, 256, 1024), (True, 0, 0), (False, 1, 1024)]
 SPARSE = {"learned_available": True, "learned_active_gates": 10, "learned_total_gates": 1024}
-MIX = np.array([0.3, -1.0, 2.0, 0.7])
 FFT = rx.WelchPeakParams.fast(256, 16)
 
 lawful = settings(max_examples=20)
@@ -491,22 +490,6 @@ def test_what_is_infinite_makes_no_nan_where_its_count_is_none_and_shows_in_all_
     row = dataclasses.replace(rx.backend_coefficients("cuda"), memory_bw=INF, readback_bw=INF)
     for f, coefficients in ((lambda g: g.score_ns(benefit), gate), (lambda r: rx.io_cost_ns(profile, r), row)):
         assert all(np.isfinite(leaf) for leaf in jax.tree.leaves(jax.jit(jax.value_and_grad(f))(coefficients)))
-    set_ = rx.welch.coefficient_set()
-    gate = dataclasses.replace(set_.gate, host_thunk_penalty_ns=np.full(12, INF))
-    work = rx.Device.codes(["metal", "cuda", "webgpu", "cpu"])[:, None], np.array([[100, 1024]]), 256, 16
-
-    def f(gate, temperature_ns):
-        options = {"coefficients": dataclasses.replace(set_, gate=gate), "temperature_ns": temperature_ns}
-        weights = rx.soft_pick_welch_peaks_strategy(*work, **options)
-        soft = rx.soft_estimate_welch_peaks_costs(*work, **options)
-        return jnp.sum(weights @ MIX), (weights, soft, soft.log_availability())
-
-    (_, found), gradients = jax.jit(jax.value_and_grad(f, (0, 1), has_aux=True))(gate, 1e6)
-    np.testing.assert_allclose(found[0].sum(-1), 1, rtol=FLOAT64_RTOL)
-    np.testing.assert_array_equal(found[0][..., 2:], 0)
-    told = jax.tree.leaves((found[0], found[1].costs, found[1].log_keep_probability, found[2]))
-    assert not any(np.isnan(leaf).any() for leaf in told)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
 
 
 # --- What is refused -----------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def objective_of(timings, prior, weights):
 
 
 @pytest.mark.parametrize(("model", "truth"), [(LINE, LINE_TRUTH), (TILED, TILED_TRUTH)])
-def test_timings_give_the_coefficients_back_exactly_or_within_what_the_fit_leaves_open(model, truth):
+def test_exact_timings_give_the_coefficients_back(model, truth):
     exact = terms_of(timings_of(truth, runs_of(model)))
     assert exact.converged
     # The priors, of a log-sd of 2, pull by what is left of their variance.
@@ -71,20 +71,23 @@ def test_timings_give_the_coefficients_back_exactly_or_within_what_the_fit_leave
     assert exact.noise_sd < 1e-3
     assert all(exact.measured.values())
     assert not exact.inseparable
-    several, _ = stack_timings([timings_of(truth, runs_of(model), 0.03, seed) for seed in range(6)])
+
+
+def test_noisy_timings_give_the_coefficients_back_within_what_the_fit_leaves_open():
+    """With a correction, too: see the test of many machines below."""
+    several, _ = stack_timings([timings_of(LINE_TRUTH, RUNS, 0.03, seed) for seed in range(6)])
     noisy = [fit.terms for fit in fit_posteriors(several, n_starts=1)]
-    off = [(logs_of(own.coefficients) - logs_of(truth)) / np.array(jax.tree.leaves(own.log_sd)) for own in noisy]
+    off = [(logs_of(own.coefficients) - logs_of(LINE_TRUTH)) / np.array(jax.tree.leaves(own.log_sd)) for own in noisy]
     assert np.mean([own.noise_sd for own in noisy]) == pytest.approx(0.03, rel=0.25)
     # Standard normal: of so many, a mean square within three standard deviations of 1.
     assert np.mean(np.square(off)) == pytest.approx(1.0, abs=3 * np.sqrt(2 / np.size(off)))
     assert np.max(np.abs(off)) < 4.0
-    if model is LINE:  # one program in single precision is enough
-        with jax.enable_x64(False):
-            single = terms_of(timings_of(truth, runs_of(model), 0.03, 0))
-        sds = np.array(jax.tree.leaves(noisy[0].log_sd))
-        assert single.converged
-        assert single.loss == pytest.approx(noisy[0].loss, abs=0.02)
-        np.testing.assert_allclose(logs_of(single.coefficients) / sds, logs_of(noisy[0].coefficients) / sds, atol=0.1)
+    with jax.enable_x64(False):
+        single = terms_of(timings_of(LINE_TRUTH, RUNS, 0.03, 0))
+    sds = np.array(jax.tree.leaves(noisy[0].log_sd))
+    assert single.converged
+    assert single.loss == pytest.approx(noisy[0].loss, abs=0.02)
+    np.testing.assert_allclose(logs_of(single.coefficients) / sds, logs_of(noisy[0].coefficients) / sds, atol=0.1)
 
 
 def test_the_fit_is_the_minimum_of_the_documented_objective():

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from _tolerances import (
     FLOAT32_RTOL,
+    FLOAT64_RTOL,
     LIMIT_TEMPERATURES,
     SATURATED_ATOL,
     assert_gradient_is_the_finite_difference,
+    value_and_gradient,
 )
 from test_golden import close, close32, column, golden
 
@@ -164,8 +166,9 @@ def test_every_cost_has_its_gradients():
         )
 
 
-@functools.partial(jax.vmap, in_axes=(0, 0, 0, 0, None))
-def relaxed(set_, workload, learned, temperature, of_costs):
+@functools.partial(jax.vmap, in_axes=(0, 0, 0, None))
+def relaxed(own, workload, learned, of_costs):
+    set_, temperature = own
     arguments, options = (*workload, *learned, set_), {"temperature_ns": temperature}
     soft = rx.soft_estimate_welch_peaks_costs(*arguments, **options)
     pick = rx.soft_pick_welch_peaks_strategy(*arguments, **options)
@@ -182,10 +185,31 @@ def test_every_strategy_relaxation_has_its_gradients(name, what):
     temperature = np.max([*margins_ns(name), gap, 1e-2 * first], 0)
     assert_gradient_is_the_finite_difference(
         relaxed,
-        batched_set(name, len(rows)),
-        *(workload, learned, temperature, what == "costs"),
+        (batched_set(name, len(rows)), temperature),
+        *(workload, learned, what == "costs"),
         # Weights of at most 1 cancel in their mixture.
         scale=None if what == "costs" else np.ones(len(rows)),
         # The flag sits at the end of its range, where a step beyond it means nothing.
-        kinks=(".strategy.is_fused_viable",),
+        kinks=("[0].strategy.is_fused_viable",),
     )
+
+
+def test_an_infinite_penalty_leaves_no_weight_to_what_fuses_and_every_gradient_finite():
+    """In the programs of the tests above."""
+    rows, workload, learned, _, _ = strategy_table("arch")
+    one, batched = (
+        dataclasses.replace(own, gate=dataclasses.replace(own.gate, host_thunk_penalty_ns=infinite))
+        for own in (traced_set("arch"), batched_set("arch", len(rows)))
+        for infinite in [np.full_like(own.gate.host_thunk_penalty_ns, np.inf)]
+    )
+    temperature = np.full(len(rows), 1e6)
+    soft, _, weights = relaxations(one, workload, learned, temperature)
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=FLOAT64_RTOL)
+    # Larger batches have a kernel of their own where that adds no sync point.
+    np.testing.assert_array_equal(weights[workload[1] < 2048, 2:], 0)
+    told = jax.tree.leaves((weights, soft.costs, soft.log_keep_probability, soft.log_availability()))
+    assert not any(np.isnan(leaf).any() for leaf in told)
+    tree = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), (batched, temperature))
+    for of_costs in (True, False):
+        found = value_and_gradient(relaxed, tree, others=(workload, learned, of_costs))
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))

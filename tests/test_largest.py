@@ -11,6 +11,7 @@ from _shapes import real
 from typer.testing import CliRunner
 
 from calibrate.cli import app
+from rlxjax._values import in_bytes
 from rlxjax.devices import CompiledFor
 from rlxjax.jaxpr import buffers_of
 from rlxjax.targets import DoesNotFitError, check_compiler, largest, target_device
@@ -123,6 +124,16 @@ def test_memory_in_steps_or_less_than_expected_gives_a_size_that_fits_and_what_i
         assert needs(found.size) <= HAS
         assert found.too_large is None or found.size < found.too_large
         assert found.too_large == found.size + 1 or "no size" in " ".join(found.notes)
+
+    def fails(size):
+        if size > 1000:
+            raise ValueError("the compiler failed")
+        return 10**9
+
+    compiler(fails)
+    found = largest(sized, TPU)
+    assert found.size <= 1000 < found.too_large
+    assert f"{found.too_large:,} counts as too large: the compiler failed" in str(found)
     compiler(lambda size: 10**9)
     found = largest(sized, TPU, most=1000)
     assert (found.size, found.too_large) == (1000, None)
@@ -170,8 +181,8 @@ def test_arrays_of_a_program_are_those_of_its_main_memory_and_updates_in_place_a
 def test_bad_sizes_are_refused_in_one_line(compiler):
     compiler(lambda size: HAS + size, is_refused=True)
     for said, ask in {
-        r"the smallest size, 1, needs 17.2 GB of 17.2 GB: does not fit": lambda: largest(sized, TPU),
-        r"the smallest size, 64, needs": lambda: largest(sized, TPU, least=60, multiple=8),
+        f"the smallest size, 1, needs {in_bytes(HAS)} of {in_bytes(HAS)}: does not fit": lambda: largest(sized, TPU),
+        "the smallest size, 64, needs": lambda: largest(sized, TPU, least=60, multiple=8),
         "least: expected an integer of at least 1, got 0": lambda: largest(sized, TPU, least=0),
         "most: expected at least 8, the smallest size, got 4": lambda: largest(sized, TPU, most=4, multiple=8),
         "multiple: expected an integer": lambda: largest(sized, TPU, multiple=1.5),
@@ -195,7 +206,7 @@ def test_the_command_finds_the_size_that_has_a_name(compiler, tmp_path, monkeypa
     asked = ["profile", "sized_step:step", "--args", "sized_step:given", "--target", "tpu-v5e", "--largest", "batch"]
     result = CliRunner().invoke(app, asked)
     assert result.exit_code == 0, result.output
-    assert result.stdout.startswith("the largest size is 37 on tpu-v5e: needs 17")
+    assert result.stdout.startswith("the largest size is 37 on tpu-v5e: needs 16")
     result = CliRunner().invoke(app, [*asked, "--json"])
     assert_documented("profile --largest", json.loads(result.stdout))
     flat = ["profile", "math:sin", "--arg", "f32[batch,4]", "--target", "tpu-v5e"]

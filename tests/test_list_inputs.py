@@ -73,7 +73,7 @@ def test_jit_is_eager_vmap_is_a_loop_and_gradients_are_finite_differences():
         runs = Runs.checked(PARTS, variant, **inputs)
         return KNOWN.predict_ns("loop", **inputs) + estimate(KNOWN.posterior, runs).time_ns
 
-    eager = jax.disable_jit()(time_ns)(RUNS.inputs)
+    eager = time_ns(RUNS.inputs)
     assert_close(jax.jit(time_ns)(RUNS.inputs), eager, FLOAT64_RTOL)
     assert_close(jax.vmap(time_ns)(RUNS.inputs, CODES), eager, FLOAT64_RTOL)
     loop_ns = jnp.array([KNOWN.predict_ns("batch", *row) for row in ROWS])

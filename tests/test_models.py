@@ -90,8 +90,7 @@ def test_a_slower_clock_scales_the_prediction(model):
 def test_jit_vmap_and_a_loop_equal_one_call_of_arrays(model):
     runs, facts, machines = runs_of(model), FACTS[model.name], [machine(model, seed) for seed in range(3)]
     together = np.stack([times(own, runs, facts) for own in machines])
-    with jax.disable_jit():
-        np.testing.assert_allclose(predicted_ns(machines[0], runs, facts), together[0], rtol=FLOAT64_RTOL)
+    np.testing.assert_allclose(predicted_ns(machines[0], runs, facts), together[0], rtol=FLOAT64_RTOL)
     stacked = jax.tree.map(lambda *leaves: jnp.array(leaves), *machines)
     by_machine = jax.jit(jax.vmap(predicted_ns, (0, None, None)))(stacked, runs, facts)
     np.testing.assert_allclose(by_machine, together, rtol=FLOAT64_RTOL)

@@ -159,7 +159,7 @@ def test_programs_are_kept_by_memory_and_those_that_go_are_freed_and_compiled_ag
     calls = [
         functools.partial(rx.welch_peaks, rows, PARAMS, name, model=MODEL)
         for rows in (ROWS.astype(float), ON_DEVICE[0])
-        for name in ("fused_top_k", "block", "learned")
+        for name in ("fused_top_k", "learned")
     ]
     client = jax.devices()[0].client
     keep_programs(2**20)  # of one or two programs

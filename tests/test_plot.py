@@ -1,6 +1,7 @@
 """Pictures hold what the calibration says, are drawn where they are told, and leave matplotlib as it was."""
 
 import dataclasses
+import functools
 import inspect
 import io
 import itertools
@@ -43,7 +44,6 @@ LINE_TIMINGS = timings_of(LINE_TRUTH, runs_of(LINE), 0.02)
 TILED_TIMINGS = timings_of(TILED_TRUTH, runs_of(TILED, depth=4.0), 0.02)
 OVER = {"n": [8.0, 100.0, 700.0, 4000.0], "depth": [0.5, 2.0, 4.0]}
 CELLS = {"n": np.tile(OVER["n"], 3), "depth": np.repeat(OVER["depth"], 4)}
-EXPLAINED = explain(TILES, n=700.0, depth=2.0)
 #: The contrast of graphics with their background (WCAG 2.2, 1.4.11), and a difference that is seen (CIELAB).
 CONTRAST, SEEN = 3.0, 12.0
 
@@ -51,9 +51,15 @@ PICTURES = {
     "predicted_vs_measured": lambda **where: rx.plot.predicted_vs_measured(TILES, TILED_TIMINGS, noise=0.03, **where),
     "time_by": lambda **where: rx.plot.time_by(TILES, "n", SIZES, timings=TILED_TIMINGS, depth=4.0, **where),
     "decision_map": lambda **where: rx.plot.decision_map(TILES, OVER, **where),
-    "terms": lambda **where: rx.plot.terms(EXPLAINED, **where),
+    "terms": lambda **where: rx.plot.terms(explained(), **where),
     "coefficients": lambda **where: rx.plot.coefficients(TILES, **where),
 }
+
+
+@functools.cache
+def explained():
+    """Return what a test alone computes, not everyone who collects it."""
+    return explain(TILES, n=700.0, depth=2.0)
 
 
 def new_axis():
@@ -230,10 +236,10 @@ def test_cells_beyond_what_was_timed_are_paler_and_borders_lie_between_cells_tha
 
 
 def test_terms_are_a_waterfall_that_ends_at_the_prediction():
-    ax = rx.plot.terms(EXPLAINED, ax=new_axis())
+    ax = rx.plot.terms(explained(), ax=new_axis())
     bars = [container for container in ax.containers if hasattr(container, "patches")]
     reaches, places = [container for container in ax.containers if container not in bars], []
-    for one, total, parts, reach in zip(EXPLAINED.strategies, bars[::2], bars[1::2], reaches, strict=True):
+    for one, total, parts, reach in zip(explained().strategies, bars[::2], bars[1::2], reaches, strict=True):
         (whole,) = total.patches
         assert (whole.get_x(), whole.get_width()) == (0.0, one.time_ns)
         np.testing.assert_allclose(np.sort(bars_of(reach)[1][0, :, 0]), one.interval_ns, rtol=EXACT)
@@ -354,7 +360,7 @@ def refusals():
     yield "earlier: expected that of tiled, got that of line", coefficients, (TILES,), {"earlier": LINES}
     said = "calibrated: expected a Calibration, one of its models, a posterior or its fit, got dict"
     yield said, coefficients, (LINE_TRUTH,), {}
-    yield "ax: expected one matplotlib axis, got ndarray", terms, (EXPLAINED,), {"ax": np.zeros(2)}
+    yield "ax: expected one matplotlib axis, got ndarray", terms, (explained(),), {"ax": np.zeros(2)}
 
 
 def test_what_cannot_be_drawn_is_one_sentence_and_no_figure():

@@ -17,7 +17,7 @@ import rlxjax as rx
 from calibrate.cli import app
 from rlxjax.calibration import known_gpu, predict_for_target, prior_calibration
 from rlxjax.choices import rank_targets
-from rlxjax.fit import coefficient_names, estimate, prior_posterior
+from rlxjax.fit import COVERED_SDS, coefficient_names, estimate, prior_posterior
 from rlxjax.jaxpr import TargetProfile, gpu_program
 from rlxjax.models import GPU_KERNELS, gpu_facts, gpu_facts_of_kind, gpu_runs
 from rlxjax.targets import DoesNotFitError, check_compiler, target_device, target_names
@@ -149,11 +149,11 @@ SLOW = {name: figures(kilocycles=300) for name in "ab"}
         ({"b": 21 * GB, "ab": 42 * GB}, "cannot model", "peak_memory", "second: "),
         (
             {"b": 21 * GB, "ab": figures(peak=12 * GB)},
-            *("fuse", "peak_memory", "one program needs 12 GB of 17.2: fits; second: "),
+            *("fuse", "peak_memory", "one program needs 12 GB of 16.9: fits; second: "),
         ),
         (
             {"b": figures(peak=2 * TPU.memory_bytes), "ab": figures(kilocycles=900)},
-            *("fuse", "peak_memory", "second needs 34.4 GB of 17.2: does not fit"),
+            *("fuse", "peak_memory", "second needs 33.8 GB of 16.9: does not fit"),
         ),
     ],
 )
@@ -266,6 +266,8 @@ def test_a_prediction_stands_on_timings_of_such_a_device_or_else_on_its_data_she
         assert set(known.model.provenance.values()) == {rx.gate.Provenance.UNCALIBRATED}
         assert known.model.posterior.facts == gpu_facts(target_device(name))
     assert log_sd(known_gpu(target_device("h100"))) < log_sd(known_gpu(target_device("a100")))
+    # An interval of one long kernel is narrow where such a card was timed.
+    assert all(np.exp(2 * COVERED_SDS * log_sd(known_gpu(target_device(name)))) < 2.5 for name in ("h100", "h200"))
     # The same program takes longer where the memory is slower.
     times = [
         float(estimate(known_gpu(target_device(name)).model.posterior, gpu_runs([COPY])).time_ns[0]) for name in GPUS

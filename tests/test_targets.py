@@ -5,6 +5,8 @@ import itertools
 import json
 import math
 import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from typer.testing import CliRunner
 
@@ -173,6 +176,8 @@ while line := sys.stdin.buffer.readline():
     program = sys.stdin.buffer.read(request["bytes"])
     if request["name"] == "hangs":
         subprocess.run(["sleep", "40"])  # a child, which holds the pipe too
+    if request["name"] == "killed":
+        os.kill(os.getpid(), 9)
     if request["name"] == "crashes":
         print("assertion failed", file=sys.stderr, flush=True)
         os.abort()
@@ -188,6 +193,7 @@ def test_a_process_is_kept_and_one_that_crashes_or_hangs_is_ended_and_followed_b
     assert worker.ask({"name": "good"}, b"", 60)["process"] == first["process"]
     for name, limit_s, said in (
         ("crashes", 60, r"target crashes: the compiler crashed \(exit status -6\): assertion failed"),
+        ("killed", 60, r"target killed: the compiler was killed \(signal 9\): the machine may have run out of memory"),
         ("hangs", 0.3, "target hangs: the compiler took more than 0.3 s and was stopped"),
     ):
         process = worker.ask({"name": "good"}, b"", 60)["process"]
@@ -204,6 +210,50 @@ def test_a_process_is_kept_and_one_that_crashes_or_hangs_is_ended_and_followed_b
         os.kill(last, 0)
     with pytest.raises(ValueError, match=r"crashed \(exit status 3\)"):
         _compile.Worker("tpu", (sys.executable, "-c", "raise SystemExit(3)")).ask({"name": "ends"}, b"", 60)
+
+
+#: A compiler that heeds no signal and holds its input, and a user's process that waits for it.
+HANGS = """
+import os, sys, time, signal
+sys.path.insert(0, {folder!r})
+import _child
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+_child.end_with_parent()
+request = sys.stdin.buffer.readline()
+print(os.getpgrp(), file=open({path!r}, "w"), flush=True)
+while True:
+    time.sleep(1)
+"""
+ASKS = """
+import sys
+from rlxjax.devices import _compile
+_compile.Worker("tpu", (sys.executable, "-c", {hangs!r})).ask({{"name": "hangs"}}, b"x", 60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_compiler_ends_with_the_process_that_asked_it(tmp_path, number):
+    path = tmp_path / "asked"
+    hangs = HANGS.format(folder=str(TABLE.parent), path=str(path))
+    process = subprocess.Popen([sys.executable, "-c", ASKS.format(hangs=hangs)], stderr=subprocess.DEVNULL)
+
+    def in_group():  # a compiler is a session of its own, with the process that watches
+        found = subprocess.run(["ps", "-e", "-o", "pgid=,stat="], capture_output=True, text=True, check=True)
+        lines = (line.split() for line in found.stdout.splitlines())
+        return [state for group, state in lines if group == path.read_text().strip() and state[0] != "Z"]
+
+    def wait(condition):
+        start = time.monotonic()
+        while not condition():
+            assert time.monotonic() - start < 30
+            time.sleep(0.05)
+
+    wait(lambda: path.exists() and path.read_text().endswith("\n"))
+    assert len(in_group()) == 2
+    process.send_signal(number)
+    process.wait(30)
+    wait(lambda: not in_group())
 
 
 def double(x):
@@ -343,9 +393,45 @@ def test_what_a_compiler_refuses_says_why(faked):
         with pytest.raises(kind, match=reason) as refused:
             targets.compile_for(double, SQUARE, target="tpu-v5e", use_cache=False)
         assert "\n" not in str(refused.value)
-    with pytest.raises(ValueError, match="cannot be lowered for tpu: it calls back to the host") as refused:
-        targets.compile_for(lambda x: jax.pure_callback(np.sin, x, x), SQUARE, target="tpu-v5e")
+
+
+def test_what_no_target_compiles_is_named(faked):
+    def prints(x):
+        jax.debug.print("{}", x.sum())
+        return x
+
+    def calls(x):
+        jax.debug.callback(np.sin, x)
+        return x
+
+    for function, said in (
+        (lambda x: jax.pure_callback(np.sin, x, x), "calls back to the host \\(pure_callback\\), which"),
+        (lambda x: jax.experimental.io_callback(np.sin, x, x), "calls back to the host \\(io_callback\\), which"),
+        (prints, "calls back to the host \\(debug_.*; take `jax.debug` out"),
+        (calls, "calls back to the host \\(debug_callback.*; take `jax.debug` out"),
+        (jnp.linalg.eig, "JAX has no eig for this platform"),
+        (jax.scipy.linalg.schur, "JAX has no schur for this platform"),
+    ):
+        with pytest.raises(ValueError, match=f"cannot be lowered for tpu: (it |){said}") as refused:
+            targets.compile_for(function, SQUARE, target="tpu-v5e")
+        assert "\n" not in str(refused.value)
+    rows = jax.ShapeDtypeStruct((2, 128, 4, 64), jnp.bfloat16)
+    with pytest.raises(ValueError, match="cuDNN") as refused:
+        targets.compile_for(
+            lambda q: jax.nn.dot_product_attention(q, q, q, implementation="cudnn"), rows, target="h100"
+        )
     assert "\n" not in str(refused.value)
+
+
+def test_types_that_jax_would_narrow_are_refused(faked):
+    for dtype in (np.float64, np.int64, np.uint64, np.complex128):
+        wide = jax.ShapeDtypeStruct((N,), dtype)
+        with jax.enable_x64(False), pytest.raises(ValueError, match=f"args: JAX would narrow {wide.dtype}: set JAX_EN"):
+            targets.compile_for(double, wide, target="h100")
+        with jax.enable_x64(True):
+            targets.compile_for(double, wide, target="h100")
+    with jax.enable_x64(False):  # an array is narrowed as JAX does with every array
+        targets.compile_for(double, np.ones(N), target="h100")
 
 
 # --- The text ------------------------------------------------------------------------------------
@@ -499,6 +585,27 @@ def test_a_mesh_is_the_context_of_what_a_function_says_of_its_axes(target):
     for sizes in ({"data": 1}, {"data": 2}):
         made = targets.compile_for(lambda: jnp.ones((N, N)), target=target, mesh=sizes)
         assert (made.devices, made.mesh, made.argument_bytes) == (sizes["data"], sizes, 0)
+
+
+def test_a_pallas_kernel_of_any_target(target):
+    """On one device and in a mesh, where each device runs it on its own part."""
+
+    def doubled(x):
+        def body(rows, out):
+            out[...] = 2 * rows[...]
+
+        spec, out = pl.BlockSpec((16, 128), lambda i: (i, i * 0)), jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return pl.pallas_call(body, out_shape=out, grid=(x.shape[0] // 16,), in_specs=[spec], out_specs=spec)(x)
+
+    def spread(x):
+        return jax.shard_map(doubled, in_specs=PartitionSpec("data"), out_specs=PartitionSpec("data"), check_vma=False)(
+            x
+        )
+
+    moved = 2 * 4 * N * 128
+    assert targets.compile_for(doubled, shape(N, 128), target=target).peak_bytes >= moved
+    made = targets.compile_for(spread, shape(N, 128), target=target, mesh={"data": 4})
+    assert (made.devices, made.argument_bytes) == (4, moved // 8)
 
 
 def test_a_refusal_names_the_memory_of_the_table(target):

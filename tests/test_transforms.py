@@ -17,6 +17,7 @@ STEPS[998] = 3 * 11 * 2048 / 998
 def test_the_ratio_is_that_of_the_steps_of_a_length_and_a_gradient_takes_it_as_it_is():
     lengths = np.array([*STEPS], float)
     expected = np.array([steps / (2 * math.log2(length)) for length, steps in STEPS.items()])
-    for found in (jax.jit(factor_ratio)(lengths), factor_ratio(lengths), [*map(factor_ratio, lengths.tolist())]):
+    jitted = jax.jit(factor_ratio)
+    for found in (jitted(lengths), factor_ratio(lengths), [*map(jitted, lengths.tolist())]):
         np.testing.assert_allclose(found, expected, rtol=FLOAT64_RTOL)
-    np.testing.assert_array_equal(jax.grad(lambda n: factor_ratio(n).sum())(lengths), 0.0)
+    np.testing.assert_array_equal(jax.jit(jax.grad(lambda n: factor_ratio(n).sum()))(lengths), 0.0)

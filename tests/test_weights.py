@@ -58,14 +58,19 @@ def log_ns(weights, machine, kernels=KERNELS, sizes=COLUMNS):
     return jnp.log(predicted_ns(machine, kernel_runs(kernels, weights, **sizes), {}))
 
 
+#: The same as one program of each shape.
+JITTED = jax.jit(log_ns)
+
+
 def test_jit_is_eager_vmap_is_a_loop_and_rows_of_zeros_change_nothing():
     rows = (jax.tree.map(lambda column: column[row], (KERNELS, COLUMNS)) for row in range(40))  # noqa: B023
-    loop = jnp.stack([log_ns(WEIGHTS, MACHINE, *row) for row in rows])
+    loop = jnp.stack([JITTED(WEIGHTS, MACHINE, *row) for row in rows])
     assert_close(log_ns(WEIGHTS, MACHINE), loop, FLOAT64_RTOL)
-    assert_close(jax.jit(log_ns)(WEIGHTS, MACHINE), loop, FLOAT64_RTOL)
-    assert_close(jax.vmap(log_ns, (None, None, 0, 0))(WEIGHTS, MACHINE, KERNELS, COLUMNS), loop, FLOAT64_RTOL)
+    assert_close(JITTED(WEIGHTS, MACHINE), loop, FLOAT64_RTOL)
+    mapped = jax.jit(jax.vmap(log_ns, (None, None, 0, 0)))
+    assert_close(mapped(WEIGHTS, MACHINE, KERNELS, COLUMNS), loop, FLOAT64_RTOL)
     wide = stacked([profile.kernels for profile in PROFILES], 4 * len(KERNELS))
-    assert_close(log_ns(WEIGHTS, MACHINE, wide), loop, FLOAT64_RTOL)
+    assert_close(JITTED(WEIGHTS, MACHINE, wide), loop, FLOAT64_RTOL)
     runs = [function_runs(PROFILES), kernel_runs(wide, **COLUMNS)]
     assert_close(*(estimate(prior_posterior(FUNCTIONS), own) for own in runs), FLOAT64_RTOL)
 
@@ -82,22 +87,23 @@ def test_gradients_by_weights_and_coefficients_are_finite_differences():
     unknowns = jax.tree.map(lambda leaf: np.stack([leaf] * 10), (WEIGHTS, MACHINE))
     some = jax.tree.map(lambda column: column[::4], (KERNELS, COLUMNS))
     assert_gradient_is_the_finite_difference(each, unknowns, *some)
-    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(jax.jacfwd(log_ns)(WEIGHTS, MACHINE)))
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(jax.jit(jax.jacfwd(log_ns))(WEIGHTS, MACHINE)))
 
 
 def test_a_prediction_grows_with_every_count_and_with_more_kernels():
     shared = ("shared_read_bytes", "shared_written_bytes", "shared_flop")  # sharing saves time
     alone = dataclasses.replace(WEIGHTS, **{name: 1e30 * getattr(WEIGHTS, name) for name in shared})
     of_counts = jax.grad(lambda own: jnp.sum(log_ns(alone, MACHINE, dataclasses.replace(KERNELS, counts=own))))
+    before, of_counts = JITTED(alone, MACHINE), jax.jit(of_counts)
     slopes = np.asarray(of_counts(KERNELS.counts.astype(float)))
     assert np.all(slopes >= 0)
     assert np.all(slopes[KERNELS.launches > 0] > 0)
     for name in ("read_bytes", "written_bytes", "rows"):
         more = dataclasses.replace(KERNELS, **{name: 2 * getattr(KERNELS, name)})
-        assert np.all(log_ns(alone, MACHINE, more) >= log_ns(alone, MACHINE)), name
+        assert np.all(JITTED(alone, MACHINE, more) >= before), name
     sizes = ("family", "operation", "itemsize", "is_exact", "extent", "stride_bytes", "alignment")
     twice = {name: 2 * column for name, column in vars(KERNELS).items() if name not in sizes}
-    assert np.all(log_ns(alone, MACHINE, dataclasses.replace(KERNELS, **twice)) > log_ns(alone, MACHINE))
+    assert np.all(JITTED(alone, MACHINE, dataclasses.replace(KERNELS, **twice)) > before)
 
 
 def test_a_file_gives_the_weights_back_and_another_one_is_refused_in_a_sentence(tmp_path):

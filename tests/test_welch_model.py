@@ -149,13 +149,18 @@ def test_a_heap_takes_in_what_running_maxima_are_and_its_rates_are_those_that_gi
 def test_a_partition_is_of_fewer_peaks_than_bins_and_each_form_of_selection_grows_with_both():
     bins, k = (2.0 ** np.arange(1, 12) + 1.0)[:, None], 2.0 ** np.arange(1, 6)[None]
     peaks = np.minimum(bins, k)
-    np.testing.assert_allclose(
-        np.asarray(partition_comparisons(bins, k))[bins <= k + 0 * bins], (peaks * np.log2(peaks + 1))[bins <= k]
-    )
-    passes = np.asarray(maxima_passes(bins, k))
+    partition, heap, passes, maxima = jax.jit(
+        lambda bins, k: (
+            partition_comparisons(bins, k),
+            heap_comparisons(bins, k),
+            maxima_passes(bins, k),
+            maxima_comparisons(bins, WELCH.facts),
+        )
+    )(bins, k)
+    of_all = bins <= k
+    np.testing.assert_allclose(np.asarray(partition)[of_all], (peaks * np.log2(peaks + 1))[of_all])
     assert np.all((np.minimum(k, bins) <= passes) & (passes <= bins))  # no more candidates than there are bins
-    counts = partition_comparisons(bins, k), heap_comparisons(bins, k), passes * maxima_comparisons(bins, WELCH.facts)
-    for count in map(np.asarray, counts):
+    for count in map(np.asarray, (partition, heap, passes * maxima)):
         inside = np.asarray(k < bins) & np.ones_like(count, bool)
         assert np.all(np.diff(count, axis=0)[inside[:-1]] >= 0)
         # Near one peak a bin, a partition ends sooner.

@@ -156,8 +156,8 @@ class Pace(Strict):
 class Machine(Strict):
     """A machine of a population, and the samples that were taken of it; of which runner, where that matters.
 
-    `canary_ns`: times of the micro-benchmarks that tell its pace. `coefficients`: what its own timings say, where a
-    prediction for such a device starts from them.
+    `canary_ns`: times of the micro-benchmarks that tell its pace. `coefficients` and `uncertainty`: what its own
+    timings say, where a prediction for such a device starts from them.
     """
 
     fingerprint: Fingerprint
@@ -166,6 +166,7 @@ class Machine(Strict):
     sha256: str
     runner: int
     coefficients: dict[str, FittedCoefficient] = {}
+    uncertainty: Uncertainty | None = None
 
 
 class Population(Strict):

@@ -75,7 +75,9 @@ _USED = re.compile(
 )
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 #: What calls the host.
-_CALLBACKS = ("pure_callback", "io_callback", "debug_callback")
+_CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "debug_print")
+#: Types that JAX narrows while `jax_enable_x64` is off.
+_WIDE = ("float64", "int64", "uint64", "complex128")
 #: Variables that change what compilers make.
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
@@ -168,6 +170,10 @@ def compile_for(
     """
     device = target_device(target)
     check_compiler(device.platform)
+    for leaf in jax.tree.leaves((args, kwargs)):
+        is_wide = isinstance(leaf, jax.ShapeDtypeStruct) and str(leaf.dtype) in _WIDE
+        if is_wide and jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
+            raise ValueError(f"args: JAX would narrow {leaf.dtype}: set JAX_ENABLE_X64=1, or give a type of 32 bits")
     over = mesh_of((args, kwargs), mesh)
     device.compiler_target(1 if over is None else over.size)
     args, kwargs = divided(fn, args, kwargs, mesh)
@@ -268,8 +274,13 @@ def _program(
         serialized = _serialized(exported)
     except Exception as error:  # noqa: BLE001  (lowering rules may raise anything)
         said = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
-        if "platform" in said and any(name in str(closed) for name in _CALLBACKS):
-            said = "it calls back to the host, which JAX lowers only for a device that is there"
+        if "platform" in said and (called := [name for name in _CALLBACKS if name in str(closed)]):
+            hint = "; take `jax.debug` out" if called[0].startswith("debug") else ""
+            said = f"it calls back to the host ({called[0]}), which JAX lowers only for a device that is there{hint}"
+        elif found := re.search(r"primitive '(\w+)' not found", said):
+            said = f"JAX has no {found[1]} for this platform"
+        elif "cusolver" in said.lower():
+            said = "cuSOLVER, which it calls, asks for a GPU that is there"
         raise ValueError(
             f"target {device.name}: the function cannot be lowered for {device.platform}: {said}"
         ) from error
@@ -319,8 +330,7 @@ class Worker:
 
             def stop() -> None:
                 is_late.set()
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # with what it started, which holds the pipe too
+                _kill(process)
 
             timer = threading.Timer(min(limit_s, threading.TIMEOUT_MAX), stop)
             timer.start()
@@ -338,8 +348,13 @@ class Worker:
                 timer.cancel()
             if answer is not None and not is_late.is_set():
                 return answer
+            with contextlib.suppress(subprocess.TimeoutExpired):  # its own end says more than being killed
+                process.wait(0 if is_late.is_set() else 5)
+            is_killed = process.returncode == -signal.SIGKILL
             status, said = self.close()
             reason = f"crashed (exit status {status}){said}"
+            if is_killed:
+                reason = "was killed (signal 9): the machine may have run out of memory"
             if is_late.is_set():
                 reason = f"took more than {limit_s:g} s and was stopped; give more with limit_s"
             raise ValueError(f"target {request['name']}: the compiler {reason}")
@@ -369,7 +384,7 @@ class Worker:
         if process is None or self._said is None or self._owner != os.getpid():
             return None, ""
         atexit.unregister(self.close)
-        process.kill()
+        _kill(process)
         status = process.wait()
         for pipe in filter(None, (process.stdin, process.stdout)):
             with contextlib.suppress(OSError):
@@ -378,6 +393,12 @@ class Worker:
             said.seek(max(said.seek(0, os.SEEK_END) - _READ_BYTES, 0))
             lines = [line.strip() for line in said.read().decode(errors="replace").splitlines() if line.strip()]
         return status, f": {lines[-1][:_SHOWN_CHARACTERS]}" if lines else ""
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a process with what it started, which holds the pipes too."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 _WORKERS: dict[str, Worker] = {}

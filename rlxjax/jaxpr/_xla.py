@@ -12,7 +12,7 @@ from ._known import Number, Scalar, turns
 from ._primitives import UNKNOWN_LINE
 from ._rules import OperationCounts
 from ._totals import CYCLES, EXCHANGE, PRODUCT, Totals, UnknownLoop
-from ._xla_kernels import GpuProgram, add_kernels, end_row, products_of
+from ._xla_kernels import GpuProgram, add_kernels, end_row, products_of, unknown_targets
 from ._xla_text import COLLECTIVES, ENDS, NOTHING, TRANSFERS, Computation, Instruction, computations, frame_lines
 
 #: Calls that stand for another view of memory.
@@ -82,6 +82,7 @@ class CompiledProgram:
             kernel_table(self.totals.kernels),
             **self.totals.commands,
             unknown_loops=len(self.unknown_loops),
+            unknown=unknown_targets(self.custom_calls),
         )
 
     def _count(self, name: str) -> Totals:

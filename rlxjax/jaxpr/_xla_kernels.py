@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,10 @@ GRAPH_COMMANDS = 5
 PASS_SAMPLES = 2**13
 #: Kernels of a radix sort for each byte of a key, and before the first one.
 DIGIT_KERNELS, COUNTING_KERNELS = 2, 2
+#: When XLA lets a library sort by digits if the card is there, as it does by what it timed on an H100, by bytes of a
+#: key: one row that is longer than the first number; rows that are longer than the second one, if they are more than
+#: the third, for rows of 2**17, and more for shorter ones.
+SORTED_BY_DIGITS = {1: (0, 1300, 4), 2: (2**9, 2**12, 10), 4: (22_000, 2**13, 26), 8: (2**17, 2**14, 55)}
 
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
 _BATCHED = re.compile(r'lhs_batch_dim(?:s=\{|ensions":\[)([\d,"]*)')
@@ -49,9 +53,10 @@ _PRIMITIVES = _pairs(
     "convolution=conv_general_dilated bitcast-convert=bitcast_convert_type"
 )
 _LIBRARY = _pairs(
-    "TopK=top_k sort=sort triangularSolve=triangular_solve trsm=triangular_solve potrf=cholesky getrf=lu geqrf=geqrf "
+    "TopK=top_k cub_sort=sort cub$DeviceRadixSort=sort triangularSolve=triangular_solve trsm=triangular_solve "
+    "potrf=cholesky getrf=lu geqrf=geqrf lu_pivots=copy threefry2x32=threefry2x32 "
     "orgqr=householder_product ungqr=householder_product ormqr=ormqr unmqr=ormqr syev=eigh heev=eigh geev=eig "
-    "gesvd=svd gesdd=svd cudnn=conv_general_dilated cublas=dot_general"
+    "gesvd=svd gesdd=svd cudnn$conv=conv_general_dilated cublas=dot_general"
 )
 #: Kinds of products by what bounds their rate, and the operations that are products.
 PRODUCT_KINDS = ("byte", "half", "float32", "high", "exact", "float64")
@@ -79,6 +84,7 @@ class GpuProgram:
         forks: kernels outside of graphs that run on a second stream, beside the next ones.
         readbacks: values that the host waits for: tests of loops whose trips are not known, and conditions.
         unknown_loops: loops whose trips the text does not tell; each counts as one turn.
+        unknown: targets of custom calls of which no rule says what they do, in order; their results alone are counted.
     """
 
     arguments: int
@@ -92,11 +98,22 @@ class GpuProgram:
     forks: int = 0
     readbacks: int = 0
     unknown_loops: int = 0
+    unknown: tuple[str, ...] = ()
 
     @property
     def launches(self) -> int:
         """Kernels that are launched, those of graphs too."""
         return int(self.kernels.launches.sum())
+
+
+def unknown_targets(targets: Iterable[str]) -> tuple[str, ...]:
+    """Return the targets of custom calls of which no rule says what they do; a user registers one by their name."""
+    return tuple(target for target in targets if _library(target) not in RULES)
+
+
+def _library(target: str) -> str:
+    """Return the name of the rule by which a custom call is counted, if there is one."""
+    return next((name for part, name in _LIBRARY.items() if part in target), target)
 
 
 def add_kernels(
@@ -120,7 +137,15 @@ def add_kernels(
     main, launches = parts[0], 1
     transform = _FFT.search(instruction.attributes) if platform == "cuda" else None
     is_copy = instruction.opcode in ("copy", "copy-start")
-    if main.family == "sort" and "sort" in target:  # once over the bytes for each byte of a key, and once to count
+    by_digits = main.family == "sort" and "sort" in target
+    if platform == "cuda" and main.family == "sort" and not target:
+        readers = computation.readers.get(instruction.name, ())
+        is_pair = not readers or any("index=0" not in each.attributes for each in readers)
+        sort, place = next(one for one in inside if one[0].opcode == "sort")
+        if both := _bytes_by_digits(sort, place, computations, is_pair):
+            add_kernel(totals.kernels, 2 * read, read, [copying(read, 4)])  # keys that digits sort
+            by_digits, parts, read, written = True, [main._replace(counts={})], both, both
+    if by_digits:  # once over the bytes for each byte of a key, and once to count
         launches = DIGIT_KERNELS * main.itemsize + COUNTING_KERNELS
         read, written = ((main.itemsize + 1) * each // launches for each in (read, written))
     elif main.family == "sort" and not target:  # in place, so that what is sorted is copied
@@ -137,13 +162,42 @@ def add_kernels(
     if scaled := bool(transform and transform[1].startswith("I")):  # by cuBLAS
         add_kernel(totals.kernels, 2 * written, written, [Work("elementwise", "mul", 4, counts={"mul": written // 4})])
     is_call = bool(target) and main.family in ("matmul", "convolution", "linear algebra")
-    commands.update(copies=int(is_copy), calls=is_call + scaled, convolutions=int("cudnn" in target))
+    # Before each launch CUB asks for the card's properties, which takes as long.
+    commands.update(
+        copies=launches if by_digits else int(is_copy), calls=is_call + scaled, convolutions=int("cudnn" in target)
+    )
     forks = instruction.opcode.endswith("-start")
     if main.family == "matmul" or (not target and main.family not in ("fft", "sort")):  # what CUDA graphs hold
         commands.update({"row": 1, "row forks": forks})
     else:
         commands["forks"] += forks
         end_row(commands)
+
+
+def _bytes_by_digits(
+    sort: Instruction, inside: Computation, computations: Mapping[str, Computation], is_pair: bool
+) -> int:
+    """Return the bytes of keys and values that a library's sort goes over at once; 0 where XLA takes none.
+
+    XLA takes one only where the card is there. The numbers that XLA adds to keep the order of equal keys are no values.
+    """
+    arrays, is_numbered = [each.arrays[0] for each in inside.operands(sort)], inside.operands(sort)[-1].opcode == "iota"
+    keys, *values = arrays[: len(arrays) - (is_numbered and len(arrays) > 1 + is_pair)]
+    size, added = keys.itemsize, values[0].itemsize if values else 0
+    axes = re.search(rf"dimensions={{{len(keys.sizes) - 1}}}", sort.attributes)  # the last one alone
+    length = max(keys.sizes[-1:], default=1)
+    rows, (one, several, most) = keys.elements // max(length, 1), SORTED_BY_DIGITS.get(size, (math.inf,) * 3)
+    is_enough = length > one if rows == 1 else length > several and rows > most * (2**17 / length) ** 0.25
+    if not (axes and is_enough) or keys.kind[0] not in "bfsu" or len(values) > 1:
+        return 0
+    by = computations[sort.called["to_apply"]]
+    if any(each.inside == "nan" for each in by.instructions.values()):  # floats, NaNs last: values are packed with keys
+        is_known, added = not values or (size <= 4 and values[0].kind in ("s16", "s32")), max(size, added and 8)
+    else:  # a second key is none of the values
+        are_places = is_numbered and len(arrays) == 2
+        is_second_key = bool(values) and not are_places and by.parameters[2] in by.readers
+        is_known = not is_second_key and (not values or keys.kind[0] == "u" or size == added == 4)
+    return keys.elements * (size + added) * is_known
 
 
 def end_row(commands: Counter[str]) -> None:
@@ -170,7 +224,7 @@ def _work(instruction: Instruction, computation: Computation, computations: Mapp
     opcode, target = instruction.opcode.removesuffix("-start"), instruction.target
     name = _PRIMITIVES.get(opcode, opcode.replace("-", "_"))
     if target:
-        name = next((name for part, name in _LIBRARY.items() if part in target), "other")
+        name = _library(target)
     inputs = [_aval(array) for each in computation.operands(instruction) for array in each.arrays]
     outputs = [_aval(array) for array in instruction.arrays][: 1 if target else None]
 
@@ -208,11 +262,15 @@ def _work(instruction: Instruction, computation: Computation, computations: Mapp
         flops = 2 * (math.prod(kernel) // features) * elements(outputs[0])
         return work_of(name, rule._replace(also=None), OperationCounts(flops), op)
     work = work_of(name, rule, rule.counts(op) or OperationCounts(), op)
-    if name == "dot_general":
-        return work._replace(itemsize=inputs[0].dtype.itemsize)
+    if name == "dot_general":  # of numbers of 8 bits too, which are no dtype of every NumPy
+        return work._replace(itemsize=max(each.arrays[0].itemsize for each in computation.operands(instruction)[:2]))
     if name == "sort":  # rows one by one; of libraries' sorts digits are counted, and nothing is compared
         length = inputs[0].shape[params["dimension"]] if inputs[0].shape else 1
-        work = work._replace(pieces=elements(inputs[0]) // max(length, 1), counts={} if target else work.counts)
+        work = work._replace(
+            itemsize=inputs[0].dtype.itemsize,
+            pieces=elements(inputs[0]) // max(length, 1),
+            counts={} if target else work.counts,
+        )
     return work
 
 

@@ -31,7 +31,7 @@ class LargestSize:
 
     Attributes:
         size: the largest that was compiled and fits.
-        too_large: the smallest that is known not to fit; None where none was met.
+        too_large: the smallest that does not fit, or that the compiler refuses; None where none was met.
         memory_bytes: that the device has.
         compiled: bytes by size, in the order of compiling; None where the compiler refuses and does not say.
         made: the program of the largest size: its target, mesh and memory.
@@ -133,6 +133,7 @@ def largest(
     first, last = -(-(least or step) // step), None if most is None else most // step
     if last is not None and last < first:
         raise ValueError(f"most: expected at least {first * step}, the smallest size, got {most}")
+    notes: list[str] = []
     made: dict[int, CompiledFor] = {}
     tried: dict[int, int | None] = {}
     memory_bytes, guess = device.memory_bytes, first
@@ -146,12 +147,17 @@ def largest(
         except DoesNotFitError as error:
             memory_bytes, needed = error.memory_bytes or memory_bytes, error.needed_bytes or 0
             tried[guess] = needed if needed > memory_bytes else None
+        except ValueError as error:
+            if not made:
+                raise
+            tried[guess] = None  # compilers fail at sizes that no device has the memory for
+            notes.append(f"{guess * step:,} counts as too large: {error}")
         if not made:
             needs = "more" if (needed := tried[first]) is None else in_bytes(needed)
             said = f"the smallest size, {first * step:,}, needs {needs} of {in_bytes(memory_bytes)}: does not fit"
             raise DoesNotFitError(f"target {device.name}: {said}", needed, memory_bytes)
         guess = _next(tried, sorted(made), memory_bytes, last) if len(tried) < _COMPILATIONS else None
-    notes, found = [], max(made)
+    found = max(made)
     if (too_large := min(tried.keys() - made.keys(), default=None)) is None:
         notes.append("no size that does not fit was met")
     elif too_large > found + 1:
@@ -176,7 +182,7 @@ def _at(fn_of_size: _OfSize, size: int, **options: Any) -> tuple[Callable[..., A
 
 
 def _next(tried: Mapping[int, int | None], fitting: list[int], memory_bytes: int, last: int | None) -> int | None:
-    """Return what to compile next, of sizes in steps: by a polynomial through the ends; None where all is known."""
+    """Return what to compile next, of sizes in steps: by a line or a parabola near the end; None if all is known."""
     low, high = fitting[-1], min(tried.keys() - {*fitting}, default=None)
     end = high or (_FURTHEST * low + 1 if last is None else last + 1)
     if low + 1 >= end:
@@ -187,14 +193,17 @@ def _next(tried: Mapping[int, int | None], fitting: list[int], memory_bytes: int
     *_, before, latest = tried
     middle = (low + end) // 2 if end < 4 * low else math.isqrt(low * end)
     if high and (before in fitting) == (latest in fitting) and latest - before != 1:
-        return middle  # one end alone moves: memory is far from the polynomial
-    places = (fitting[0], low, high) if high and tried[high] else (fitting[0], *fitting[-2:])
+        return middle  # one end alone moves: memory is far from the curve
+    near = fitting[-2:] if low - fitting[-2:][0] > 1 else [fitting[0], low]  # neighbours tell no slope
+    places = [*near, high] if high and tried[high] else near
     told = {place: float(tried[place] or 0) for place in places}
     curve = np.polyfit([*told], [*told.values()], len(told) - 1)
     above = range(low + 1, end + 1)
     guess = low + bisect.bisect_right(above, memory_bytes, key=lambda place: float(np.polyval(curve, place)))
     if not high and guess == low and latest - before == 1:
         guess = low + max(low // 8, 2)  # the neighbour fits against expectation
+    if len(tried) == _COMPILATIONS - 1:
+        guess -= (guess - low) // 50  # the last one had better fit
     return middle if guess == high else min(max(guess, low + 1), end - 1)
 
 
