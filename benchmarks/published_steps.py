@@ -137,7 +137,7 @@ def flash(q: jax.Array, k: jax.Array, v: jax.Array, mesh: AbstractMesh | None) -
     blocks = splash.BlockSizes(**sizes)
     mask = splash.MultiHeadMask([splash.CausalMask((q.shape[2], q.shape[2]))] * heads)
     kernel = splash.make_splash_mha(mask, block_sizes=blocks, head_shards=1, q_seq_shards=1)
-    call: Callable[..., Any] = jax.vmap(kernel)
+    call: Any = jax.vmap(kernel)
     if mesh is not None:
         spec = P(batch_axes(mesh), "tensor" if "tensor" in names else None)
         call = jax.shard_map(call, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec, check_vma=False)
