@@ -132,10 +132,12 @@ def flash(q: jax.Array, k: jax.Array, v: jax.Array, mesh: AbstractMesh | None) -
     names = () if mesh is None else mesh.axis_names
     heads = q.shape[1] // (mesh.shape["tensor"] if mesh is not None and "tensor" in names else 1)
     size = min(BLOCK, q.shape[2])
-    blocks = splash.BlockSizes(*[size] * 3, *[size] * 3, *[size] * 2)
+    names_of = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
+    sizes: dict[str, Any] = {f"block_{name}": size for name in names_of}
+    blocks = splash.BlockSizes(**sizes)
     mask = splash.MultiHeadMask([splash.CausalMask((q.shape[2], q.shape[2]))] * heads)
     kernel = splash.make_splash_mha(mask, block_sizes=blocks, head_shards=1, q_seq_shards=1)
-    call = jax.vmap(kernel)
+    call: Any = jax.vmap(kernel)
     if mesh is not None:
         spec = P(batch_axes(mesh), "tensor" if "tensor" in names else None)
         call = jax.shard_map(call, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec, check_vma=False)
