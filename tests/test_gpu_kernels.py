@@ -340,7 +340,7 @@ def test_work_that_outlasts_launching_takes_what_shares_of_the_data_sheet_say():
         many, one = (times_ns({"launches": 1.0, "tiles": tiles, f"{name}_flop": size * 1e3}) for tiles in (1e12, 1.0))
         np.testing.assert_allclose(many, of_product, rtol=1e-5)
         # Of one tile, one core's rate.
-        np.testing.assert_allclose(one, of_product * (1 + facts["cores"] / median.tile_share), rtol=1e-5)
+        np.testing.assert_allclose(one, of_product * np.hypot(1.0, facts["cores"] / median.tile_share), rtol=1e-5)
 
 
 def test_launching_hides_short_kernels_and_more_of_anything_takes_longer():

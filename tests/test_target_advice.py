@@ -81,12 +81,13 @@ def compiled(monkeypatch):
                 peak_bytes=peak,
                 collectives={},
                 cycles=cycles if target.platform == "tpu" else None,
+                own_cycles=cycles or 0,
                 estimates={},
                 left_out={},
                 compiler="a compiler 1.0",
                 compile_seconds=0.0,
                 gpu=launched(kernels, moved) if target.platform == "cuda" else None,
-                untold=launched(0, moved).kernels if target.platform == "tpu" else None,
+                others=launched(0, moved).kernels if target.platform == "tpu" else None,
             )
             return dataclasses.replace(
                 written,

@@ -64,7 +64,13 @@ SORT = "ROOT %z = f32[1024,8192] sort(%x), dimensions={1}, to_apply=%less"
 
 def test_a_kernel_without_cycles_has_a_time_and_a_wide_one(predicted):
     told, sort = predicted(TANH), predicted(SORT)
-    assert told.device_ns == pytest.approx(1.05 * 300_000 / V5E.clock_ghz, rel=0.01)
+    # What goes over its arrays takes what memory takes; a product takes its cycles.
+    median = TPU_KERNELS.prior.median
+    memory_ns = 2 * 4 * ROWS.size / (median.memory_share * V5E.bandwidth_bytes_per_ns)
+    assert told.device_ns == pytest.approx(memory_ns + median.kernel_ns, rel=0.03)
+    cycles_ns = median.cycle_share * 3_000_000 / V5E.clock_ghz
+    product = predicted(f"ROOT %z = f32[1024,1024] dot(%x, %x), lhs_contracting_dims={{1}}, {cycles(3_000_000)}")
+    assert product.device_ns == pytest.approx(cycles_ns, rel=0.01)
     # All stages of a network of 2^13 elements go through the vector unit, in no less than its peak rate allows.
     least_ns = 13 * 14 / 2 * ROWS.size * 2 / (4096 * V5E.clock_ghz)
     assert sort.device_ns > least_ns > 1e5
@@ -87,13 +93,14 @@ def test_a_kernel_without_cycles_has_a_time_and_a_wide_one(predicted):
 
 def test_no_program_takes_less_than_its_bytes_and_its_products(predicted):
     few = predicted(f"ROOT %z = f32[1024,8192] tanh(%x), {cycles(10)}")
-    assert few.device_ns >= few.roofline_ns == 2 * 4 * ROWS.size / V5E.bandwidth_bytes_per_ns
+    assert few.device_ns >= few.roofline_ns * (1 - 1e-9)
+    assert few.roofline_ns == 2 * 4 * ROWS.size / V5E.bandwidth_bytes_per_ns
     for kind, slowness in (("bf16", 1), ("f32", 1), ("s8", 197 / 393)):
         square = f"{kind}[8192,8192]"
         made = predicted(f"%a = {square} parameter(1)", f"ROOT %z = {square} dot(%a, %a), lhs_contracting_dims={{1}}")
         compute_ns = slowness * 2 * 8192**3 / V5E.matrix_flop_per_ns["bf16"]
         assert made.roofline_ns == pytest.approx(compute_ns, rel=0.01)
-        assert made.device_ns >= made.roofline_ns
+        assert made.device_ns >= made.roofline_ns * (1 - 1e-6)
         assert made.binds == "compute"
 
 

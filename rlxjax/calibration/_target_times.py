@@ -41,10 +41,12 @@ from ._conversion import calibrated_of, posterior_of
 from ._function_times import FunctionPrediction, FunctionTimes, predict_profiles, times_of_runs
 from ._predict import CalibratedModel
 
-#: Standard deviation of the logarithm of the pace of a host with a card that was timed: seven other sets of timings on
-#: two cards are off by so much, and so are parts of a session, which `benchmarks.gpu_kernels` prints. It is no other
-#: host's: two hosts differ by 0.27.
-PACE_LOG_SD = 0.08
+#: Standard deviations of the logarithm of a pace: of a host with a card that was timed, by which seven other sets of
+#: timings on two cards are off, and parts of a session, as `benchmarks.gpu_kernels` prints; and of two hosts.
+PACE_LOG_SD, HOST_LOG_SD = 0.08, 0.27
+#: The same of a step in a loop that does not wait: 190 loops on an H100 are off by 0.19. A card that was not timed is
+#: off by 0.1 where data sheets say what differs, as the H200 is by the fit of the H100.
+PIPELINED_SPREAD, CARD_LOG_SD = 0.19, 0.1
 #: A kernel takes so many times what its author says by a data sheet's rates; standard deviation of its logarithm.
 CUSTOM_SLOWNESS, CUSTOM_LOG_SD = 2.0, 0.5
 #: A step of a loop that does not wait, by the model of one call.
@@ -120,7 +122,9 @@ def predict_for_target(
     compiled = profile.target
     if compiled is None or compiled.fits:
         return found
-    return found._replace(uncounted=(*found.uncounted, compiled.memory), high_ns=math.inf, in_domain=False)
+    low_ns, _ = found.pipelined_interval_ns or (0.0, 0.0)
+    none = {"high_ns": math.inf, "pipelined_interval_ns": (low_ns, math.inf), "in_domain": False}
+    return found._replace(uncounted=(*found.uncounted, compiled.memory), **none)
 
 
 def times_for_target(
@@ -144,10 +148,7 @@ def times_for_target(
         known, runs = known_gpu(device, calibration), gpu_runs(programs)
     uncounted = [profile.uncounted for profile in profiles]
     called = times_of_runs(known.model, runs, profiles, uncounted)
-    posterior = known.model.posterior
-    piped = dataclasses.replace(
-        known.model, posterior=dataclasses.replace(posterior, model=PIPELINED[posterior.model.name]), domain={}
-    )
+    piped = _pipelined(known.model)
     steps = times_of_runs(piped, Runs(piped.model, runs.variant, runs.inputs), profiles, uncounted)
     more = [_on_top(profile, device, calibration) for profile in profiles]
     for name in dict.fromkeys(name for own in more for name in own):
@@ -158,6 +159,15 @@ def times_for_target(
         for one, step, profile in zip(called.predictions, steps.predictions, profiles, strict=True)
     )
     return called._replace(predictions=found)
+
+
+def _pipelined(known: CalibratedModel) -> CalibratedModel:
+    """Return the model of a step in a loop that does not wait, by the coefficients of that of a call."""
+    posterior, is_gpu = known.posterior, known.model.name == GPU_KERNELS.name
+    spread = np.minimum(posterior.spread, PIPELINED_SPREAD) if is_gpu else posterior.spread
+    posterior = dataclasses.replace(posterior, model=PIPELINED[known.model.name], spread=spread)
+    pace_log_sd = min(known.pace_log_sd, CARD_LOG_SD)
+    return dataclasses.replace(known, posterior=posterior, domain={}, pace_log_sd=pace_log_sd)
 
 
 def _of_target(
@@ -328,7 +338,7 @@ def known_gpu(device: TargetDevice, calibration: Any = None) -> KnownDevice:
             return KnownDevice(one.with_facts(**facts), f"timings of one {kind} and its host")
     said = f"{sheet}, and what {len(section.population.machines)} other GPUs say of hosts and kernels"
     # Nothing of this device was measured.
-    return KnownDevice(dataclasses.replace(others, domain={}).with_facts(**facts), said)
+    return KnownDevice(dataclasses.replace(others, domain={}, pace_log_sd=HOST_LOG_SD).with_facts(**facts), said)
 
 
 def stands_on(programs: Sequence[FunctionPrediction]) -> str:

@@ -21,7 +21,7 @@ from rlxjax.devices import (
 from rlxjax.graph import GraphIoProfile
 
 from ._kernels import kernel_table
-from ._primitives import CUSTOMS, lowered
+from ._primitives import lowered
 from ._profile import Disagreement, FunctionProfile, TargetProfile, dearest_first
 from ._rules import OperationCounts, nbytes
 from ._totals import CUSTOM, FUSED_BYTES, SYNC_POINTS, TRIPS, TripCounts, Trips, summed
@@ -287,11 +287,13 @@ def _on_target(made: CompiledFor, program: CompiledProgram, written: FunctionPro
         compiler=made.compiler,
         compile_seconds=made.seconds,
         gpu=None if is_tpu else gpu,
-        untold=gpu.kernels if is_tpu else None,
+        own_cycles=program.own_cycles,
+        others=gpu.kernels if is_tpu else None,
         exchanges=program.exchanges,
         mesh=made.mesh,
         coordinates=made.coordinates,
         products=FrozenDict(program.products),
         custom=OperationCounts(*((count or 0) // made.devices for count in written.custom)),
-        unknown=unknown if not written.custom.launches or CUSTOMS & written.uncosted.keys() else (),
+        # A compiler has kernels of its own too: only what the function calls is anybody else's.
+        unknown=unknown if written.uncosted else (),
     )

@@ -60,7 +60,8 @@ class TargetProfile:
         compiler: what compiled it, with versions.
         compile_seconds: that it took, 0 where it was compiled before.
         gpu: what a call launches, of a GPU.
-        untold: of a TPU, the kernels that the compiler estimates no cycles of.
+        own_cycles: those of kernels that do more than to go over their arrays, such as products.
+        others: of a TPU, the other kernels, which take what their bytes and operations take.
     """
 
     device: TargetDevice
@@ -76,7 +77,8 @@ class TargetProfile:
     compiler: str
     compile_seconds: float
     gpu: GpuProgram | None = None
-    untold: Kernels | None = None
+    own_cycles: int = 0
+    others: Kernels | None = None
     exchanges: tuple[Exchange, ...] = ()
     mesh: Mapping[str, int] = FrozenDict()
     coordinates: tuple[tuple[int, ...], ...] = ()

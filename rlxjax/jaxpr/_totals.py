@@ -14,6 +14,8 @@ NONE = OperationCounts(bytes=0, launches=0)
 TripCounts = Mapping[str, int | None] | Sequence[int | None]
 #: Keys of what runs: single counts; others begin with a word and a name, and end with the place of a count.
 SYNC_POINTS, FUSED_BYTES, CYCLES = ("sync points", "", 0), ("fused bytes", "", 0), ("cycles", "", 0)
+#: Cycles of kernels that do more than to go over their arrays: products, and what a compiler has code of its own for.
+OWN_CYCLES = ("own cycles", "", 0)
 #: Turns of loops, and choices among branches.
 TRIPS = ("trips", "", 0)
 #: What keys of exchanges, and of the products of a compiled program by their kind, begin with.

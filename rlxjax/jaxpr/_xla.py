@@ -11,10 +11,13 @@ from ._kernels import Kernels, kernel_table, mark_looped
 from ._known import Number, Scalar, turns
 from ._primitives import UNKNOWN_LINE
 from ._rules import OperationCounts
-from ._totals import CYCLES, EXCHANGE, PRODUCT, Totals, UnknownLoop
+from ._totals import CYCLES, EXCHANGE, OWN_CYCLES, PRODUCT, Totals, UnknownLoop
 from ._xla_kernels import GpuProgram, add_kernels, end_row, products_of, unknown_targets
 from ._xla_text import COLLECTIVES, ENDS, NOTHING, TRANSFERS, Computation, Instruction, computations, frame_lines
 
+#: What a TPU's compiler has code of its own for.
+_OWN = ("reduce-window", "select-and-scatter", "sort", "scatter", "gather", "rng-bit-generator", "fft", "cholesky")
+_OWN += ("triangular-solve",)
 #: Calls that stand for another view of memory.
 _VIEWS = ("ConcatBitcast", "AllocateBuffer")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)')
@@ -64,7 +67,7 @@ class CompiledProgram:
             raise ValueError(
                 f"compiled program: XLA's text is not written as expected ({type(error).__name__}: {error})"
             ) from None
-        self.cycles = self.totals.work[CYCLES]
+        self.cycles, self.own_cycles = self.totals.work[CYCLES], self.totals.work[OWN_CYCLES]
         #: What devices do together, by name: how often, and bytes that one device reads and writes.
         self.collectives = {name: row for name, row in self.totals.rows("family").items() if name in COLLECTIVES}
         #: The same as exchanges: which devices take part, and what runs beside.
@@ -147,8 +150,10 @@ class CompiledProgram:
             end_row(totals.commands)
             totals.commands["readbacks"] += 1
             totals.add_branches(list(map(self._count, instruction.branches)), line)
-        elif opcode == "call" or (opcode == "async-start" and "calls" in called):
-            self._run(called["to_apply" if opcode == "call" else "calls"], totals)
+        elif opcode in ("call", "call-start", "async-start") and (
+            inside := called.get("to_apply", called.get("calls"))
+        ):
+            self._run(inside, totals)
         elif self._platform != "tpu" or not _is_scalar(instruction, computation):
             family = self._family(instruction)
             if family in _VIEWS:
@@ -158,13 +163,18 @@ class CompiledProgram:
             totals.count(family, line, OperationCounts(bytes=both, launches=int(opcode not in TRANSFERS)))
             is_exchange = bool(self._devices > 1 and collectives_in(instruction, computation, self._computations))
             cycles = _CYCLES.search(instruction.attributes)
-            totals.work[CYCLES] += int(cycles[1]) if cycles else 0
-            for kind, flop in products_of(instruction, computation, self._computations):
+            products = products_of(instruction, computation, self._computations)
+            for kind, flop in products:
                 totals.work[PRODUCT, kind, 0] += flop
-            is_untold = both > 0 and cycles is None and opcode not in TRANSFERS and not is_exchange
-            if is_untold:
+            # Of kernels that go over their arrays, a TPU's compiler estimates two to five times what memory takes.
+            is_own = bool(products or instruction.target or opcode in _OWN)
+            totals.work[CYCLES] += int(cycles[1]) if cycles else 0
+            totals.work[OWN_CYCLES] += int(cycles[1]) if cycles and is_own else 0
+            is_kernel = opcode not in TRANSFERS and not is_exchange
+            if both > 0 and cycles is None and is_kernel:
                 self.no_cycles[family] = None
-            if is_untold if self._platform == "tpu" else not is_exchange:
+            is_told = self._platform == "tpu" and (cycles is not None and is_own or not (both or cycles))
+            if is_kernel and not is_told:
                 add_kernels(instruction, computation, self._computations, totals, self._platform)
 
     def _add_loop(self, loop: Instruction, outside: Computation, line: str, totals: Totals) -> None:

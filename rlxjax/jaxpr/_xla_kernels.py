@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rlxjax._values import by_value
 
@@ -34,6 +35,8 @@ _HIGHEST = re.compile(r"operand_precision(?:=\{|\":\[\")(highest)", re.IGNORECAS
 _PRECISION = re.compile(r"operand_precision(?:=\{|\":\[\")(\w+)", re.IGNORECASE)
 _LABELS = re.compile(r"\bdim_labels=\w+_(\w+)->")
 _WINDOW = re.compile(r"\bwindow=\{size=([\dx]+)")
+_WHOLE_WINDOW, _FIELD = re.compile(r"\bwindow=\{([^}]*)\}"), re.compile(r"(\w+)=(\S+)")
+_ALL_LABELS = re.compile(r"\bdim_labels=(\w+?)_(\w+?)->(\w+)")
 _FFT = re.compile(r"\bfft_type=(\w+), fft_length=\{([\d,]*)\}")
 _DIMENSIONS = re.compile(r"\bdimensions=\{([\d,]*)\}")
 _SLICES = re.compile(r"\bslice_sizes=\{([\d,]*)\}")
@@ -260,6 +263,7 @@ def _work(instruction: Instruction, computation: Computation, computations: Mapp
         labels, kernel = _LABELS.search(instruction.attributes), inputs[1].shape
         features = max(kernel[labels[1].index("o")] if labels else 1, 1)
         flops = 2 * (math.prod(kernel) // features) * elements(outputs[0])
+        flops = int(flops * _met_share(instruction.attributes, inputs[0].shape, outputs[0].shape))
         return work_of(name, rule._replace(also=None), OperationCounts(flops), op)
     work = work_of(name, rule, rule.counts(op) or OperationCounts(), op)
     if name == "dot_general":  # of numbers of 8 bits too, which are no dtype of every NumPy
@@ -294,3 +298,28 @@ def products_of(
             kind = {"high": "high", "highest": "exact"}.get(precision[1].lower(), kind)
         found.append((kind, sum(count for name, count in counts.items() if name in PRODUCT_OPERATIONS)))
     return found
+
+
+def _met_share(attributes: str, operand: tuple[int, ...], result: tuple[int, ...]) -> float:
+    """Return the share of a convolution's pairs of a result and a window's place that meet an element of its operand.
+
+    Compilers write products of batches as convolutions of which most places meet padding, or between elements.
+    """
+    window, labels = _WHOLE_WINDOW.search(attributes), _ALL_LABELS.search(attributes)
+    if window is None or labels is None:
+        return 1.0
+    given = dict(_FIELD.findall(window[1]))
+    sizes = list(map(int, given["size"].split("x")))
+
+    def of(name: str, default: str) -> list[str]:
+        return given.get(name, "x".join([default] * len(sizes))).split("x")
+
+    fields = zip(sizes, of("stride", "1"), of("lhs_dilate", "1"), of("rhs_dilate", "1"), of("pad", "0_0"), strict=True)
+    share = 1.0
+    for axis, (size, stride, spread, holes, pad) in enumerate(fields):
+        length, count = operand[labels[1].index(str(axis))], result[labels[3].index(str(axis))]
+        first = np.arange(count)[:, None] * int(stride) - int(pad.partition("_")[0])
+        places = first + np.arange(size) * int(holes)
+        is_met = (places >= 0) & (places <= (length - 1) * int(spread)) & (places % int(spread) == 0)
+        share *= float(is_met.mean())
+    return share

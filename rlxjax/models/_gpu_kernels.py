@@ -23,6 +23,8 @@ from ._functions import CountsModel
 WAKE_SHARE = 0.2
 #: How sharply the longer of launching and computing decides, and kernels that exceed the second cache go to memory.
 QUEUE_SHARPNESS, CACHE_SHARPNESS = 4, 3
+#: How sharply a product takes what its tiles take on one core each where these are fewer than the cores.
+TAIL_SHARPNESS = 2
 #: Elements of a product that one core computes at a time: of types that matrix units take at their full rate, others.
 TILE_ELEMENTS, SMALL_TILE_ELEMENTS = 128**2, 64**2
 #: What a result of a call stands for, of an argument, as the host makes an array of it; and commands of a readback.
@@ -135,7 +137,7 @@ class GpuKernelsModel(CountsModel):
     waits, and wakes the later the longer it waited. How far off a prediction is goes with the device's share of it.
     """
 
-    name, version = "gpu_kernels", 3
+    name, version = "gpu_kernels", 4
     inputs = FrozenDict(
         {one: Input(one.rpartition("_")[2], 0.0, 0, default=0.0, is_list=one in LISTS) for one in SUMS + LISTS}
     )
@@ -183,7 +185,7 @@ def _host_and_device_ns(c: GpuCoefficients, runs: Runs, facts: Facts) -> tuple[d
     beyond = soft_excess(x["moved_bytes"] / launches + 1.0, facts["cache_bytes"], CACHE_SHARPNESS)
     memory_ns = (x["moved_bytes"] + 1e-3) / memory * (beyond + (1.0 - beyond) / c.cache_gain)
     flop_ns = sum(x[f"{name}_flop"] / facts[f"{name}_flop_per_ns"] for name in PRODUCTS)
-    tail = 1.0 + facts["cores"] / (c.tile_share * jnp.maximum(x["tiles"] / launches, 1.0))
+    tail = soft_roofline(1.0, facts["cores"] / (c.tile_share * jnp.maximum(x["tiles"] / launches, 1.0)), TAIL_SHARPNESS)
     compute_ns = flop_ns * tail / c.product_share
     compute_ns += x["operations"] / (c.operation_share * facts["vector_flop_per_ns"])
     host = {

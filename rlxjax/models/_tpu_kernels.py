@@ -1,4 +1,4 @@
-"""The latency model of a program that was compiled for a TPU: its compiler's cycles, and what it estimates none of."""
+"""The latency model of a program that was compiled for a TPU: its compiler's cycles, bytes and operations."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -19,17 +19,17 @@ from ._coefficients import ROOFLINE_SHARPNESS, coefficients, prior_of, typical
 from ._functions import CountsModel
 
 #: How sharply a program takes at least what its bytes take.
-FLOOR_SHARPNESS = 6
+FLOOR_SHARPNESS = 12
 #: Elements that a cycle of the vector unit works on: 8 x 128 lanes of four units.
 LANES = 4096
 #: Vector operations of an element in one stage of a sorting network: two shifts, a comparison, two selections.
 STAGE_OPERATIONS = 5
 #: What counts as no operation of the vector unit.
 NO_OPERATIONS = ("movement", "transpose", "indexing", "sort", "factorisation", "product")
-#: Inputs of a program, and lists of one entry for each row of the table of kernels that have no cycles.
+#: Inputs of a program, and lists of one entry for each row of the table of kernels that go over their arrays.
 SUMS = {"arrays": "arrays", "cycles": "cycles", "moved_bytes": "bytes", "places": "places", "columns": "columns"}
 SUMS |= {"product_ns": "ns"}
-LISTS = {"launches": "kernels", "untold_bytes": "bytes", "operations": "operations"}
+LISTS = {"launches": "kernels", "kernel_bytes": "bytes", "operations": "operations"}
 
 
 @coefficients
@@ -43,9 +43,9 @@ class TpuCoefficients(Coefficients):
     call_share: RealLike = typical(1.0, "one call that is waited for, of the device's figure.", log_sd=0.5)
     dispatch_ns: RealLike = typical(2e4, "what the host does for a call that it does not wait for.", log_sd=0.7)
     array_ns: RealLike = typical(300.0, "one array that a call takes or gives.", log_sd=0.8)
-    cycle_share: RealLike = typical(1.05, "the time of kernels, of what their cycles take.", log_sd=0.2)
-    memory_share: RealLike = typical(0.9, "of the data sheet's bandwidth.", log_sd=0.08)
-    kernel_ns: RealLike = typical(1e3, "one kernel that has no cycles, whatever it does.", log_sd=0.7)
+    cycle_share: RealLike = typical(0.95, "the time of products, of what their cycles take.", log_sd=0.18)
+    memory_share: RealLike = typical(0.84, "of the data sheet's bandwidth.", log_sd=0.12)
+    kernel_ns: RealLike = typical(500.0, "one kernel that goes over its arrays, whatever it does.", log_sd=0.7)
     operation_share: RealLike = typical(0.45, "of the vector unit's rate, by which such kernels compute.", log_sd=0.6)
     place_ns: RealLike = typical(10.0, "one place that is gathered or scattered to.", log_sd=1.0)
     column_ns: RealLike = typical(1e3, "one column of a solver.", log_sd=0.8)
@@ -78,8 +78,9 @@ def tpu_facts(device: TargetDevice) -> Facts:
 class TpuKernelsModel(CountsModel):
     """A program that was compiled for a TPU, called with arrays of the device.
 
-    The device takes its compiler's cycles. Kernels that have none take what their bytes and operations take at the data
-    sheet's rates. The program takes at least what its bytes and its products take. The host calls and waits.
+    Products and solvers take their compiler's cycles. Kernels that go over their arrays take what their bytes and
+    operations take at the data sheet's rates: of these, cycles say two to five times what copies of such chips were
+    published to take. The program takes at least what its bytes and its products take. The host calls and waits.
     """
 
     name, version = "tpu_kernels", 1
@@ -106,15 +107,16 @@ def _device_ns(c: TpuCoefficients, x: Mapping[str, Any], facts: Facts) -> dict[s
     memory = c.memory_share * facts["memory_bytes_per_ns"]
     compute_ns = x["operations"] / (c.operation_share * facts["vector_flop_per_ns"])
     # A row of the table that is empty takes nothing, and has a slope all the same.
-    work_ns = soft_roofline(compute_ns, (x["untold_bytes"] + 1e-3) / memory, ROOFLINE_SHARPNESS)
+    work_ns = soft_roofline(compute_ns, (x["kernel_bytes"] + 1e-3) / memory, ROOFLINE_SHARPNESS)
     # Products are none of the vector unit's, and take at least what the data sheet's rates say.
     parts = {
         "cycles_ns": c.cycle_share * x["cycles"] / facts["clock_ghz"],
-        "untold_ns": (work_ns + c.kernel_ns * x["launches"]).sum(-1),
+        "kernels_ns": (work_ns + c.kernel_ns * x["launches"]).sum(-1),
         "places_ns": c.place_ns * x["places"],
         "solver_ns": c.column_ns * x["columns"],
     }
-    least_ns, sum_ns = jnp.maximum(x["moved_bytes"] / memory, x["product_ns"]), sum(parts.values()) + 1e-3
+    least_ns = jnp.maximum(x["moved_bytes"] / facts["memory_bytes_per_ns"], x["product_ns"])
+    sum_ns = sum(parts.values()) + 1e-3
     return parts | {"roofline_ns": soft_roofline(sum_ns, least_ns, FLOOR_SHARPNESS) - sum_ns}
 
 
@@ -169,9 +171,9 @@ def tpu_inputs(profile: FunctionProfile) -> dict[str, Any]:
         ValueError: a profile of another level or target.
     """
     compiled = profile.target
-    if compiled is None or compiled.untold is None:
+    if compiled is None or compiled.others is None:
         raise ValueError("profile: expected one that was compiled for a TPU")
-    table, exchanged = compiled.untold, compiled.collectives.values()
+    table, exchanged = compiled.others, compiled.collectives.values()
     counts, launches, written, itemsize, pieces = (
         np.asarray(column, float)
         for column in (table.counts, table.launches, table.written_bytes, table.itemsize, table.pieces)
@@ -186,12 +188,12 @@ def tpu_inputs(profile: FunctionProfile) -> dict[str, Any]:
     works = [name for name, kind in OPERATIONS.items() if kind not in NO_OPERATIONS]
     return {
         "arrays": float(profile.arrays),
-        "cycles": float(compiled.cycles or 0),
+        "cycles": float(compiled.own_cycles),
         "moved_bytes": float(profile.io.device_traffic_bytes - sum(row.bytes or 0 for row in exchanged)),
         "places": float(of(("gather_places", "scatter_places")).sum()),
         "product_ns": product_ns(compiled.device, compiled.products),
         "columns": float(of(name for name in OPERATIONS if name.endswith("_columns")).sum()),
         "launches": launches,
-        "untold_bytes": written + np.asarray(table.read_bytes, float),
+        "kernel_bytes": written + np.asarray(table.read_bytes, float),
         "operations": of(works) + of(("top_k", "top_k_by_sort")) + network,
     }
