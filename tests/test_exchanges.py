@@ -132,6 +132,24 @@ def test_fusions_of_one_channel_are_steps_of_one_exchange_and_one_that_keeps_a_p
     assert (found.kind, found.bytes) == ("reduce_scatter", BYTES)
 
 
+def test_what_another_part_of_a_device_runs_is_an_exchange_too():
+    more = (
+        f"%other (p: f32[1024,256]) -> f32[4096,256] {{\n  %p = f32[1024,256] parameter(0)\n"
+        f"  ROOT %g = f32[4096,256] all-gather(%p), channel_id=1, {GROUPS}\n}}"
+    )
+    body = [
+        "%s = ((f32[1024,256]), f32[4096,256]) custom-call-start(%x), called_computations={%other}",
+        WORK.format(0, 11),
+        "%u = ((f32[1024,256]), f32[4096,256]) custom-call-update(%s)",
+        WORK.format(1, 31),
+        "%d = f32[4096,256] custom-call-done(%u)",
+        WORK.format(2, 5),
+        "ROOT %z = f32[1024,256] bitcast(%y2)",
+    ]
+    (found,) = exchanges(body, more).exchanges
+    assert (found.kind, found.bytes, found.beside_cycles) == ("all_gather", 4 * BYTES, 42)
+
+
 LOOP = """%turn (t: (s32[], f32[1024,256])) -> (s32[], f32[1024,256]) {{
   %t = (s32[], f32[1024,256]) parameter(0)
   %i = s32[] get-tuple-element(%t), index=0

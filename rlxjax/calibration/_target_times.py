@@ -281,7 +281,7 @@ class KnownDevice(NamedTuple):
 
 def _known_tpu(device: TargetDevice) -> tuple[CalibratedModel, str]:
     """Return what is known of a TPU, none of which was timed."""
-    posterior = prior_posterior(TPU_KERNELS, spread=0.1, facts=tpu_facts(device))
+    posterior = prior_posterior(TPU_KERNELS, spread=0.12, facts=tpu_facts(device))
     provenance = dict.fromkeys(coefficient_names(posterior.coefficients), Provenance.UNCALIBRATED)
     said = f"device: XLA's estimate of cycles by the data sheet of {device.title}; host: a guess; nothing was measured"
     return CalibratedModel(posterior, provenance, {}, {}), said

@@ -181,7 +181,7 @@ def _as_compiled(
         for name, counts in counted.items():
             for place, count in enumerate(counts[:3] if any(counts[:3]) else ()):
                 totals.work[what, name, place] += count
-    turns = {loop.line: loop.per_trip for loop in written.unknown_loops}  # XLA's text tells the bytes alone
+    turns = {loop.line: loop.per_trip for loop in written.unknown_loops}  # XLA's text tells no operations
     compiled = dataclasses.replace(
         written,
         io=dataclasses.replace(written.io, kernel_launches=sums.launches, device_traffic_bytes=sums.bytes or 0),
@@ -190,7 +190,7 @@ def _as_compiled(
         by_family=dearest_first(totals.rows("family")),
         by_line=dearest_first(totals.rows("line")),
         unknown_loops=tuple(
-            loop._replace(per_trip=turns.get(loop.line, loop.per_trip)._replace(bytes=loop.per_trip.bytes))
+            loop._replace(per_trip=OperationCounts(*turns.get(loop.line, loop.per_trip)[:3], *loop.per_trip[3:]))
             for loop in program.unknown_loops
         ),
         branches=tuple(totals.spreads.values()),

@@ -117,6 +117,8 @@ class CompiledProgram:
         """Note what an instruction exchanges: what runs from the first one of a channel to its last is beside it."""
         if instruction.opcode.endswith(ENDS):
             names = [name for name in instruction.operands if name in begun]
+            if names and instruction.opcode.endswith("-update"):  # which the end names
+                begun[instruction.name] = begun.pop(names.pop())
         else:
             names = []
             for found, inside in collectives_in(instruction, computation, self._computations):
@@ -125,7 +127,7 @@ class CompiledProgram:
                     continue
                 exchange, channel = made
                 # Of one that starts alone the end names the start; fusions of one channel are steps of one exchange.
-                key = found.name if instruction is found else channel
+                key = instruction.name if instruction.opcode.endswith("-start") else channel
                 if key in begun:
                     names.append(key)
                 else:

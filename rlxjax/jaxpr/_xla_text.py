@@ -30,7 +30,9 @@ _PARTS = ("slice", "dynamic-slice", "gather")
 _CHANGES = {"dynamic-update-slice": 1, "scatter": 2}
 
 _NAME = re.compile(r"%([\w.\-]+)")
-_CALLED = re.compile(r"\b(calls|to_apply|condition|body|true_computation|false_computation)=%([\w.\-]+)")
+_CALLED = re.compile(
+    r"\b(calls|to_apply|condition|body|true_computation|false_computation|called_computations)=\{?%([\w.\-]+)"
+)
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _HEAD = re.compile(r"(ENTRY )?%([\w.\-]+) \(.*\{$")
@@ -251,8 +253,9 @@ def frame_lines(text: str, no_users: Container[str]) -> dict[int, str]:
 def fused_in(
     instruction: Instruction, computation: Computation, computations: Mapping[str, Computation]
 ) -> list[tuple[Instruction, Computation]]:
-    """Return an instruction, or all that a fusion fuses, each with the computation that holds it."""
-    inside = computations.get(instruction.called.get("calls", "")) if instruction.opcode == "fusion" else None
+    """Return an instruction, or all that a fusion or a part of a device runs, each with its computation."""
+    name = {"fusion": "calls", "custom-call-start": "called_computations"}.get(instruction.opcode, "")
+    inside = computations.get(instruction.called.get(name, ""))
     if inside is None:
         return [(instruction, computation)]
     return [one for each in inside.instructions.values() for one in fused_in(each, inside, computations)]
