@@ -146,7 +146,7 @@ def test_a_file_of_ones_own_is_of_the_same_schema(tmp_path):
         (lambda: targets.target_device(""), "the nearest: tpu-v4"),
         (lambda: targets.target_device(3), "expected a name"),
         (lambda: targets.target_device("missing.json"), "missing.json: no such file"),
-        (lambda: targets.load_target(TABLE), "expected one target, got 15"),
+        (lambda: targets.load_target(TABLE), "expected one target, got 16"),
         (lambda: rx.profile_function(jnp.sin, SQUARE, target="h100"), "target: expected none at level 'jaxpr'"),
         (lambda: targets.target_device("tpu-v5e").compiler_target(257), "a mesh of at most 256 devices, got 257"),
         (lambda: compiled(jnp.sin, SQUARE, target="tpu-v6e"), r"pip install 'rlxjax\[tpu-compiler\]'"),
@@ -386,6 +386,7 @@ def test_what_a_compiler_refuses_says_why(faked):
         ("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 21.0G of 16.0G hbm.", "least 22.5 GB of 17"),
         ("RESOURCE_EXHAUSTED: required for temporaries (1.5T) exceeds available HBM (16.0G)", "needs at least 1.65e"),
         ("RESOURCE_EXHAUSTED: something else", "does not fit its memory: RESOURCE_EXHAUSTED: something else"),
+        ("UNIMPLEMENTED: ptxas ptxas too old. Falling back", "the installed CUDA compiles for no TPU v5e$"),
         ("UNIMPLEMENTED: no such call", "the compiler failed with JaxRuntimeError: UNIMPLEMENTED: no such call$"),
     ):
         answers.append({"error": f"{said}\nmore", "kind": "JaxRuntimeError"})

@@ -231,6 +231,8 @@ def _refusal(device: TargetDevice, answer: Mapping[str, str]) -> ValueError:
             needed,
             has,
         )
+    if "ptxas too old" in said:  # said of a device that is older than CUDA takes, too
+        return ValueError(f"target {device.name}: the installed CUDA compiles for no {device.title}")
     first = next((line.strip() for line in said.splitlines() if line.strip()), "no reason")
     return ValueError(f"target {device.name}: the compiler failed with {kind}: {first[:300]}")
 
