@@ -42,9 +42,9 @@ class _Span(NamedTuple):
 class CollectiveCoefficients(Coefficients):
     """What a collective takes on one machine, beside its links as data has them; every field positive, `[*batch]`.
 
-    The defaults are orders that published measurements support. NVIDIA's nccl-tests on 8 H100 reach 0.8 of NVLink's
-    450 GB/s where messages are large, and take 15 to 30 us where they are small. "How to Scale Your Model" (JAX's
-    scaling book) measures 0.9 to 0.95 of the links of a TPU, and takes 1 us a hop.
+    The defaults are orders that published measurements support. NCCL's authors expect 370 GB/s of NVLink's 450 on 8
+    H100, and for an all-reduce that the switches sum what 480 would take (NVIDIA/nccl-tests, issue 212). "How to Scale
+    Your Model" measures 0.95 of the links of a TPU v5e in an all-gather, and takes 1 us for a hop.
     """
 
     start_ns: RealLike = typical(6e3, "one collective, whatever its bytes and devices.", log_sd=0.8)
@@ -214,14 +214,13 @@ def _spans(group: Sequence[Sequence[int]], extents: Sequence[int], closed: Seque
 
 def _way(pair: Sequence[Sequence[int]], extents: Sequence[int], closed: Sequence[bool]) -> Iterator[_Span]:
     """Yield the links from a source to a target, one dimension after the other, by the shorter way round a ring."""
-    place, target = map(list, pair)
+    place, target = map(tuple, pair)
     for axis, extent in enumerate(extents):
         ahead = target[axis] - place[axis]
         if closed[axis] and 2 * abs(ahead) > extent:
             ahead -= extent if ahead > 0 else -extent
-        step, links = (1 if ahead > 0 else -1), []
-        for _ in range(abs(ahead)):
-            links.append((axis, step, tuple(place)))
-            place[axis] = (place[axis] + step) % extent
+        step = 1 if ahead > 0 else -1
+        passed = ((place[axis] + step * hop) % extent for hop in range(abs(ahead)))
+        links = [(axis, step, (*target[:axis], at, *place[axis + 1 :])) for at in passed]
         if links:
             yield _Span(links, 2, 1, len(links))
