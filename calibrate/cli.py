@@ -60,8 +60,7 @@ def _print_version(is_asked: bool | None) -> None:
 @app.callback()
 def commands(
     version: Annotated[
-        bool | None,
-        Option("--version", help="Print the version.", is_eager=True, callback=_print_version),
+        bool | None, Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
     ] = None,
 ) -> None:
     """Decide, with numbers measured on this machine, whether fusing work on a device pays."""
@@ -89,10 +88,7 @@ def calibrate(
     ] = None,
     out: Annotated[FilePath | None, Option(help="The calibration file; by default where rlxjax looks for it.")] = None,
     resume: Annotated[bool, Option("--resume", help="Go on with the samples of an earlier run.")] = False,
-    model: Annotated[
-        list[FilePath] | None,
-        Option(help="A learned FFT to time as well; may be given again."),
-    ] = None,
+    model: Annotated[list[FilePath] | None, Option(help="A learned FFT to time as well; may be given again.")] = None,
     prior: Prior = None,
     force: Force = False,
     strict: Strict = False,
@@ -163,8 +159,7 @@ def refit(
     context: typer.Context,
     samples: Annotated[FilePath, Argument(help="A samples file of calibrate, of any machine.")],
     out: Annotated[
-        FilePath | None,
-        Option(help="The calibration file; by default NAME.json beside NAME.MODEL.samples.jsonl."),
+        FilePath | None, Option(help="The calibration file; by default NAME.json beside NAME.MODEL.samples.jsonl.")
     ] = None,
     prior: Prior = None,
     suite: Annotated[

@@ -55,8 +55,7 @@ Peaks = Annotated[int, Option("--k", help="Peaks of a row, of n_fft / 2 + 1 bins
 Segments = Annotated[int, Option(help="Segments of a row.", callback=_no_larger)]
 File = Annotated[FilePath | None, Argument(help="A calibration file; the saved one of this machine unless given.")]
 Suites = Annotated[
-    list[str] | None,
-    Option("--suite", help="The suite of a section of your own, as module:NAME; may be given again."),
+    list[str] | None, Option("--suite", help="The suite of a section of your own, as module:NAME; may be given again.")
 ]
 Prior = Annotated[
     FilePath | None, Option(help="A calibration to start from, of another machine or day: few timings then do.")

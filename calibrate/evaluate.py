@@ -25,8 +25,7 @@ from .command_line import (
 from .terminal import Progress, counted, json_text, say
 
 Columns = Annotated[
-    list[str] | None,
-    Option("--column", help="A column that is called otherwise, as field=name; may be given again."),
+    list[str] | None, Option("--column", help="A column that is called otherwise, as field=name; may be given again.")
 ]
 
 

@@ -166,12 +166,7 @@ def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_json_file(
-    path: str | os.PathLike[str],
-    schema: type[_Content],
-    version: int,
-    error: type[ValueError],
-    mend: str,
-    what: str,
+    path: str | os.PathLike[str], schema: type[_Content], version: int, error: type[ValueError], mend: str, what: str
 ) -> _Content:
     """Return the validated content of a file, which is left as it was; one that was edited is taken, with a warning."""
     content = read_json(path, version, error, mend, what)

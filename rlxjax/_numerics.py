@@ -246,9 +246,7 @@ def _straight_through_jvp(primals, tangents):
 
 
 def log_softmin(
-    costs: Float[Array | np.ndarray, "*batch n"],
-    temperature: RealLike,
-    log_availability: RealLike = 0.0,
+    costs: Float[Array | np.ndarray, "*batch n"], temperature: RealLike, log_availability: RealLike = 0.0
 ) -> Float[Array, "*batch n"]:
     """Return the log-weights of a softmin over the last axis.
 

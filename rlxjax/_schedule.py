@@ -35,8 +35,7 @@ class Schedule(NamedTuple):
         alone_samples_host: the same of the host path.
         host_chunk_samples: most samples of a chunk of the host path.
         most_rows_top_k: most rows of which `top_k` selects the peaks where nothing else is asked for.
-        most_bins_maxima: most bins of which `maxima` selects the peaks where nothing else is asked for; 0
-            for none.
+        most_bins_maxima: most bins of which `maxima` selects the peaks where nothing else is asked for; 0 for none.
         least_block_bins: least width of the blocks of bins that a pass of `maxima` compares.
         least_blocks: least number of these blocks; 0 where nothing selects by `maxima` unless asked to.
         least_n_fft_kernel: least segment of which one kernel computes the peaks where nothing else is asked for.

@@ -29,13 +29,7 @@ from ._artefact import (
 from ._conversion import calibrated_of, gate_of
 from ._explanation import Explanation, explain
 from ._predict import CalibratedModel, Predictions
-from ._sections import (
-    MACHINE_FIELDS,
-    CalibrationFile,
-    current_fingerprint,
-    fingerprint_differences,
-    warn_if_elsewhere,
-)
+from ._sections import MACHINE_FIELDS, CalibrationFile, current_fingerprint, fingerprint_differences, warn_if_elsewhere
 from ._target_times import predict_function
 
 

@@ -281,10 +281,7 @@ def _correlation(covariance: np.ndarray, sds: np.ndarray) -> np.ndarray:
 
 
 def learned_spread(
-    posterior: LatencyPosterior,
-    runs: Runs,
-    log_ratio: Float[np.ndarray, "n"],
-    probe: Int[np.ndarray, "n"],
+    posterior: LatencyPosterior, runs: Runs, log_ratio: Float[np.ndarray, "n"], probe: Int[np.ndarray, "n"]
 ) -> LatencyPosterior:
     """Return a posterior whose `spread` and `alike` are those that probes make likely; all else stays.
 

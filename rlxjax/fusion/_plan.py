@@ -188,9 +188,7 @@ class FusionPlan:
 
 
 def plan_fusion(
-    graph: Graph,
-    plan: str = "cost",
-    coefficients: str | BackendCoefficients | IoFusionGate | HasGate = "arch",
+    graph: Graph, plan: str = "cost", coefficients: str | BackendCoefficients | IoFusionGate | HasGate = "arch"
 ) -> FusionPlan:
     """Decide which nodes of a graph run as one kernel.
 
@@ -257,16 +255,14 @@ def plan_fusion(
 def execute_plan(plan: FusionPlan, inputs: Arrays) -> dict[int, Array]:
     """Run a plan and return the values that leave its kernels.
 
-    Each kernel is one jitted function, compiled once for its ops, shapes and dtypes: equal kernels share
-    it, within a plan and among plans. Works under `jit`, `vmap` and `grad`. Whatever the plan, a node gives
-    what it gives when it runs by itself, but that compilers may contract a product and a sum into one
-    rounding.
+    Each kernel is one jitted function, compiled once for its ops, shapes and dtypes: equal kernels share it, within a
+    plan and among plans. Works under `jit`, `vmap` and `grad`. Whatever the plan, a node gives what it gives when it
+    runs by itself, but that compilers may contract a product and a sum into one rounding.
 
     Args:
         plan: the plan.
-        inputs: arrays by node id: of inputs, params and constants, and of nodes without operands, which
-            take theirs by their own id. Shapes are those of the graph; dtypes are converted to it. What is
-            not needed is ignored.
+        inputs: arrays by node id: of inputs, params and constants, and of nodes without operands, which take theirs by
+            their own id. Shapes are those of the graph; dtypes are converted to it. What is not needed is ignored.
 
     Returns:
         The values of every kernel's external outputs, and of outputs of the graph that are given, by node

@@ -241,8 +241,7 @@ def rank_devices(
 ) -> DeviceRanking:
     """Rank devices by what a piece of work takes on each.
 
-    A device whose coefficients are guesses (provenance "uncalibrated") is left out, unless all are; the
-    answer says so.
+    A device whose coefficients are guesses (provenance "uncalibrated") is left out, unless all are; the answer says so.
 
     Args:
         work: a graph (`graph_cost_ns`; where the set has no row for the device, `io_cost_ns` and a dispatch for each

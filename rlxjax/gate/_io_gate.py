@@ -55,9 +55,8 @@ class FusionBenefit:
 def fusion_benefit(before: GraphIoProfile, after: GraphIoProfile) -> FusionBenefit:
     """Return what going from one profile to the other saves.
 
-    The subtraction is exact: Python integers, or NumPy integers in the smallest 64-bit type that holds
-    the result. Floats that NumPy holds are subtracted in their own precision, and narrowed to JAX's default
-    one after that.
+    The subtraction is exact: Python integers, or NumPy integers in the smallest 64-bit type that holds the result.
+    Floats that NumPy holds are subtracted in their own precision, and narrowed to JAX's default one after that.
 
     Args:
         before: the profile without fusion, fields `[*batch]`.
@@ -134,12 +133,7 @@ class IoFusionGate(Coefficients):
         return self._of_margin(log_odds, before, after, temperature_ns)
 
     def fuse_probability(
-        self,
-        before: Before,
-        after: After = None,
-        *,
-        temperature_ns: RealLike,
-        straight_through_gradient: bool = False,
+        self, before: Before, after: After = None, *, temperature_ns: RealLike, straight_through_gradient: bool = False
     ) -> Probability:
         """Return the smooth form of `should_fuse`: the logistic of the log-odds, `[*batch]`.
 

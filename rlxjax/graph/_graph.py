@@ -131,8 +131,7 @@ class Graph:
                 `permutation` (transpose), `to` (cast), `k`, `n_segments` (welch_peaks).
 
         Raises:
-            ValueError: an unknown op, dtype or input id, a negative dimension, or operands from which
-                no shape follows.
+            ValueError: an unknown op, dtype or input id, a negative dimension, or operands from which no shape follows.
         """
         rule = OPS.get(op)
         if rule is None:

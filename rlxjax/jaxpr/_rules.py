@@ -221,8 +221,7 @@ def _gamma(op: Operation) -> OperationCounts:
 def _random(ops_per_block: int, words: int = 1) -> Rule:
     """Return the rule of blocks, of which each gives so many elements."""
     return Rule(
-        "random",
-        said=lambda op: OperationCounts(integer_ops=sum(map(elements, op.outputs)) * ops_per_block // words),
+        "random", said=lambda op: OperationCounts(integer_ops=sum(map(elements, op.outputs)) * ops_per_block // words)
     )
 
 
@@ -248,7 +247,7 @@ def _written(index: int, combine: tuple[Pair, Pair] | None = None) -> Rule:
 def _scatter(combine: tuple[Pair, Pair] | None = None) -> Rule:
     """Return the rule of a scatter, which writes a window for each vector of its indices."""
     return _written(2, combine)._replace(
-        also=lambda op: {"scatter_places": elements(op.inputs[1]) // max(op.inputs[1].shape[-1], 1)},
+        also=lambda op: {"scatter_places": elements(op.inputs[1]) // max(op.inputs[1].shape[-1], 1)}
     )
 
 
@@ -268,10 +267,7 @@ def _pallas(op: Operation) -> OperationCounts | None:
 _FUSED = Rule("elementwise", in_memory=0, writes_memory=False, in_place=True)
 _ELEMENT, _MOVED = _FUSED._replace(times=_results, of=-1), _FUSED._replace(family="movement")
 _REDUCTION = Rule(  # `n - 1` operations for `n` elements
-    "reduction",
-    lambda op: max(elements(op.operand) - elements(op.result), 0) * _each(op),
-    in_memory=0,
-    in_place=True,
+    "reduction", lambda op: max(elements(op.operand) - elements(op.result), 0) * _each(op), in_memory=0, in_place=True
 )
 #: What is read of the operand and written: the result twice, and the indices.
 _TOUCHING = Rule("gather", moved=lambda op: 2 * nbytes(*op.outputs) + nbytes(*op.inputs[1:]))

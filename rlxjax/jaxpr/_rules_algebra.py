@@ -214,11 +214,7 @@ RULES: Mapping[str, Rule] = {
         "convolution", _convolution, (2, 0), (8, 0), workspace=_channels_last, also=_window_reads
     ),
     "fft": Rule(  # transforms of the last axis
-        "fft",
-        _fft,
-        in_complex=(1, 0),
-        pieces=_transforms,
-        also=_fft_steps,
+        "fft", _fft, in_complex=(1, 0), pieces=_transforms, also=_fft_steps
     ),
     "sort": Rule(  # `n ceil(log2 n)` comparisons of the first key
         "sort",

@@ -37,9 +37,8 @@ class LearnedFft:
 
         `gate * (a + w*b, a - w*b) + (1 - gate) * (a, b)`, `w = twiddles[s, j]`.
 
-    So a stage's gates are its blocks side by side, block 0 of every stage ends in bins `0 .. half`, and
-    the only block of the last stage makes the bins from two halves: the transforms of the even and of
-    the odd samples.
+    So a stage's gates are its blocks side by side, block 0 of every stage ends in bins `0 .. half`, and the only block
+    of the last stage makes the bins from two halves: the transforms of the even and of the odd samples.
 
     Attributes:
         twiddles: real and imaginary parts, `[stages, n_fft/2, 2]`; `exp(-2i*pi * t / (2*half))` is exact.
@@ -91,8 +90,7 @@ class LearnedFft:
             mask: `[n_fft/2 + 1]`, finite.
 
         Raises:
-            ValueError: shapes of no model, a gate that is NaN or outside [0, 1], or another value that is
-                not finite.
+            ValueError: shapes of no model, a gate that is NaN or outside [0, 1], or another value that is not finite.
         """
         arrays: dict[str, np.ndarray] = {}
         for name, leaf in {"twiddles": twiddles, "gates": gates, "mask": mask}.items():

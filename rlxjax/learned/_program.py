@@ -15,14 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Real
 
 from rlxjax._typing import RealLike
-from rlxjax.welch import (
-    WelchPeakParams,
-    default_selection,
-    hann_window,
-    one_sided_weights,
-    program_of,
-    selected_peaks,
-)
+from rlxjax.welch import WelchPeakParams, default_selection, hann_window, one_sided_weights, program_of, selected_peaks
 
 from ._model import LearnedFft, bit_reversal, butterfly_places, wanted_places
 

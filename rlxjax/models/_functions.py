@@ -24,7 +24,7 @@ NEAR, FAR, STRIDED = 2.0, 3.0, 3.0
 BUSY = 2.0
 #: Sizes of a program, and columns of a kernel, with the unit of each.
 PROGRAM_INPUTS: Mapping[str, str] = {
-    **{"arrays": "arrays", "results": "arrays", "trips": "trips", "hand_overs": "programs", "peak_bytes": "bytes"},
+    **{"arrays": "arrays", "results": "arrays", "trips": "trips", "hand_overs": "programs", "peak_bytes": "bytes"}
 }
 #: What a profile tells of a program beside its kernels.
 PROFILE_FIELDS = ("arrays", "results", "trips", "static_ops", "peak_bytes")

@@ -64,8 +64,7 @@ def predicted_vs_measured(
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: timings of another model or of none, a level that is not between 0 and 1, or noise that is
-            negative.
+        ValueError: timings of another model or of none, a level that is not between 0 and 1, or noise that is negative.
 
     Examples:
         >>> from matplotlib.figure import Figure

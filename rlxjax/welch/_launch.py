@@ -234,11 +234,7 @@ def plan_of(
 
 
 def _compiled(
-    variant: WelchVariant,
-    params: WelchPeakParams,
-    platform: str,
-    signal: jax.ShapeDtypeStruct,
-    shapes: tuple[Any, ...],
+    variant: WelchVariant, params: WelchPeakParams, platform: str, signal: jax.ShapeDtypeStruct, shapes: tuple[Any, ...]
 ) -> Callable[..., jax.Array]:
     """Return a program for a shape, of one row too, compiled: it runs at once wherever it is called, on any thread."""
     # JAX keeps what it compiles for as long as the jitted function: this program has its own, and goes with it.

@@ -41,15 +41,14 @@ def welch_peaks(
         signal: `[batch, length]` or one row `[length]`, any real dtype, converted to float32. Each row's
             first `params.frame_len` samples are used.
         params: segments, segment length and number of peaks: they alone decide the result.
-        strategy: how it is computed. "host" (NumPy, no device), "fused" (one program on the device, only
-            peaks come back), "block" (the spectrum comes back, the host selects), "learned" (fused, with
-            the pruned program of `model`, whose peaks are approximate), "auto" (the cheapest by the
-            calibration; learned among them if a model is given), or
-            any name that `parse_welch_peaks_strategy` knows (ultra and fast mean host, rlx the cheaper of
-            fused and block). "fused_maxima" and "fused_top_k" say how the device selects peaks, which are
-            the same; "fused" takes the faster form, by the calibration where one is given, else as measured on
-            such devices. Inside a caller's own jit, grad or vmap only fused and learned can run, and
-            auto means fused, as it does for rows on several devices.
+        strategy: how it is computed. "host" (NumPy, no device), "fused" (one program on the device, only peaks come
+            back), "block" (the spectrum comes back, the host selects), "learned" (fused, with the pruned program of
+            `model`, whose peaks are approximate), "auto" (the cheapest by the calibration; learned among them if a
+            model is given), or any name that `parse_welch_peaks_strategy` knows (ultra and fast mean host, rlx the
+            cheaper of fused and block). "fused_maxima" and "fused_top_k" say how the device selects peaks, which are
+            the same; "fused" takes the faster form, by the calibration where one is given, else as measured on such
+            devices. Inside a caller's own jit, grad or vmap only fused and learned can run, and auto means fused, as it
+            does for rows on several devices.
         calibration: a calibration of this machine, for auto and rlx; `default_calibration()` unless given: the one
             that `rlxjax calibrate` saved, else what known CPUs say. "reference" means the reference's built-in
             coefficients, which platforms without either fall back on.

@@ -102,9 +102,7 @@ def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"
         return by_top_k(rows, k).T.reshape(k, n_tiles, n_rows)
 
     found = lax.cond(
-        is_nearly_in_order & lax.cond(is_clear, lambda: is_clear, all_tie_with_the_last),
-        neighbours_swapped,
-        by_heaps,
+        is_nearly_in_order & lax.cond(is_clear, lambda: is_clear, all_tie_with_the_last), neighbours_swapped, by_heaps
     )
     return found.reshape(k, batch).T
 

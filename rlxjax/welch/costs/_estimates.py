@@ -54,8 +54,7 @@ def estimate_welch_peaks_costs(
         coefficients: "arch", "portable", or a set of your own (differentiable as a whole).
 
     Raises:
-        ValueError: an unknown device or set, an odd n_fft, a k or n_fft that is too small, a negative
-            batch.
+        ValueError: an unknown device or set, an odd n_fft, a k or n_fft that is too small, a negative batch.
 
     Examples:
         >>> costs = estimate_welch_peaks_costs("cuda", 8192, 256, 16)
@@ -120,11 +119,7 @@ def evaluate_welch_peaks(
 
 
 def welch_peaks_fusion_gate_breakdown(
-    device: str | Code,
-    batch: RealLike,
-    n_fft: RealLike,
-    k: RealLike,
-    coefficients: str | CoefficientSet = "arch",
+    device: str | Code, batch: RealLike, n_fft: RealLike, k: RealLike, coefficients: str | CoefficientSet = "arch"
 ) -> WelchPeaksGateBreakdown:
     """Return why a run of two segments fuses or not, every field `[*batch]`.
 
@@ -189,11 +184,10 @@ def soft_pick_welch_peaks_strategy(
 ) -> StrategyWeights:
     """Return the weight of each strategy, `[*batch, 4]` in the order of `ReferenceStrategy`.
 
-    The law of total probability over the fuse decision: with probability `p` the run may fuse and the
-    weights are the softmin over all available strategies; otherwise over those that need no fusion. Its
-    limit is the hard pick everywhere. The single softmin with `log(p)` as log-availability is
-    `pick_weights(costs, log_availability=...)`; its limit differs where a run that may not fuse would
-    be cheaper by more than its gate misses.
+    The law of total probability over the fuse decision: with probability `p` the run may fuse and the weights are the
+    softmin over all available strategies; otherwise over those that need no fusion. Its limit is the hard pick
+    everywhere. The single softmin with `log(p)` as log-availability is `pick_weights(costs, log_availability=...)`; its
+    limit differs where a run that may not fuse would be cheaper by more than its gate misses.
 
     With `straight_through_gradient`, the hard pick is returned as a one-hot row, with this gradient; `temperature_ns`
     is positive, a scalar or `[*batch]`. Other arguments and errors as of `estimate_welch_peaks_costs`.
@@ -212,10 +206,7 @@ def soft_pick_welch_peaks_strategy(
 
 
 def pick_weights(
-    costs: WelchPeaksCostEstimates | Columns,
-    *,
-    temperature_ns: RealLike,
-    log_availability: RealLike = 0.0,
+    costs: WelchPeaksCostEstimates | Columns, *, temperature_ns: RealLike, log_availability: RealLike = 0.0
 ) -> jax.Array:
     """Return the softmin of costs over the last axis: `exp(-cost / temperature) * availability`.
 
