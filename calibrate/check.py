@@ -60,7 +60,6 @@ class Drift(NamedTuple):
 
     @property
     def is_off(self) -> bool:
-        """Whether it is more than chance."""
         return not self.low <= self.factor <= self.high
 
 
@@ -80,11 +79,9 @@ class Validation:
 
     @property
     def status(self) -> int:
-        """Exit status of the command."""
         return STATUSES.index(self.word)
 
     def sentences(self, file: str | os.PathLike[str]) -> list[str]:
-        """Return what a person reads."""
         reasons = [
             f"{drift.cells} cells of {name} take {drift.factor:.2f} times what is predicted at this pace (less is "
             f"faster; {drift.low:.2f} to {drift.high:.2f} would be chance)"
@@ -111,8 +108,6 @@ class Validation:
         return said
 
     def as_json(self, file: str | os.PathLike[str]) -> dict[str, Any]:
-        """Return what a program reads."""
-
         def read(drifts: Mapping[str, Drift]) -> dict[str, Any]:
             return {name: {**drift._asdict(), "is_off": drift.is_off} for name, drift in drifts.items()}
 

@@ -225,12 +225,10 @@ app.registered_commands.sort(key=lambda own: ORDER.index(own.callback.__name__ i
 
 
 def main() -> None:
-    """Run the command line."""
     run(app, sys.argv[1:] or ["--help"], "rlxjax")
 
 
 def calibrate_main() -> None:
-    """Run the calibrate job itself."""
     job = get_command(app)
     run(getattr(job, "commands", {})["calibrate"], sys.argv[1:], "python -m calibrate")
 

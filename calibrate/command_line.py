@@ -151,7 +151,6 @@ def _refused(error: Exception | str) -> int:
 
 
 def warn(message: Warning | str, *_: object, **__: object) -> None:
-    """Print a warning, a line on standard error."""
     typer.echo(plain(f"warning: {' '.join(str(message).split())}"), err=True)
 
 

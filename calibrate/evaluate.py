@@ -117,7 +117,6 @@ def evaluate(
 
 
 def _asked(gate: str | None, model: str | None, file: FilePath | None) -> Any:
-    """Return the gate or the calibrated model that is asked for."""
     if gate is not None:
         if model is not None or file is not None:
             raise ValueError("--gate: expected no --model and no --calibration beside it")

@@ -75,14 +75,12 @@ class FleetOutcome(NamedTuple):
     left_out: dict[str, str]
 
     def sentences(self) -> list[str]:
-        """Return what to say of it."""
         return [
             f"{self.devices - len(self.left_out):,} of {self.devices:,} devices have a calibration in {self.out}.",
             f"{PRIOR}.json there is what they say of a further device: `rlxjax calibrate --prior` takes it.",
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as JSON has it."""
         return {
             "out": str(self.out),
             "prior": str(self.out / f"{PRIOR}.json"),
@@ -220,7 +218,6 @@ def fitted(
 
 
 def _refused_fit(fit: PosteriorFit, most_noise: float) -> str | None:
-    """Return why a fit makes no calibration."""
     if not fit.terms.converged:
         return fit.terms.message.removesuffix(".")
     if fit.terms.noise_sd > most_noise:

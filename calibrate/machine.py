@@ -175,7 +175,6 @@ class CanaryWatch:
         self._others()
 
     def look(self) -> None:
-        """Time the canaries, if it is time to."""
         if time.perf_counter() >= self._next_s:
             others, benchmarks = self._others(), micro_benchmarks()
             self._log.keep(Canary(times_ns={name: benchmarks[name]() for name in CANARIES}, others=others))

@@ -241,7 +241,6 @@ def measure_rounds(
 
 
 def memory_limit_bytes() -> int:
-    """Return the bytes that the arrays of one run may take on host and device."""
     limits = []
     if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
         limits.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

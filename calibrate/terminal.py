@@ -70,7 +70,6 @@ def finite_ns(time_ns: Any, what: str) -> float:
 
 
 def number(value: float) -> str:
-    """Return a number with three digits, or all of a larger one."""
     return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
@@ -102,12 +101,10 @@ def shown(value: Any, heading: str) -> str:
 
 
 def headings_of(rows: Iterable[Row]) -> list[str]:
-    """Return the headings of which any row has something."""
     return list(dict.fromkeys(name for row in rows for name, value in row.items() if value not in (None, "")))
 
 
 def print_rows(console: Console, title: str, rows: Sequence[Row]) -> None:
-    """Print rows of figures as a table; the first entry of each names it."""
     headings = headings_of(rows)
     print_table(console, title, headings, [[shown(row.get(name), name) for name in headings] for row in rows])
 

@@ -161,7 +161,6 @@ def counted(count: int, one: str, several: str | None = None) -> str:
 
 
 def _short(value: Any) -> str:
-    """Return a value in a few words."""
     if _is_array(value):
         if not np.ndim(value) and not is_traced(value):
             return _short(value.item())

@@ -28,7 +28,6 @@ _MEND = "write one with `rlxjax advise ... --json > FILE`"
 
 
 def advice_page(path: FilePath, command: str) -> str:
-    """Return the page of what `rlxjax advise --json` printed as HTML."""
     advice, source = read_advice(path)
     sections = [Section("verdict", "Verdict", verdicts=[_verdict(advice)])]
     forms = list(zip(("apart", "together"), advice.pair, strict=False))
@@ -97,7 +96,6 @@ def read_advice(path: FilePath) -> tuple[Advice, str]:
 
 
 def _numbers(content: Any) -> Iterator[float]:
-    """Yield all numbers in JSON."""
     if isinstance(content, (int, float)):
         yield content
     for value in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():

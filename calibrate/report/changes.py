@@ -38,16 +38,13 @@ class Measured(NamedTuple):
     noise: np.ndarray
 
     def each(self, field: str) -> list[Any]:
-        """Return a field of each cell."""
         return [getattr(cell, field) for cell in self.cells]
 
     def some(self, kept: np.ndarray) -> "Measured":
-        """Return the cells of a mask."""
         return jax.tree.map(lambda column: np.asarray(column)[kept], self)
 
 
 def model_of(path: FilePath, calibration: Calibration) -> str:
-    """Return the name of the model of which a file holds samples."""
     timed = {(cell.variant, frozenset(cell.inputs)) for cell in read_samples(path).cells}
     for name, own in calibration.models.items():
         if timed <= {(variant, frozenset(own.model.inputs)) for variant in own.model.variants}:
@@ -94,7 +91,6 @@ def measured_beside(
 def earlier_calibration(
     path: FilePath, later: CalibrationFile, models: Sequence[LatencyModel]
 ) -> tuple[CalibrationFile, Calibration]:
-    """Return an earlier calibration file of the same machine."""
     earlier = read_calibration_file(path, models)
     both = earlier.models.keys() & later.models.keys()
     if not both:

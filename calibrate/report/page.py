@@ -81,7 +81,6 @@ def _finalized(value: Any) -> Any:
 
 
 def sentence(text: str) -> str:
-    """Return a text as a sentence."""
     return f"{text[:1].upper()}{text[1:]}."
 
 

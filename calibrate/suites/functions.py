@@ -32,12 +32,10 @@ class Draw:
     below: int = 0
 
     def abstract(self) -> jax.ShapeDtypeStruct:
-        """Return the shape and dtype that JAX traces."""
         is_key = self.values == "key"
         return jax.eval_shape(lambda: jax.random.key(0) if is_key else jnp.zeros(self.shape, self.dtype))
 
     def array(self, rng: np.random.Generator) -> jax.Array:
-        """Return a random array."""
         if self.values == "key":
             return jax.random.key(int(rng.integers(2**31)))
         if self.below:
@@ -115,8 +113,6 @@ def _keyed(sample: Callable[..., jax.Array]) -> Make:
 
 
 def _gru(dtype: Any, steps: int, batch: int, width: int) -> Any:
-    """Return a gated recurrent unit scanned over steps."""
-
     def run(inputs: jax.Array, hidden: jax.Array, w: jax.Array, u: jax.Array) -> jax.Array:
         def step(hidden: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
             (xr, xz, xn), (hr, hz, hn) = jnp.split(x @ w, 3, axis=-1), jnp.split(hidden @ u, 3, axis=-1)
@@ -129,8 +125,6 @@ def _gru(dtype: Any, steps: int, batch: int, width: int) -> Any:
 
 
 def _smooth(x: jax.Array) -> jax.Array:
-    """Return exponential averages along the first axis."""
-
     def step(mean: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
         mean = 0.9 * mean + 0.1 * value
         return mean, mean
@@ -139,7 +133,6 @@ def _smooth(x: jax.Array) -> jax.Array:
 
 
 def _horner(x: jax.Array) -> jax.Array:
-    """Return a polynomial of degree 16."""
     return functools.reduce(lambda total, power: total * x + 1 / power, range(1, 16), x)
 
 
@@ -154,7 +147,6 @@ def _layers(dtype: Any, width: int, depth: int, values: str = "normal") -> list[
 
 
 def _mlp(layers: list[dict[str, jax.Array]], x: jax.Array) -> jax.Array:
-    """Return what dense layers give, with GELU between them."""
     for layer in layers[:-1]:
         x = jax.nn.gelu(x @ layer["w"] + layer["b"][None])
     return x @ layers[-1]["w"] + layers[-1]["b"][None]
@@ -281,11 +273,9 @@ class TimedFunction(NamedTuple):
     held_out: bool
 
     def abstract(self) -> tuple[Any, ...]:
-        """Return its arguments as trees of `jax.ShapeDtypeStruct`."""
         return jax.tree.map(Draw.abstract, self.draws)
 
     def arguments(self, rng: np.random.Generator) -> tuple[Any, ...]:
-        """Return random arguments that are valid for it."""
         return jax.tree.map(lambda draw: draw.array(rng), self.draws)
 
 
@@ -317,7 +307,6 @@ class KernelsSuite(Suite):
         self._texts = texts or {}
 
     def cells(self) -> list[Cell]:
-        """Return none: the suite of functions is timed."""
         return []
 
     def kept(self, cells: Sequence[Cell]) -> list[Cell]:
@@ -341,7 +330,6 @@ class FunctionsSuite(Suite):
         self._functions = timed_functions(kinds)
 
     def cells(self) -> list[Cell]:
-        """Return every function of the suite."""
         return [self._cell(name) for name in self._functions]
 
     def _cell(self, name: str) -> Cell:
@@ -352,7 +340,6 @@ class FunctionsSuite(Suite):
         return Cell(name, FUNCTIONS.variants[0], inputs, **about)
 
     def program(self, cell: Cell) -> functools.partial[Any]:
-        """Return the jitted function with its arguments."""
         function = self._functions[cell.name]
         return functools.partial(jax.jit(function.fn), *jax.device_put(function.arguments(np.random.default_rng(0))))
 
@@ -377,5 +364,4 @@ class FunctionsSuite(Suite):
         return cell
 
     def of_compiled(self) -> Suite:
-        """Return the suite of what a GPU's compiler made of the same functions."""
         return KernelsSuite()

@@ -113,7 +113,6 @@ class WelchSuite(Suite):
 
 
 def welch_cell(group: str, batch: int, n_fft: int, k: int) -> Cell:
-    """Return one workload by one way, as `TIMED` names it."""
     variant, n_segments = TIMED[group]
     params = WelchPeakParams(n_fft, n_segments, min(k, n_fft // 2 + 1))
     work = f"{batch}x{n_fft} k{k}"

@@ -256,7 +256,6 @@ def _search(calibrated: CalibratedModel, names: tuple[str, str], sizes: Mapping[
 
 
 def _flips(search: _Search) -> tuple[Flip, ...]:
-    """Return the flip of every input and coefficient, the smallest changes first."""
     calibrated, sizes, flips = search.calibrated, search.sizes, []
     sd_of, values = named(calibrated.posterior.coefficient_log_sd()), {**named(calibrated.coefficients), **sizes}
     for name, log_factor, is_jump in zip(search.axes[:-1], search.log_factor, search.is_jump, strict=False):

@@ -528,7 +528,6 @@ def _place(found: Sequence[_Run]) -> Int[Array, "*batch"]:
 
 
 def _compared(posterior: LatencyPosterior, found: Sequence[_Run]) -> Decision:
-    """Return the decision between two runs that do one piece of work."""
     fused, kept = found
     alike = own_correlation(posterior, fused.variant, kept.variant)
     if posterior.alike is not None:  # a share of what is alike: the spread of an estimate may include more

@@ -343,7 +343,6 @@ class _Question:
         return sorted(forms, key=lambda own: order.index(own.programs))
 
     def places(self, form: Grouping) -> list[int]:
-        """Return where the programs of a form are among the predictions."""
         order = {span: place for place, span in enumerate(self.profiles)}
         return [order[span] for span in form.programs if span in order]
 

@@ -89,7 +89,6 @@ class Party(NamedTuple):
 
     @property
     def is_first(self) -> bool:
-        """Whether this process is the one that decides."""
         return not self.devices or self.devices[0].process_index == jax.process_index()
 
     def first_text(self, said: str) -> str:
@@ -122,7 +121,6 @@ ALONE = Party()
 
 
 def _exchanged(devices: tuple[Any, ...], block: bytes) -> list[bytes]:
-    """Return the blocks of all processes."""
     mesh = Mesh(np.array(devices), ("process",))
     split, everywhere = NamedSharding(mesh, PartitionSpec("process")), NamedSharding(mesh, PartitionSpec())
     own = np.frombuffer(block, np.uint8)[None]

@@ -271,7 +271,6 @@ def _choice(ways: list[Way], place: int, **fields: Any) -> Choice:
 
 
 def _bare(choice: Choice) -> Choice:
-    """Return a choice that holds no function."""
     return dataclasses.replace(choice, fn=None)  # pyright: ignore[reportArgumentType]
 
 

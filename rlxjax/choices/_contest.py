@@ -149,7 +149,6 @@ class _Ratio(NamedTuple):
         return self.error * float(stdtrit(self.freedom, (1.0 + LEVEL) / 2.0))
 
     def chance_above(self, bound: float) -> float:
-        """Return the probability that the logarithm is above a bound."""
         from scipy.special import stdtr
 
         return float(stdtr(self.freedom, (self.centre - bound) / self.error))
@@ -171,7 +170,6 @@ def _left(costs: np.ndarray, active: list[int], regret: float) -> tuple[list[int
 
 
 def _ahead(costs: np.ndarray, active: list[int]) -> int:
-    """Return the program of the least cost."""
     return min(active, key=lambda place: _Ratio.of(costs, place, active[0]).centre)
 
 

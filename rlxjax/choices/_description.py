@@ -166,7 +166,6 @@ def description_of(value: Any, within: tuple[int, ...] = (), known: dict[int, An
 
 
 def _described_array(value: Any) -> Any:
-    """Return an array's type, and its bits."""
     if isinstance(value, jax.Array):
         if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
             value = jax.random.key_data(value)

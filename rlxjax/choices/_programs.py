@@ -234,7 +234,6 @@ def predicted_programs(
 
 
 def _runs_of(profiles: Sequence[FunctionProfile]) -> tuple[dict[str, Any], ...]:
-    """Return the runs of the functions model."""
     runs = function_runs(profiles).of_shape((len(profiles),))
     columns = [np.asarray(own, float).tolist() for own in runs.inputs.values()]
     return tuple(

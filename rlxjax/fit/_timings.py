@@ -252,7 +252,6 @@ def _lists_of(model: LatencyModel) -> list[str]:
 
 
 def _table_of(source: Any, lists: Sequence[str]) -> Table:
-    """Return the columns of a file, of whatever has columns by name, or of mappings."""
     from rlxjax._files import read_csv_file, read_parquet_file  # loaded when first used
 
     if isinstance(source, (str, os.PathLike)):
@@ -296,7 +295,6 @@ def _names_of(frame: Any) -> Any:
 
 
 def _table_of_lines(lines: list[tuple[int, list[str]]], source: str, lists: Sequence[str]) -> Table:
-    """Return the columns of a CSV file with a header, cells as texts."""
     if not lines:
         raise ValueError(f"{source}: expected a header and a line for each timing, got an empty file")
     (_, names), *rows = lines

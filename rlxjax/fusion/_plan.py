@@ -94,7 +94,6 @@ class FusionPlan:
         return len(self.kernels)
 
     def __str__(self) -> str:
-        """Return one line for a person."""
         return (
             f"Fusion: {self.original_kernel_count} → {self.fused_kernel_count} kernels "
             f"({100 * self.kernel_reduction:.0f}% reduction), "

@@ -227,7 +227,6 @@ class DeviceRanking:
     reason: str
 
     def __iter__(self) -> Iterator[Any]:
-        """Return the device, the costs and what was left out."""
         return iter((self.device, self.costs, self.left_out))
 
 

@@ -90,7 +90,6 @@ class Kernels:
     counts: Float[Array | np.ndarray, "*batch kernels operations"] | Any
 
     def __len__(self) -> int:
-        """How many rows there are."""
         return int(np.shape(self.launches)[-1])
 
     def family_names(self) -> list[str]:

@@ -47,12 +47,10 @@ class Operation(NamedTuple):
 
     @property
     def operand(self) -> Aval:
-        """The first operand."""
         return self.inputs[0]
 
     @property
     def result(self) -> Aval:
-        """The first result."""
         return self.outputs[0]
 
 

@@ -205,7 +205,6 @@ def _spectrum(model: LearnedFft, segments: Array) -> Array:
 
 
 def _scaled(factor: Array | np.ndarray, z: Array) -> Array:
-    """Return the product of a real and a complex number, of two multiplications."""
     return jax.lax.complex(factor * z.real, factor * z.imag)
 
 
@@ -264,7 +263,6 @@ class LearnedFftFile(Sealed):
         return self
 
     def model(self) -> LearnedFft:
-        """Return the model, its leaves float32 on the host."""
         return _single_precision(self)
 
 

@@ -290,6 +290,5 @@ def _butterfly_form(hard: LearnedFft, wanted: list[np.ndarray], bins: np.ndarray
 
 
 def _found(places: np.ndarray, held: np.ndarray) -> Places:
-    """Return where places are found among those that are held."""
     order = np.argsort(held)
     return Places.of(order[np.searchsorted(held, places, sorter=order)])

@@ -95,7 +95,6 @@ class CountsModel(LatencyModel):
         return [np.arange(runs.shape[0])]
 
     def grid(self) -> Runs:
-        """Return no runs, `[0]`."""
         return self.runs([])
 
     def runs(self, rows: Sequence[Mapping[str, float]]) -> Runs:
@@ -130,7 +129,6 @@ class FunctionsModel(CountsModel):
         return LatencyPrior(FunctionCoefficients(**known.median), FunctionCoefficients(**known.log_sd))
 
     def terms_ns(self, coefficients: FunctionCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
-        """Return the parts of what runs take in ns by name, `[*batch]`; their sum is the prediction."""
         del facts
         parts = _parts_ns(coefficients, runs)
         # Each part of a kernel's work takes its share of the kernel's time.
@@ -143,7 +141,6 @@ class FunctionsModel(CountsModel):
         }
 
     def time_ns(self, coefficients: FunctionCoefficients, runs: Runs, facts: Facts) -> RealLike:
-        """Return what runs take in ns, `[*batch]`: the sum of the terms."""
         del facts
         parts = _parts_ns(coefficients, runs)
         return parts.call_ns + parts.launch_ns + parts.loop_ns + jnp.sum(parts.kernel_ns, -1)
@@ -177,7 +174,6 @@ class _Parts(NamedTuple):
 
 
 def _parts_ns(c: FunctionCoefficients, runs: Runs) -> _Parts:
-    """Return the parts of what runs take in ns."""
     x = {name: jnp.asarray(runs.inputs[name]) for name in runs.model.inputs}
     of_run, c = c, jax.tree.map(lambda leaf: jnp.asarray(leaf)[..., None] if jnp.ndim(leaf) else leaf, c)
     one, peak_bytes = jnp.maximum(x["launches"], 1.0), x["peak_bytes"][..., None]

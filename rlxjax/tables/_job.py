@@ -74,11 +74,9 @@ class Job(NamedTuple):
     is_strict: bool  # the first row that cannot be evaluated ends the job
 
     def file(self, part: Part) -> FilePath:
-        """Return what is written for a part."""
         return self.sink / f"{part.name}.parquet"
 
     def rejected(self, part: Part) -> FilePath:
-        """Return where the rows of a part are that cannot be evaluated."""
         return self.rejects / f"{part.name}.parquet"
 
 
@@ -167,7 +165,6 @@ def _begin(job: Job, parts: Sequence[Part], resume: bool) -> None:
 
 
 def _remove_leftovers(job: Job) -> None:
-    """Remove what killed processes of this folder's job have left half written."""
     for folder in (job.sink, job.rejects) if job.manifest.exists() else ():
         for left in folder.glob(".*.tmp"):
             left.unlink(missing_ok=True)
@@ -208,7 +205,6 @@ def _on_threads(job: Job, parts: Sequence[Part], say: Callable[[int], None]) -> 
 
 
 def _on_ray(job: Job, parts: Sequence[Part], say: Callable[[int], None]) -> Iterator[Totals]:
-    """Evaluate parts on the workers of the cluster that this process is connected to."""
     gone = []
 
     def lost(part: Part, why: str) -> Totals:
@@ -390,7 +386,6 @@ def _lengths(lists: pa.ListArray) -> np.ndarray:
 
 
 def _wrong(value: Any, field: Field) -> str:
-    """Return what is expected in place of a value."""
     if value is None:
         return f"a {field.what}, got null"
     if field.names:

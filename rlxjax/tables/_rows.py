@@ -247,7 +247,6 @@ class Compiled:
 
 
 def _in_chunks(program: RowProgram, most: int, columns: Columns) -> Any:
-    """Return the answers, and whether each row has one."""
     n_rows = len(next(iter(columns.values())))  # a power of two
     chunks = jax.tree.map(lambda column: column.reshape(-1, min(most, n_rows), *column.shape[1:]), columns)
     return jax.tree.map(jnp.ravel, jax.lax.map(program.program, chunks))

@@ -78,7 +78,6 @@ class Call(NamedTuple):
 
     @property
     def several(self) -> bool:
-        """Whether several devices hold the rows."""
         return self.where is not None and len(self.where.device_set) > 1
 
 
@@ -192,7 +191,6 @@ class Question:
         return _with_work(calibrated, n_fft, program_of(self.model, self.call.params).work)
 
     def _content(self) -> str:
-        """Return the digest of the learned FFT."""
         leaves, structure = jax.tree.flatten(self.model)
         found = hashlib.sha256(str(structure).encode())
         for leaf in leaves:

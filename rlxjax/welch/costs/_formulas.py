@@ -113,7 +113,6 @@ class Workload:
 
     @functools.cached_property
     def strategy(self) -> StrategyCoefficients:
-        """The strategies' coefficients of each run's device."""
         return take_row(self.table.strategy, self.codes)
 
     def rates(self, of: Callable[[CoefficientSet], list[RealLike]], rules: Choices) -> list[RealLike]:
