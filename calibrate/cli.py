@@ -4,7 +4,7 @@ import contextlib
 import sys
 import time
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 _STARTED_S = time.perf_counter()
 
@@ -129,21 +129,14 @@ def calibrate(
         except ValueError as error:
             failed.append(str(error))
     begun = [name for name, one in suites.items() if samples_path(path, one.model.name).exists()] or names
+    shared: dict[str, Any] = {"path": path, "command": command_line(context), "progress": progress}
+    shared |= {"force": force, "prior": prior}
     with _told(context) as tell, locked(path):
         for number, (name, one) in enumerate(suites.items()):
             try:
-                outcome = run_campaign(
-                    one,
-                    name,
-                    started_s=_STARTED_S + budget_s * number / len(suites),
-                    budget_s=budget_s / len(suites),
-                    path=path,
-                    resume=resume and name in begun,
-                    command=command_line(context),
-                    progress=progress,
-                    force=force,
-                    prior=prior,
-                )
+                begins_s = _STARTED_S + budget_s * number / len(suites)
+                own = {"started_s": begins_s, "budget_s": budget_s / len(suites), "resume": resume and name in begun}
+                outcome = run_campaign(one, name, **own, **shared)
             except ValueError as error:
                 failed.append(str(error))
                 continue

@@ -201,7 +201,6 @@ def source_of(calibration: "rlxjax.Calibration", model: str) -> dict[str, Any]:
 
 
 def say_source(calibration: "rlxjax.Calibration", model: str) -> None:
-    """Print which calibration was used, and what a user of one of its models should know."""
     source = source_of(calibration, model)
     say(f"by {source['calibration']}")
     for caution in source["cautions"]:

@@ -86,22 +86,11 @@ def evaluate(
     with progress.waiting("starting JAX"):
         what = _asked(gate, model, calibration)
     with progress.counting("evaluating", "row") as advance:
-        done = rlxjax.evaluate(
-            source,
-            sink,
-            what,
-            want=None if want is None else [name.strip() for name in want.split(",")],
-            columns=_columns_by_field(column),
-            temperature_ns=temperature_ns,
-            strategy=strategy,
-            level=level,
-            rows_per_batch=rows_per_batch,
-            strict=strict,
-            resume=resume,
-            engine=engine,
-            address=address,
-            advance=advance,
-        )
+        names = None if want is None else [name.strip() for name in want.split(",")]
+        how: dict[str, Any] = {"temperature_ns": temperature_ns, "strategy": strategy, "level": level}
+        how |= {"rows_per_batch": rows_per_batch, "strict": strict, "resume": resume}
+        how |= {"engine": engine, "address": address, "advance": advance}
+        done = rlxjax.evaluate(source, sink, what, want=names, columns=_columns_by_field(column), **how)
     if as_json:
         typer.echo(json_text(done.as_dict()))
     elif not quiet:

@@ -205,7 +205,6 @@ def fit_group(
 def fitted(
     fleet: Fleet, prior: LatencyPrior[Any], devices: Sequence[str], n_starts: int = STARTS
 ) -> tuple[list[tuple[str, PosteriorFit, np.ndarray]], dict[str, str]]:
-    """Return devices with their fits and times, and why others have none."""
     read = fleet.timings(devices, MIN_TIMINGS)
     good = {device: own for device, own in read.items() if isinstance(own, Timings)}
     left_out = {device: own for device, own in read.items() if isinstance(own, str)}
@@ -269,7 +268,6 @@ def on_ray_pool(address: str | None) -> Pool:
 
     @contextlib.contextmanager
     def pool(most: int) -> Iterator[Map]:
-        del most
         with connected(address):
             yield lambda function, values: on_ray(functools.partial(worker, function), list(values), lost=lost)
 

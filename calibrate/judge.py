@@ -125,16 +125,10 @@ def fitted(suite: Suite, log: SampleLog, prior: LatencyPrior) -> Fitted:
     own = np.asarray(whole.posterior.spread)
     scatter = np.broadcast_to(np.asarray(suite.model.scatter(timings.runs, facts)), variant.shape)
     spread = widened_spread(own, variant[~seen], (errors / scatter)[~seen], (known_sd / scatter)[~seen])
-    return Fitted(
-        cells,
-        measured_ns,
-        noise,
-        whole._replace(posterior=dataclasses.replace(whole.posterior, spread=spread)),
-        by_whole._replace(spread=spread[variant] * scatter),
-        error_summaries(cells, measured_ns, by_blind, terms_ns, noise, seen),
-        bool(blind.terms.converged),
-        all_seen,
-    )
+    whole = whole._replace(posterior=dataclasses.replace(whole.posterior, spread=spread))
+    by_whole = by_whole._replace(spread=spread[variant] * scatter)
+    summaries = error_summaries(cells, measured_ns, by_blind, terms_ns, noise, seen)
+    return Fitted(cells, measured_ns, noise, whole, by_whole, summaries, bool(blind.terms.converged), all_seen)
 
 
 def widened_spread(spread: np.ndarray, variant: np.ndarray, log_errors: np.ndarray, known_sd: np.ndarray) -> np.ndarray:
@@ -216,7 +210,6 @@ def verdict_on(summaries: Mapping[str, ErrorSummary], noise_level: float | None,
 
 
 def said_of_pace(pace: Pace, processors: int) -> Verdict:
-    """Return what is to be said of the machine's speed while it was timed."""
     found = Verdict([], [])
     share = f"This machine ran at {100 * (pace.usual or 1.0):.0f} % of its usual speed"
     if pace.usual is not None and pace.usual < LEAST_PACE:
@@ -232,7 +225,7 @@ def said_of_pace(pace: Pace, processors: int) -> Verdict:
 
 
 def what_pays(calibrated: CalibratedModel, inputs: Mapping[str, Any]) -> list[str]:
-    """Return a sentence on where along the first input the second strategy beats the first; none where one is a list."""
+    """Return a sentence on where along the first input the second strategy beats the first; none where it is a list."""
     if len(calibrated.strategies) < 2 or any(map(np.ndim, inputs.values())):
         return []
     along, *others = inputs

@@ -177,7 +177,6 @@ class SampleLog:
 
     @property
     def facts(self) -> Facts:
-        """How that machine schedules, lists as arrays."""
         facts = self.header.facts
         return {name: np.asarray(fact, float) if isinstance(fact, list) else fact for name, fact in facts.items()}
 

@@ -43,12 +43,7 @@ def plain(text: object) -> str:
 
 
 def ns(time_ns: float) -> str:
-    """Return a time in whole ns.
-
-    Examples:
-        >>> ns(1339811.7), ns(4.2e15)
-        ('1,339,812', '4.200e+15')
-    """
+    """Return a time in whole ns; a long one as `4.200e+15`."""
     return f"{time_ns:,.0f}" if abs(time_ns) < LONG_NS else f"{time_ns:.3e}"
 
 
@@ -74,12 +69,7 @@ def number(value: float) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """Return how many there are of something.
-
-    Examples:
-        >>> counted(1, "round"), counted(1200, "round")
-        ('1 round', '1,200 rounds')
-    """
+    """Return how many there are of something: `1,200 rounds`."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
@@ -132,20 +122,15 @@ class Deadline:
         self.interrupted = False
 
     def left_s(self) -> float:
-        """Seconds until the deadline; 0 once the user has asked to stop."""
         return 0.0 if self.interrupted else self.at_s - time.perf_counter()
 
 
 class Progress:
-    """Shows on standard error which phase a command is in, how far it is, and how long the command still takes.
-
-    `ends_s` is `time.perf_counter()` when the command ends, as far as that is known. A terminal shows a phase while it
-    lasts; a line says how long each one took.
-    """
+    """Shows on standard error which phase a command is in, how far it is, and how long the command still takes."""
 
     def __init__(self, console: Console | None = None, *, ends_s: float | None = None, is_quiet: bool = False):
         self._console = console or Console(stderr=True)
-        self._ends_s, self._is_quiet = ends_s, is_quiet
+        self._ends_s, self._is_quiet = ends_s, is_quiet  # the end in `time.perf_counter()`, as far as that is known
 
     @contextlib.contextmanager
     def waiting(self, name: str, total: float | None = None) -> Iterator[Callable[..., None]]:

@@ -30,11 +30,8 @@ MOST_BYTES, MOST_COLUMNS = 2**28, 2**16
 LOCK_WAIT_S, LOCK_NAME = 5.0, ".rlxjax.lock"
 #: What stands at a path where a file was expected.
 _KINDS = {
-    stat.S_IFDIR: "folder",
-    stat.S_IFCHR: "device",
-    stat.S_IFBLK: "device",
-    stat.S_IFIFO: "named pipe",
-    stat.S_IFSOCK: "socket",
+    **{stat.S_IFDIR: "folder", stat.S_IFCHR: "device", stat.S_IFBLK: "device"},
+    **{stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"},
 }
 #: What the system says where a file system has no locks.
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
@@ -53,8 +50,7 @@ class Sealed(Strict):
 
     @model_serializer(mode="wrap")
     def _with_digest(self, content_of: Any) -> dict[str, Any]:
-        content = content_of(self)
-        return content | {"digest": digest_of(content)}
+        return (content := content_of(self)) | {"digest": digest_of(content)}
 
     @model_validator(mode="before")
     @classmethod
@@ -222,12 +218,10 @@ def read_parquet_file(path: str | os.PathLike[str]) -> Any:
 def first_refusal(reason: ValidationError) -> str:
     """Return the first thing that a schema refused, in one line: the field, what was expected, what came."""
     first = reason.errors()[0]
-    field = ".".join(str(part) for part in first["loc"]) or "content"
-    said = first["msg"].removeprefix("Value error, ")
-    got = repr(first["input"])
+    field, got = ".".join(map(str, first["loc"])) or "content", repr(first["input"])
     got = got if len(got) <= SHOWN_CHARACTERS else f"{got[:SHOWN_CHARACTERS]}..."
     shown = "" if first["type"] in ("missing", "value_error") else f", got {got}"
-    return " ".join(f"{field}: {said}{shown}".split())
+    return " ".join(f"{field}: {first['msg'].removeprefix('Value error, ')}{shown}".split())
 
 
 def file_to_write(path: str | os.PathLike[str]) -> FilePath:
@@ -267,11 +261,7 @@ def write_text_file(text: str, path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[FilePath]:
-    """Give a place to write at that becomes the file once all is written; a reader never sees a part of it.
-
-    A file that is replaced keeps its permissions, and its owner where the system lets it; a new one has those that the
-    user's umask leaves.
-    """
+    """Give a place to write at that becomes the file once all is written, with the permissions of an earlier one."""
     path, temporary = file_to_write(path), None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -302,10 +292,7 @@ def not_written(path: str | os.PathLike[str], reason: OSError) -> OSError:
 
 
 def set_aside(path: FilePath) -> FilePath | None:
-    """Rename an existing file to the next free numbered name; return that, or None if there was none.
-
-    No file is overwritten, whoever else does the same at the same time.
-    """
+    """Rename an existing file to the next free numbered name, which no other file has; None if there was none."""
     number = 1
     while os.path.lexists(path):
         aside = path.with_name(f"{path.name}.{number}")
@@ -327,11 +314,6 @@ def locked(path: str | os.PathLike[str], name: str = LOCK_NAME, wait_s: float | 
 
     A thread that holds it may lock it again. The system unlocks it when the process ends; where the file system has no
     locks, a second file says who holds it, and one of a process of this host that ended counts no more.
-
-    Args:
-        path: the file.
-        name: of the lock, which has a folder to itself.
-        wait_s: seconds to wait for who holds it; some unless given.
 
     Raises:
         ValueError: another one holds it, and did not end within some seconds; one line.

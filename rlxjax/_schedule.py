@@ -66,13 +66,8 @@ class Schedule(NamedTuple):
 _CPU = Schedule()
 #: Of accelerators: chunks are bounded by memory alone, and one is sent while another one is computed.
 _ACCELERATOR = _CPU._replace(
-    chunk_samples=2**26,
-    piece_samples=2**26,
-    launches=2,
-    alone_samples_fused=2**26,
-    alone_samples_block=2**26,
-    most_bins_maxima=0,
-    least_blocks=0,
+    **dict.fromkeys(("chunk_samples", "piece_samples", "alone_samples_fused", "alone_samples_block"), 2**26),
+    **{"launches": 2, "most_bins_maxima": 0, "least_blocks": 0},
 )
 _WITH_KERNEL = _ACCELERATOR._replace(least_n_fft_kernel=256, most_n_fft_kernel=1024, most_k_kernel=64)
 #: A step of a GPU's kernel fills the registers of 128 threads, one of a TPU's some of its vector memory.

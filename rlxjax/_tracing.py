@@ -41,9 +41,8 @@ def refusals_in_one_line(fn: Callable[..., Any]) -> Iterator[None]:
     except Exception as error:  # noqa: BLE001  (a user's function may raise anything)
         name = getattr(fn, "__name__", type(fn).__name__)
         reason = str(error).strip().partition("\n")[0]
-        raise ValueError(
-            f"fn: expected a function that JAX traces, but {name} raised {type(error).__name__}: {reason}"
-        ) from error
+        raised = f"{name} raised {type(error).__name__}: {reason}"
+        raise ValueError(f"fn: expected a function that JAX traces, but {raised}") from error
 
 
 def traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

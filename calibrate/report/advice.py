@@ -66,9 +66,7 @@ def advice_page(path: FilePath, command: str) -> str:
         names = [own.name for own in dataclasses.fields(advice) if own.name.startswith(kept)]
         counts = {name.replace("_", " "): getattr(advice, name) for name in names}
         counts |= {f"{name} peak bytes": own.peak_bytes for name, own in forms}
-        table = Table(
-            "In a call; what is negative is lost", [{"what": name, "count": n} for name, n in counts.items()], ""
-        )
+        table = Table("In a call; what is negative is lost", [{"what": k, "count": n} for k, n in counts.items()], "")
         sections.append(Section("counts", "What one program saves", tables=[table]))
     if advice.code:
         sections.append(Section("code", "The change", code=advice.code))

@@ -28,14 +28,11 @@ SURE_SDS = 2.0
 
 
 class Measured(NamedTuple):
-    """Cells that were timed, `[cells]`: runs and what the fit took for their times, and the cells themselves.
-
-    `noise`: relative difference of two halves of the campaign, NaN for a single round.
-    """
+    """Cells that were timed, `[cells]`: runs and what the fit took for their times, and the cells themselves."""
 
     timings: Timings
     cells: np.ndarray
-    noise: np.ndarray
+    noise: np.ndarray  # relative difference of two halves of the campaign, NaN for a single round
 
     def each(self, field: str) -> list[Any]:
         return [getattr(cell, field) for cell in self.cells]

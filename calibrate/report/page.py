@@ -85,7 +85,6 @@ def sentence(text: str) -> str:
 
 
 def rows_of(columns: Mapping[str, Any]) -> list[Row]:
-    """Return rows of plain figures from columns of equal length by heading."""
     plain_columns = (np.asarray(column).tolist() for column in columns.values())
     return [dict(zip(columns, row, strict=True)) for row in zip(*plain_columns, strict=True)]
 

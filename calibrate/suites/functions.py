@@ -20,16 +20,12 @@ from rlxjax.models import FUNCTIONS, GPU_KERNELS, function_runs, gpu_facts_of_ki
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """An argument: its shape and dtype, and the values that are valid for it.
-
-    `values` is "normal", "positive" (0.5 to 1.5), "definite" (symmetric positive definite matrices) or "key"
-    (of a random generator). Integers are uniform from 0 to `below` less 1.
-    """
+    """An argument: its shape and dtype, and the values that are valid for it."""
 
     shape: tuple[int, ...]
     dtype: Any = np.float32
-    values: str = "normal"
-    below: int = 0
+    values: str = "normal"  # "positive" (0.5 to 1.5), "definite" (symmetric matrices), "key" (of a random generator)
+    below: int = 0  # integers are uniform from 0 to this less 1
 
     def abstract(self) -> jax.ShapeDtypeStruct:
         is_key = self.values == "key"
@@ -56,16 +52,13 @@ Make = Callable[..., tuple[Callable[..., Any], tuple[Any, ...]]]
 
 
 class Kind(NamedTuple):
-    """A function at several sizes: numbers joined by "x", with ":" and a dtype where it is not float32.
-
-    Of a kind that is held out, or a size marked "*", the fit sees nothing.
-    """
+    """A function at several sizes."""
 
     family: str
     name: str
     make: Make
-    sizes: str
-    held_out: bool = False
+    sizes: str  # numbers joined by "x", with ":" and a dtype where it is not float32, and "*" where it is held out
+    held_out: bool = False  # the fit sees no size of it
 
 
 def _normals(dtype: Any, *shapes: tuple[int, ...]) -> tuple[Draw, ...]:
@@ -295,16 +288,13 @@ def timed_functions(kinds: Sequence[Kind] = KINDS) -> dict[str, TimedFunction]:
 
 
 class KernelsSuite(Suite):
-    """The functions of the suite as a GPU's compiler made them: fitted to the same samples, never timed by itself.
-
-    `texts` are those of the compiled functions by name, for samples that do not say what was compiled.
-    """
+    """The functions of the suite as a GPU's compiler made them: fitted to the same samples, never timed by itself."""
 
     model = GPU_KERNELS
     most_error = 0.25
 
     def __init__(self, texts: Mapping[str, str] | None = None) -> None:
-        self._texts = texts or {}
+        self._texts = texts or {}  # of compiled functions by name, for samples that do not say what was compiled
 
     def cells(self) -> list[Cell]:
         return []
@@ -350,11 +340,9 @@ class FunctionsSuite(Suite):
         return [dataclasses.replace(self._cell(cell.name), compiled=cell.compiled) for cell in cells]
 
     def facts(self) -> Facts:
-        """Return what the data sheet says of this machine's GPU; nothing of another device."""
         return gpu_facts_of_kind(jax.devices()[0].device_kind) or {}
 
     def as_compiled(self, cell: Cell, program: Callable[[], Any]) -> Cell:
-        """Return a cell with what its program launches on a GPU."""
         if jax.default_backend() != "gpu" or not isinstance(program, functools.partial):
             return cell
         # JAX has compiled it for the first call.

@@ -121,7 +121,6 @@ def sections_of_file(
 
 
 def _raw_of(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the object in a file of this schema, its sections unchecked."""
     raw = read_json(path, SCHEMA_VERSION, CalibrationFileError, _mend(path), "a calibration")
     if not isinstance(raw.get("models"), dict):
         raise CalibrationFileError(f"{path}: models: expected sections by name; {_mend(path)}")

@@ -137,16 +137,9 @@ class Predictions:
         return self.of(model).bounds_ns(self.estimate(strategy, *inputs, model=model, **named), level)
 
     def compare(self, fused: str, kept: str, *inputs: Size, model: ModelName = None, **named: Size | None) -> Decision:
-        """Return whether one strategy is faster than another, and how sure that is, `[*batch]`.
+        """Return whether a strategy `fused` is faster than another one that is `kept` else, how surely, `[*batch]`.
 
         `explain` does so for the fastest two, and says why.
-
-        Args:
-            fused: the strategy to take if it is faster.
-            kept: the strategy to keep otherwise.
-            *inputs: by place.
-            model: the name of one of a calibration's.
-            **named: by name.
 
         Raises:
             ValueError: as `predict_ns`.
@@ -176,16 +169,9 @@ class Predictions:
     def pick(
         self, *inputs: Size, candidates: Sequence[str] | None = None, model: ModelName = None, **named: Size | None
     ) -> str:
-        """Return the strategy with the lowest prediction for one workload, of equals the first.
+        """Return the strategy with the lowest prediction for one workload, of equals the first: a name that implies it.
 
-        Args:
-            *inputs: by place.
-            candidates: strategies to choose among; all that give the result unless given.
-            model: the name of one of a calibration's.
-            **named: by name.
-
-        Returns:
-            The name of the strategy, which also implies the inputs.
+        It is one of the candidates, of all that give the result unless these are given.
 
         Raises:
             ValueError: as `predict_ns`, no candidate, or sizes that are arrays or traced, for which `pick_index` is.
@@ -443,7 +429,6 @@ def _hashable(value: Any) -> Any:
 @functools.lru_cache(maxsize=MOST_PLACED)
 def _placed(known: Handle, is_double: bool) -> LatencyPosterior | None:
     """Return a posterior whose leaves lie on the device, of JAX's precision at the time; None of a traced one."""
-    del is_double
     if is_traced(*jax.tree.leaves(known())):
         return None
     with jax.ensure_compile_time_eval():

@@ -198,9 +198,7 @@ def rounding_moves(call: Callable[[], Any], results: Sequence[Any]) -> list[np.n
     number that is finite in one run alone moves infinitely far.
     """
     closed = jax.make_jaxpr(call)()
-    unit = max(
-        (float(jnp.finfo(one.dtype).eps) for one in results if jnp.issubdtype(one.dtype, jnp.inexact)), default=0.0
-    )
+    unit = max((float(jnp.finfo(x.dtype).eps) for x in results if jnp.issubdtype(x.dtype, jnp.inexact)), default=0.0)
 
     def moved(seed: jax.Array, consts: Sequence[Any]) -> list[Any]:
         arrays = [_nudged(jnp.asarray(one), seed, number, 1.0) for number, one in enumerate(consts)]

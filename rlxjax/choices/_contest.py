@@ -131,7 +131,6 @@ class _Ratio(NamedTuple):
 
     @classmethod
     def of(cls, costs: np.ndarray, place: int, other: int) -> "_Ratio":
-        """Compare two programs in the rounds that visited both."""
         both = np.log(costs[:, [place, other]])
         both = both[~np.isnan(both).any(axis=1)]
         if (rounds := len(both)) < 2:

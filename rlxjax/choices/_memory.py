@@ -240,7 +240,6 @@ class Memory:
             return otherwise
 
     def _write(self, new: Sequence[Choice]) -> None:
-        """Write entries, and those of earlier answers that could not be written."""
         waiting = _UNWRITTEN.setdefault(self.path, [])
         waiting += new
         entries = list(waiting)

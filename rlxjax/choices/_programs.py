@@ -272,9 +272,7 @@ def _places_in(jaxpr: Any) -> list[jax.sharding.Sharding]:
     """Return where the equations of a jaxpr place arrays, on meshes that other processes may be part of."""
     found = []
     for equation in jaxpr.eqns if jax.process_count() > 1 else ():
-        for value in jax.tree.leaves(
-            [*equation.params.values()], is_leaf=lambda own: isinstance(own, jax.sharding.Mesh)
-        ):
+        for value in jax.tree.leaves([*equation.params.values()], is_leaf=lambda x: isinstance(x, jax.sharding.Mesh)):
             if hasattr(value, "eqns") or hasattr(getattr(value, "jaxpr", None), "eqns"):
                 found += _places_in(getattr(value, "jaxpr", value))
             elif isinstance(value, jax.sharding.Mesh):
@@ -362,13 +360,9 @@ def predicted_variants(ways: Sequence[Way], sizes: Mapping[str, Any], calibrated
     np.fill_diagonal(sd_ns, 0.0)
     is_inside = bool(calibrated.domain) and bool(calibrated.in_domain(**sizes))  # pyright: ignore
     said = zip(ways, *(np.asarray(own, float).tolist() for own in (found.time_ns, low_ns, high_ns)), strict=True)
-    return [
-        dataclasses.replace(
-            own,
-            predicted_ns=time_ns,
-            predicted_interval_ns=(low, high),
-            in_domain=is_inside,
-            runs=({"variant": own.name, "inputs": dict(sizes)},),
-        )
-        for own, time_ns, low, high in said
-    ], sd_ns
+    predicted = []
+    for own, time_ns, *ends in said:
+        runs = ({"variant": own.name, "inputs": dict(sizes)},)
+        figures = {"predicted_ns": time_ns, "predicted_interval_ns": tuple(ends), "in_domain": is_inside, "runs": runs}
+        predicted.append(dataclasses.replace(own, **figures))
+    return predicted, sd_ns

@@ -149,7 +149,6 @@ def _step(
 
 
 def _sums(values: np.ndarray, group: Int[np.ndarray, "n"], count: int) -> np.ndarray:
-    """Return the sum of the rows of each group, of which none is empty, `[count, ...]`."""
     order = np.argsort(group, kind="stable")
     return np.add.reduceat(values[order], np.searchsorted(group[order], np.arange(count)), axis=0)
 

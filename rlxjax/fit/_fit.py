@@ -205,21 +205,9 @@ def fit_terms(
     n_starts: int = 1,
     min_timings: int = MIN_TIMINGS,
 ) -> list[Any]:
-    """Fit the terms alone to each of many devices' timings: coefficients in a fraction of the time of a posterior.
+    """Fit the terms alone to each of many devices' timings: a `FitResult` each, in a fraction of a posterior's time.
 
-    Args:
-        timings: as of `fit_posteriors`, and so the other arguments; the prior's correction is not used.
-        prior: of the coefficients.
-        weights: `[devices, n]`.
-        facts: how the machines schedule.
-        n_starts: from which each fit is tried.
-        min_timings: fewer of a device that count are refused.
-
-    Returns:
-        A `FitResult` for each device.
-
-    Raises:
-        ValueError: as `fit_posteriors`.
+    Arguments and errors as of `fit_posteriors`; the prior's correction is not used.
 
     Examples:
         >>> from rlxjax.models import FFT
@@ -309,19 +297,10 @@ def _terms(minimum: Minimum, weights: np.ndarray, prior: LatencyPrior[C]) -> Fit
         f"The fit of {count} timings {'converged' if converged else 'did not converge'} in {minimum.steps} steps "
         f"(loss {minimum.loss:.4g}, of which another step promises {minimum.expected_decrease:.2g})."
     )
-    return FitResult(
-        structure.unflatten(np.exp(minimum.logs).tolist()),
-        float(minimum.loss),
-        float(minimum.expected_decrease),
-        int(minimum.steps),
-        converged,
-        float(noise_sd),
-        structure.unflatten(log_sd.tolist()),
-        dict(zip(names, is_measured(log_sd, prior_sd).tolist(), strict=True)),
-        left * scale,
-        inseparable,
-        message,
-    )
+    fitted, sds = (structure.unflatten(own.tolist()) for own in (np.exp(minimum.logs), log_sd))
+    end = float(minimum.loss), float(minimum.expected_decrease), int(minimum.steps), converged, float(noise_sd)
+    measured = dict(zip(names, is_measured(log_sd, prior_sd).tolist(), strict=True))
+    return FitResult(fitted, *end, sds, measured, left * scale, inseparable, message)
 
 
 def is_measured(log_sd: RealLike, prior_sd: RealLike) -> Bool[np.ndarray, "*batch"]:

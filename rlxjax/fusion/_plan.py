@@ -234,19 +234,15 @@ def plan_fusion(
     for number, group in enumerate(partition):
         inside = set(group)
         if plan == "greedy":  # what the reference says of a chain
-            inputs, outputs = (
-                [id_ for i in group for id_ in kernel_graph.nodes[i].inputs if id_ not in inside],
-                group[-1:],
-            )
+            inputs, outputs = [j for i in group for j in kernel_graph.nodes[i].inputs if j not in inside], group[-1:]
             saved = (len(group) - 1) * kernel_graph.nodes[group[0]].elements * _GREEDY_ELEMENT_BYTES
             eliminated = max(0, len(group) - len(inputs) - 1)
         else:
             inputs, outputs = kernel_graph.external_reads(group), kernel_graph.exports(group)
             inner = inside.difference(outputs)
             saved, eliminated = sum(kernel_graph.sizes[i] for i in inner), len(inner)
-        kernels.append(
-            FusedKernel(number, tuple(group), tuple(inputs), tuple(outputs), saved, eliminated, kernel_graph.nodes)
-        )
+        ids = tuple(group), tuple(inputs), tuple(outputs)
+        kernels.append(FusedKernel(number, *ids, saved, eliminated, kernel_graph.nodes))
     saved = sum(kernel.memory_saved for kernel in kernels)
     return FusionPlan(kernels, saved, len(kernel_graph.members), kind=plan, graph=graph, coefficients=row)
 

@@ -135,13 +135,9 @@ class IoFusionGate(Coefficients):
     def fuse_probability(
         self, before: Before, after: After = None, *, temperature_ns: RealLike, straight_through_gradient: bool = False
     ) -> Probability:
-        """Return the smooth form of `should_fuse`: the logistic of the log-odds, `[*batch]`.
+        """Return the smooth form of `should_fuse`: the logistic of the log-odds, `[*batch]`; others as of `score_ns`.
 
-        Args:
-            before: a benefit, or the profile without fusion.
-            after: the profile with fusion, unless a benefit is given.
-            temperature_ns: scalar or `[*batch]`.
-            straight_through_gradient: return the hard decision as 0 or 1, with this gradient.
+        With `straight_through_gradient`, that is the hard decision as 0 or 1, with this gradient.
 
         Examples:
             >>> gate = IoFusionGate(dispatch_ns=500.0, min_gain_ns=1_000.0)
@@ -160,12 +156,8 @@ class IoFusionGate(Coefficients):
     def evaluate(self, before: Before, after: After = None, *, temperature_ns: RealLike) -> "GateEvaluation":
         """Return benefit, score, decision and probability of a whole table in one program.
 
-        The fields are what `fusion_benefit`, `score_ns`, `should_fuse` and `fuse_probability` return.
-
-        Args:
-            before: a benefit, or the profile without fusion.
-            after: the profile with fusion, unless a benefit is given.
-            temperature_ns: of the probability, scalar or `[*batch]`.
+        The fields are what `fusion_benefit`, `score_ns`, `should_fuse` and `fuse_probability` return; arguments as of
+        `score_ns`, the temperature that of the probability.
 
         Examples:
             >>> gate = IoFusionGate(dispatch_ns=500.0, min_gain_ns=1_000.0)

@@ -122,7 +122,6 @@ def turns(
         return found
 
     def turned(found: Mapping[Hashable, Any]) -> dict[Any, Any]:
-        """Return what is carried after one more turn."""
         return {place: found[new] for place, new in moves.items()}
 
     def counted() -> int | None:

@@ -167,11 +167,7 @@ _COSTLY = names(
 #: Special functions that iterate over whole arrays until the last element has converged -> values of an element that
 #: are kept meanwhile, as XLA writes their series and continued fractions.
 _ITERATED = {
-    "igamma": 25,
-    "igammac": 25,
-    "igamma_grad_a": 38,
-    "random_gamma_grad": 35,
-    "regularized_incomplete_beta": 9,
+    **{"igamma": 25, "igammac": 25, "igamma_grad_a": 38, "random_gamma_grad": 35, "regularized_incomplete_beta": 9}
 }
 #: Names -> FLOP of putting one more real element in, and one more complex one.
 _COMBINE: Mapping[str, tuple[Pair, Pair]] = {
@@ -271,9 +267,7 @@ _REDUCTION = Rule(  # `n - 1` operations for `n` elements
 _TOUCHING = Rule("gather", moved=lambda op: 2 * nbytes(*op.outputs) + nbytes(*op.inputs[1:]))
 _GATHER = _TOUCHING._replace(in_memory=0, writes_memory=False, reads_part=True)
 #: Partial results of blocks, and their copy if there are other axes.
-_CUMULATIVE = Rule(
-    "cumulative", _cumulated, workspace=lambda op: (2 if len(op.result.shape) > 1 else 1) * nbytes(op.result)
-)
+_CUMULATIVE = Rule("cumulative", _cumulated, workspace=lambda op: (1 + (len(op.result.shape) > 1)) * nbytes(op.result))
 #: `size - 1` operations for a window, padding included.
 _WINDOW = Rule("window", lambda op: _results(op) * max(math.prod(op.params["window_dimensions"]) - 1, 0) * _each(op))
 #: For each window the comparisons of its elements, and one add of its source, which is no larger than what they cover.
@@ -305,9 +299,7 @@ _TABLE: Mapping[str, Rule] = {
     "dynamic_slice": _GATHER._replace(also=lambda op: {"gather_places": 1}),
     "get": _TOUCHING,
     # The new values read and written, the old ones read and written, and the indices.
-    "swap": Rule(
-        "scatter", moved=lambda op: 2 * nbytes(op.result, op.inputs[1]) + nbytes(*op.inputs[2:]), in_place=True
-    ),
+    "swap": Rule("scatter", moved=lambda o: 2 * nbytes(o.result, o.inputs[1]) + nbytes(*o.inputs[2:]), in_place=True),
     "addupdate": _written(1, _COMBINE["sum"]),
     "dynamic_update_slice": _written(1)._replace(also=lambda op: {"scatter_places": 1}),
     "scatter": _scatter(),

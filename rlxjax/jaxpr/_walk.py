@@ -91,7 +91,6 @@ class Walk:
         self._implementations: dict[int, Any] = {}
 
     def totals(self, jaxpr: Any, reusable: Iterable[int] = (), known: Sequence[Number] = ()) -> Totals:
-        """Return what a jaxpr does when it runs once."""
         key = id(jaxpr), tuple(reusable), tuple(known)
         if key not in self._totals or self._size(jaxpr)[1]:
             self._totals[key] = self._count(jaxpr, key[1], known)

@@ -245,7 +245,6 @@ def _cones(on: np.ndarray, bins: np.ndarray) -> list[_Cone]:
 
 
 def _matrices_ns(partition: list[_Cone]) -> float:
-    """Return the estimate for one segment: two FLOP an entry, and what has to be gathered."""
     flop = sum(4.0 * len(samples) * len(bins) for samples, bins in partition)
     gathered = sum(len(samples) for samples, _ in partition if not _is_even(samples))
     if len(partition) > 1:

@@ -17,10 +17,9 @@ from rlxjax.welch import hann_window
 
 from ._model import LearnedFft, butterfly_places, learned_spectrum
 
-#: Bins on either side of a reference peak that belong to its band.
-BAND_HALF_WIDTH = 3
-#: Power of a bin below this share of its row's mean counts as this share.
-POWER_FLOOR = 1e-6
+#: Bins on either side of a reference peak that belong to its band; the share of its row's mean that a power counts as
+#: at least.
+BAND_HALF_WIDTH, POWER_FLOOR = 3, 1e-6
 #: Rows of one training step, of those that choose a cut, of those that say which bins are wanted, and of
 #: those that choose among models.
 TRAINING_ROWS, CUT_ROWS, MASK_ROWS, VALIDATION_ROWS = 64, 256, 2048, 512
@@ -28,10 +27,8 @@ TRAINING_ROWS, CUT_ROWS, MASK_ROWS, VALIDATION_ROWS = 64, 256, 2048, 512
 LEAST_WANTED = 0.01
 #: Rounds of growth, and the weight of the mean gate in its loss.
 GROWTH_ROUNDS, GATE_WEIGHT = 10, 0.02
-#: Step size of Adam at the start of fine-tuning (twiddles and mask).
-FINE_TUNING_RATE = 0.002
-#: Fine-tuned models are compared this many times.
-COMPARISONS = 10
+#: Step size of Adam at the start of fine-tuning (twiddles and mask), and how often fine-tuned models are compared.
+FINE_TUNING_RATE, COMPARISONS = 0.002, 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -341,7 +338,6 @@ class _Best:
         self.history: list[TrainingRound] = []
 
     def try_out(self, model: LearnedFft, step: int, loss: Array, gate_weight: float) -> None:
-        """Compare a model, and note the round that it is of."""
         recall = float(_recall(model, self.validation, k=self.k))
         self.history.append(TrainingRound(step, float(loss), gate_weight, model.active_gates, recall))
         if recall > self.recall:

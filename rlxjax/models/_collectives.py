@@ -69,7 +69,6 @@ class CollectivesModel(LatencyModel):
     prior = prior_of(CollectiveCoefficients)  # pyright: ignore
 
     def terms_ns(self, coefficients: CollectiveCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
-        del facts
         shares = [jnp.asarray(getattr(coefficients, f"{kind}_share")) for kind in self.variants]
         share = jnp.choose(jnp.asarray(runs.variant), shares, mode="clip")
         return {

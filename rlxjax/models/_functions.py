@@ -129,7 +129,6 @@ class FunctionsModel(CountsModel):
         return LatencyPrior(FunctionCoefficients(**known.median), FunctionCoefficients(**known.log_sd))
 
     def terms_ns(self, coefficients: FunctionCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
-        del facts
         parts = _parts_ns(coefficients, runs)
         # Each part of a kernel's work takes its share of the kernel's time.
         factor = parts.kernel_ns / (jnp.sum(parts.work_ns, -1) + parts.memory_ns + 1e-3)
@@ -141,7 +140,6 @@ class FunctionsModel(CountsModel):
         }
 
     def time_ns(self, coefficients: FunctionCoefficients, runs: Runs, facts: Facts) -> RealLike:
-        del facts
         parts = _parts_ns(coefficients, runs)
         return parts.call_ns + parts.launch_ns + parts.loop_ns + jnp.sum(parts.kernel_ns, -1)
 
@@ -263,15 +261,10 @@ def functions_table(profiles: Sequence[FunctionProfile]) -> Any:
 
     rows = function_runs(profiles).inputs
     lengths = [len(profile.kernels) for profile in profiles]
-    lists = {name for name, entry in FUNCTIONS.inputs.items() if entry.is_list}
-    return pa.table(
-        {
-            name: [row[:length].tolist() for row, length in zip(rows[name], lengths, strict=True)]
-            if name in lists
-            else rows[name]
-            for name in FUNCTIONS.inputs
-        }
-    )
+    columns: dict[str, Any] = {name: rows[name] for name in FUNCTIONS.inputs}
+    for name in (name for name, entry in FUNCTIONS.inputs.items() if entry.is_list):
+        columns[name] = [row[:length].tolist() for row, length in zip(rows[name], lengths, strict=True)]
+    return pa.table(columns)
 
 
 def kernel_runs(kernels: Kernels, weights: Any = None, **sizes: Any) -> Runs:

@@ -201,7 +201,6 @@ def time_by(
 def _measured(
     whole: CalibratedModel, timings: Timings, name: str, along: str, values: np.ndarray, sizes: Mapping[str, Any]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return where a strategy was timed at these sizes, and its times in ns."""
     inputs, code = timings.runs.inputs, np.asarray(timings.runs.variant)
     at, time_ns = np.asarray(inputs[along]), np.asarray(timings.time_ns)
     wanted = all_inputs(whole.model, name, (), {**sizes, along: at})
@@ -284,9 +283,7 @@ def decision_map(
     colours = [*(hue.colour for hue in hues(whole.model, named).values()), NEUTRAL]
     x, y = _edges(columns), _edges(rows)
     # One image in a vector file: between transparent rectangles, seams would show.
-    mesh = ax.pcolormesh(
-        x, y, winner, cmap=ListedColormap(colours), vmin=-0.5, vmax=len(colours) - 0.5, rasterized=True
-    )
+    mesh = ax.pcolormesh(x, y, winner, cmap=ListedColormap(colours), vmin=-0.5, vmax=len(named) + 0.5, rasterized=True)
     keep(ax, figures)
     mesh.set_alpha(np.where(is_timed, TIMED, BEYOND).ravel().tolist())
     _draw_borders(ax, x, y, fastest, "solid")

@@ -158,10 +158,8 @@ def _begin(job: Job, parts: Sequence[Part], resume: bool) -> None:
             raise ValueError(f"{sink}: holds another job: {differs} differs; give another folder{hint}")
     if not resume:
         done = sum(job.file(part).exists() for part in parts)
-        raise ValueError(
-            f"{sink}: holds {done} of the {len(parts)} parts of this job; go on with --resume "
-            "(resume=True), or give another folder"
-        )
+        mend = "go on with --resume (resume=True), or give another folder"
+        raise ValueError(f"{sink}: holds {done} of the {len(parts)} parts of this job; {mend}")
 
 
 def _remove_leftovers(job: Job) -> None:
@@ -226,9 +224,8 @@ def _part_worker(job: Job) -> Callable[[Part], Totals]:
     def work(part: Part) -> Totals:
         for path in (part.file, job.manifest):
             if not os.path.exists(path):
-                raise ValueError(
-                    f"{path}: not there on {socket.gethostname()}; all machines have to see the input and the output"
-                )
+                mend = "all machines have to see the input and the output"
+                raise ValueError(f"{path}: not there on {socket.gethostname()}; {mend}")
         return _evaluate_part(job, part, compiled, lambda rows: None)
 
     return work
@@ -237,9 +234,7 @@ def _part_worker(job: Job) -> Callable[[Part], Totals]:
 def _evaluate_part(job: Job, part: Part, compiled: Compiled, advance: Callable[[int], None]) -> Totals:
     """Read, evaluate and write one part; `advance` is called with the rows of each batch, and may end it by raising."""
     totals, clock, rejects, first_row = np.zeros(5), time.perf_counter, [], part.first_row
-    carried = [
-        job.source.schema.field(name) if name not in job.keys else (name, job.keys[name]) for name in job.carried
-    ]
+    carried = [(n, job.keys[n]) if n in job.keys else job.source.schema.field(n) for n in job.carried]
     kinds = {name: pa.string() if isinstance(kind, tuple) else kind for name, kind in job.program.outputs.items()}
     schema = pa.schema([*carried, *(pa.field(name, kind, nullable=False) for name, kind in kinds.items())])
     names = [*job.carried, *(name for name, own in job.program.outputs.items() if isinstance(own, tuple))]
@@ -286,7 +281,6 @@ def _batches(job: Job, part: Part) -> Iterator[pa.RecordBatch]:
 
 
 def _check_same(job: Job, part: Part, metadata: Any) -> None:
-    """Refuse a file that is not what it was when the job began."""
     if digest_of_file(part.file, metadata) != job.source.files[part.file]:
         raise ValueError(f"{part.file}: has changed since the job began; begin again with another folder to write")
 
@@ -333,7 +327,6 @@ def _evaluated(
 
 
 def _given(job: Job, part: Part, name: str, batch: pa.RecordBatch) -> pa.Array:
-    """Return a column of a batch, of its path if it stands there."""
     if name not in job.keys:
         return batch.column(name)
     return pa.repeat(pa.scalar(job.source.keys[part.file][name], pa.string()).cast(job.keys[name]), batch.num_rows)

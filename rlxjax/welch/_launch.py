@@ -77,7 +77,6 @@ def program_of(model: object, params: WelchPeakParams) -> Any:
     A program is a pytree of arrays. `program.peaks(signal, params, selection, platform)` are the peaks of rows of
     samples, in traced code, and `program.work` has the fields `flop` and `live_bins` for latency models.
     """
-    del params
     raise ValueError(f"model: expected a LearnedFft (load_learned_fft), got {type(model).__name__}")
 
 

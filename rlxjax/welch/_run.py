@@ -127,15 +127,7 @@ def choose_variant(
 ) -> "Choice":
     """Return which variant `welch_peaks` runs for a call with these arguments, and by what that is decided.
 
-    The choice is called with a signal, and computes its peaks by that variant.
-
-    Args:
-        signal: as of `welch_peaks`, concrete.
-        params: as there, like all others.
-        strategy: that may run several variants.
-        calibration: of this machine.
-        model: a learned FFT.
-        measure: "undecided", "always" or "never"; `RLXJAX_MEASURE` unless given, and "never" where that is not set.
+    The choice is called with a signal, and computes its peaks by that variant. Arguments as of `welch_peaks`.
 
     Raises:
         ValueError: as of `welch_peaks`, rows that are traced or on several devices, or nothing to decide by.
@@ -219,21 +211,17 @@ def keep_programs(most_bytes: int) -> None:
 
 
 def _placed_as(peaks: np.ndarray | jax.Array, signal: Any) -> jax.Array:
-    """Return peaks where a signal's rows lie, sharded as they are."""
-    where = signal.sharding
-    if isinstance(peaks, jax.Array) and (
-        isinstance(peaks.sharding, NamedSharding) or not isinstance(where, NamedSharding)
-    ):
+    where, is_named = signal.sharding, isinstance(signal.sharding, NamedSharding)
+    if isinstance(peaks, jax.Array) and (isinstance(peaks.sharding, NamedSharding) or not is_named):
         return peaks
     place: Any = next(iter(where.device_set)) if signal.committed else None
-    if isinstance(where, NamedSharding):
+    if is_named:
         place = NamedSharding(where.mesh, split_rows(row_axes(where, signal.shape)))
     with jax.ensure_compile_time_eval():
         return jax.device_put(peaks, place)
 
 
 def _held(signal) -> np.ndarray | jax.Array:
-    """Return a signal that its source does not change."""
     if is_traced(signal):
         raise ValueError("signals: expected concrete ones, got a traced one; use welch_peaks in traced code")
     return signal if isinstance(signal, jax.Array) else np.array(signal)

@@ -154,7 +154,6 @@ def _largest_below(keys: UInt[Array, "tiles bins rows"], limit: UInt[Array, "til
 
 
 def _maximum(arrays: Sequence[Array]) -> Array:
-    """Return the elementwise maximum, as a balanced tree."""
     arrays = list(arrays)
     while len(arrays) > 1:
         paired = [jnp.maximum(*pair) for pair in zip(arrays[::2], arrays[1::2], strict=False)]

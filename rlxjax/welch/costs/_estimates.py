@@ -131,15 +131,9 @@ def welch_peaks_fusion_gate_breakdown(
         (True, 32505856, 0)
     """
     table = evaluation(Workload.checked(device, batch, n_fft, k, coefficients=coefficients))
-    return WelchPeaksGateBreakdown(
-        table.score_ns,
-        table.min_gain_ns,
-        readback_bytes_saved(batch, n_fft, k),
-        jnp.asarray(table.benefit.sync_points_saved).astype(int),
-        table.should_fuse_io,
-        table.should_fuse,
-        table.compute_floor_ok,
-    )
+    saved = readback_bytes_saved(batch, n_fft, k), jnp.asarray(table.benefit.sync_points_saved).astype(int)
+    decided = table.should_fuse_io, table.should_fuse, table.compute_floor_ok
+    return WelchPeaksGateBreakdown(table.score_ns, table.min_gain_ns, *saved, *decided)
 
 
 def pick_welch_peaks_strategy(
