@@ -228,10 +228,7 @@ def calibrate_main() -> None:
 
 @contextlib.contextmanager
 def _told(context: typer.Context) -> "Iterator[Callable[[str, Outcome], None]]":
-    """Yield what prints the outcome of a model as soon as it is known, then end with the exit status of all.
-
-    JSON comes at the end, of those outcomes that there are should a later suite fail.
-    """
+    """Yield what prints each model's outcome at once, and JSON at the end; then end with the exit status of all."""
     outcomes: dict[str, Outcome] = {}
     strict, verbose, quiet, as_json = (context.params[name] for name in OF_PRINTING)
 

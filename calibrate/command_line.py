@@ -171,10 +171,7 @@ def command_line(context: typer.Context) -> str:
 
 
 def calibration_file(file: FilePath | None) -> FilePath:
-    """Return the file of a calibration that was measured here, or another one that is given, with JAX set up for it.
-
-    A calibration of the processor starts it also where JAX would take an accelerator.
-    """
+    """Return the file of a calibration that was measured here, or is given, with JAX set up for its platform."""
     from rlxjax.calibration import default_calibration_path, is_there, sections_of_file
 
     sections = {} if file is None else sections_of_file(file)[0].sections()

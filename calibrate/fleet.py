@@ -1,7 +1,7 @@
 """The calibrations of a fleet: timings of many devices in, a file for each and the prior that they share out.
 
-A prior is pooled from some of the devices first; then every device is fitted with it, group by group. What one group
-needs is a value, and what it does is one function of that value, so that any pool of processes may run it.
+A prior is pooled from some of the devices first; then every device is fitted with it, group by group, by any pool of
+processes.
 """
 
 import collections

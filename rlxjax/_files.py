@@ -1,7 +1,4 @@
-"""Files on disk: all reading and writing that the library does.
-
-A JSON file is whole, as it was written and of its schema, or refused in one line.
-"""
+"""Files on disk: all reading and writing; a JSON file is whole, of its schema, or refused in one line."""
 
 import contextlib
 import csv

@@ -1,8 +1,7 @@
 """Why a strategy is picked: the parts of each one's time, the margin, and what would change the choice.
 
-A choice between two strategies changes where their predictions cross. The crossover along the model's first
-input has an error bar: as `log a = log b` defines `log x`, its derivative by an unknown is
-`-(d log a - d log b) / (d (log a - log b) / d log x)`, and so is its own by what is a workload's own.
+A choice changes where two predictions cross. Along the model's first input that has an error bar: as `log a = log b`
+defines `log x`, its derivative by an unknown is `-(d log a - d log b) / (d (log a - log b) / d log x)`.
 """
 
 import dataclasses

@@ -1,8 +1,4 @@
-"""One calibrated model of a machine: the predictions, decisions and picks that follow from its posterior.
-
-One call with new numbers is checked on the host, and answered by one compiled program, which is given the posterior as
-it lies on the device.
-"""
+"""One calibrated model of a machine: predictions, decisions and picks, by one compiled program of its posterior."""
 
 import contextlib
 import dataclasses

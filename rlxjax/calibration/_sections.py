@@ -1,7 +1,4 @@
-"""The calibration file's schema, version 5: independent sections, each with the machine that it is of and a digest.
-
-The calibration of a population, what other machines say of one that was never timed, has the same sections.
-"""
+"""The calibration file's schema, version 5: independent sections of a machine, or a population, each with a digest."""
 
 import contextlib
 import math

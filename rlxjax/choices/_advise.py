@@ -245,10 +245,7 @@ def profiles_of(
     device: TargetDevice | None,
     mesh: Mapping[str, int] | None = None,
 ) -> tuple[dict[Span, FunctionProfile], dict[Span, DoesNotFitError]]:
-    """Return the profile of each group, with its own share of the trip counts, which that of all stages has to take.
-
-    Where a device is given the groups are compiled for it; those that it refuses for their memory come second.
-    """
+    """Return the profile of each group, with its own share of the trip counts, and those that a device refuses."""
     refused: dict[Span, DoesNotFitError] = {}
     options: dict[str, Any] = {} if device is None else {"level": "compiled", "target": device, "mesh": mesh}
 
@@ -390,11 +387,7 @@ class _Question:
     def work(
         self, forms: Sequence[Grouping], times: FunctionTimes, calibrated: CalibratedModel, measure: str, teaches: bool
     ) -> Work:
-        """Return forms as ways to run the stages, whose times may teach the model.
-
-        Which forms are considered is by the calibration alone, whatever was learned since: else no measurement of them
-        would be found again.
-        """
+        """Return forms, by the calibration alone, so that they are found again, as ways whose times may teach it."""
         arrays, is_plain = functools.cache(lambda: filled(self.args)), len(self.whole) == 1
         traced = functools.cache(lambda span: self.groups[span].fn.trace(*self.groups[span].args))
 

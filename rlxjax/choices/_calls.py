@@ -30,10 +30,7 @@ class FailedError(Exception):
 
 
 class Caller:
-    """Makes calls one after another on a thread of its own, under the caller's settings for JAX.
-
-    There nothing is traced, and the process goes on where a call does not end: the thread is left to it.
-    """
+    """Makes calls, which may never end, one after another on a thread, under the caller's settings for JAX."""
 
     def __init__(self) -> None:
         self._asked: queue.SimpleQueue[Callable[[], Any] | None] | None = None
@@ -194,8 +191,7 @@ def rounding_moves(call: Callable[[], Any], results: Sequence[Any]) -> list[np.n
     """Return how far each number of a program's results moves in some runs of other roundings, at most.
 
     Monte Carlo arithmetic (Parker, Pierce and Eggert, 2000) of the program's jaxpr: its arrays, and what its operations
-    give, are multiplied by 1 plus or minus the precision of their dtype, of that of the results where this is finer. A
-    number that is finite in one run alone moves infinitely far.
+    give, are multiplied by 1 plus or minus the precision of their dtype, of that of the results where this is finer.
     """
     closed = jax.make_jaxpr(call)()
     unit = max((float(jnp.finfo(x.dtype).eps) for x in results if jnp.issubdtype(x.dtype, jnp.inexact)), default=0.0)

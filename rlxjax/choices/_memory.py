@@ -403,10 +403,7 @@ def _timed_runs(model: LatencyModel, ways: Sequence[Way]) -> Runs:
 
 
 def _conditioned(calibrated: CalibratedModel, choices: list[Choice]) -> CalibratedModel:
-    """Return the model that all measured times of some choices condition: those of one choice are a probe.
-
-    How far off its predictions were says how far off the next ones are. What was measured is in its domain.
-    """
+    """Return the model that all measured times of some choices condition: those of one choice are a probe."""
     taught = [(number, own) for number, choice in enumerate(choices) for own in _taught(choice)]
     if not taught:
         return calibrated

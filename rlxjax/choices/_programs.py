@@ -77,10 +77,7 @@ def as_arguments(result: Any) -> tuple[Any, ...]:
 
 
 def in_order(stages: Sequence[Callable[..., Any]], args: tuple[Any, ...]) -> list[Stage]:
-    """Return the stages, each jitted, with the shapes that each is called with.
-
-    A stage is traced here, and nowhere again: whatever it is part of takes what JAX remembers of the jitted one.
-    """
+    """Return the stages, each jitted and traced, here alone, with the shapes that each is called with."""
     found, given = [], args
     for number, fn in enumerate(stages):
         name = getattr(fn, "__name__", "")
@@ -243,11 +240,7 @@ def _runs_of(profiles: Sequence[FunctionProfile]) -> tuple[dict[str, Any], ...]:
 
 
 def where_of(args: tuple[Any, ...]) -> dict[str, Any]:
-    """Return what of the arguments no jaxpr says: which are arrays of NumPy, and how those of JAX are sharded.
-
-    A shape stands for an array of JAX, on its default device unless it says otherwise. A device is known by its place
-    among those of its process.
-    """
+    """Return what no jaxpr says of arguments: which are arrays of NumPy, and where others lie, by places of devices."""
     here, default = jax.local_devices(), jax.sharding.SingleDeviceSharding(default_device())
 
     def kind(leaf: Any) -> str:
@@ -283,10 +276,7 @@ def _places_in(jaxpr: Any) -> list[jax.sharding.Sharding]:
 
 
 def filled(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return arguments with arrays in the place of shapes, at random and the same each time.
-
-    Floating-point and complex numbers are normal, integers are from 0 to 99, booleans and random keys are drawn.
-    """
+    """Return arguments with arrays in the place of shapes: random ones, the same each time."""
     rng = np.random.default_rng(0)
     return jax.block_until_ready(jax.tree.map(lambda arg: _array(arg, rng), args))
 

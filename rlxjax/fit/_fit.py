@@ -1,7 +1,4 @@
-"""The fit: timings in, a posterior out, of one device or of many at once. Pure: no clock, no files, any latency model.
-
-How sure follows from the curvature at the minimum (Laplace's approximation).
-"""
+"""The fit: timings in, a posterior out, of one device or of many at once, for any latency model."""
 
 import dataclasses
 import operator
@@ -33,9 +30,8 @@ LEAST_GAIN = 0.1
 #: third more or less), and took at least this share of its prior's variance.
 MEASURED_LOG_SD, MEASURED_SHARE = 0.3, 0.5
 ROUNDING = 1e-6
-#: A fit has converged once a further step promises to lower the objective by no more, or by no more than this
-#: share of it: both below the half that a coefficient off by one standard deviation costs, the second as
-#: timings are noisier.
+#: A fit has converged once a further step promises to lower the objective by no more, or by no more than this share of
+#: it: a coefficient off by one standard deviation costs a half.
 CONVERGED_DECREASE, CONVERGED_SHARE = 1e-3, 1e-5
 #: What is believed of the noise beforehand counts as so many residuals of `RELATIVE_SD`.
 PRIOR_RESIDUALS = 4.0
@@ -108,12 +104,11 @@ def fit_posterior(
 
     The terms are fitted first, to times less the prior's correction: they minimise
     `sum(w * huber(log(predicted / measured) / 0.05)) + sum((log(c / median) / log_sd)**2) / 2`
-    over the logarithms of the coefficients by `optax.lbfgs`, from eight starts, of whose ends the lowest is
-    taken. From there, terms and correction are fitted together, as the likeliest of both: what a smooth factor
-    explains as well moves no coefficient. The covariance of all unknowns follows from the curvature of misfit and
-    priors (Laplace's approximation). The spread is such that nine tenths of the errors are covered where one of the
-    model's folds at a time is left out of the correction. How alike it is between the variants that do one piece of
-    work is what the fit leaves of the timings of equal inputs.
+    over the logarithms of the coefficients by `optax.lbfgs`; of eight starts the lowest end is taken. From there, terms
+    and correction are fitted together: what a smooth factor explains as well moves no coefficient. The covariance
+    follows from the curvature of misfit and priors (Laplace's approximation). The spread covers nine tenths of the
+    errors where one of the model's folds at a time is left out of the correction. How alike it is between the variants
+    that do one piece of work is what the fit leaves of the timings of equal inputs.
 
     Args:
         timings: of a model, one entry a workload, `[n]`.
@@ -356,12 +351,9 @@ def pooled_prior(fits: Sequence[FitResult[C] | LatencyPosterior], prior: Latency
 
         mean = sum(m_d) / (D + 1),   variance = sum((m_d - mean)**2 + v_d) / (D + 1),   d from 0 to D
 
-    which is a step of expectation and maximisation towards the likeliest mean and variance over devices.
-    To take a further step, fit the devices again with the result, and pool with the first prior again.
-
-    A coefficient that no device measured keeps the prior, and no variance is below `v_0 / (D + 1)`; one that
-    differs more between devices than the prior expected becomes wider than it. Fits that did not converge
-    are left out. Of posteriors, the correction is pooled too, as by `transferred_prior`; fits of terms have none.
+    which is a step of expectation and maximisation towards the likeliest mean and variance over devices; a further one
+    fits the devices again with the result, and pools with the first prior. No variance is below `v_0 / (D + 1)`. Fits
+    that did not converge are left out. Of posteriors, the correction is pooled too, as by `transferred_prior`.
 
     Args:
         fits: of the devices: of their terms, or posteriors.

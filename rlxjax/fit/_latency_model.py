@@ -1,7 +1,4 @@
-"""The interface of a latency model: what runs take on a machine, as a sum of named terms, and its priors.
-
-Whatever is generic knows this interface and no model: fits, posteriors, decisions, explanations, the calibration file.
-"""
+"""The interface of a latency model, all that generic code knows: what runs take, as a sum of terms, and its priors."""
 
 import dataclasses
 import functools

@@ -28,8 +28,8 @@ CORRECTION_SD = 0.05
 TERM = "correction_ns"
 #: A decision is one way or the other from this probability on, and undecided below.
 SURE = 0.9
-#: What one machine says of another: a standard deviation of the logarithm of coefficients, and the share of
-#: the correction that is expected there too; `benchmarks/population_prior.py` judges both.
+#: What one machine says of another: a standard deviation of the logarithm of coefficients, and the share of the
+#: correction that is expected there too.
 TRANSFERRED_LOG_SD, TRANSFERRED_SHARE = 1.0, 0.7
 #: A factor's entry of no more, in units of `CORRECTION_SD`, is a rounded 0.
 ROUNDING = 1e-9
@@ -236,9 +236,8 @@ def transferred_prior(*posteriors: LatencyPosterior) -> LatencyPrior[Any]:
 
         median = exp(sum(m_d) / D),   log_sd**2 = (sum((m_d - sum(m_d) / D)**2) + 1) / D
 
-    which is the likeliest mean, and a variance that one machine alone leaves at 1; no larger than the model's own
-    prior has it. What the terms miss belongs to the programs as well as to the machine, so that most of the correction
-    is expected there too: of one machine's 0.7, of several ones' mean more.
+    which is the likeliest mean, and a variance that one machine alone leaves at 1, no larger than the model's own
+    prior has it. Most of the correction is expected there too: of one machine's 0.7, of several ones' mean more.
 
     Args:
         *posteriors: of the other machines, of one model and one version of it.

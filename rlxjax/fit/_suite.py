@@ -170,8 +170,7 @@ def next_measurements(
 
     by which the entropy of the unknowns falls (Bayesian D-optimality); with targets, the largest mean over them of
     what it says of a run's time, `log(variance before / variance after) / 2` (MacKay's mean marginal information).
-    After each choice the unknowns' covariance is that which timing the workload would leave, whatever the times turn
-    out to be: a second workload like the first brings little. None is chosen twice.
+    Each choice leaves the covariance that timing it would: a second workload like the first brings little.
 
     Args:
         candidates: estimates `[workloads, runs]` by `prior_posterior` before there are timings, and by

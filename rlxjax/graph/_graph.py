@@ -1,7 +1,4 @@
-"""The graph, nodes in topological order, and its IO profile: four counts, exact on the host.
-
-The way data takes begins here: `Graph -> GraphIoProfile -> FusionBenefit -> score`.
-"""
+"""The graph, nodes in topological order, and its IO profile: four counts, exact on the host."""
 
 import dataclasses
 import difflib

@@ -1,9 +1,8 @@
 """The compiled form of a pruned learned FFT: what its gates and mask switch off is not in the program.
 
-A hard network is a linear map of the samples. Each bin depends on a cone of samples; bins of one cone
-are one real matrix of `[cone, 2 * bins]`, window, mask and power weight folded in. Where few samples and bins
-are left, matrices are the faster form, because a matrix product runs many times more FLOP per
-nanosecond than butterflies do; where many are left, the live butterflies are run stage by stage.
+A hard network is a linear map of the samples. Bins that depend on one cone of samples are one real matrix of
+`[cone, 2 * bins]`, window, mask and power weight folded in: the faster form where few samples and bins are left. Where
+many are left, the live butterflies are run stage by stage.
 """
 
 import dataclasses
@@ -164,12 +163,9 @@ def learned_peaks(
 ) -> Float[Array, "batch k 2"]:
     """Return the peaks that a learned FFT finds in rows of samples, as one program.
 
-    The same selection as the exact path's: masked bins have power 0, equal powers keep the lower bin first,
-    NaN powers come last, slots beyond the bins are (0, 0.0). Samples that no live bin depends on are not
-    read, so a NaN there is not seen.
-
-    The program is that of `learned_program`, made for these params; the other arguments and the result are those
-    of `fused_peaks`.
+    The same selection as the exact path's; masked bins have power 0. Samples that no live bin depends on are not read,
+    so a NaN there is not seen. The program is that of `learned_program`, made for these params; the other arguments and
+    the result are those of `fused_peaks`.
 
     Raises:
         ValueError: params of another segment length than the program's.

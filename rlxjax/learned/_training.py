@@ -179,13 +179,12 @@ def train_learned_fft(
 
     *Mask.* Bins that are next to never among the k strongest of training rows are masked. *Cuts.* The places of the
     network are halved along the bits of their address: a cut keeps one value of one bit and switches off every
-    butterfly of every stage that touches a place with the other value. All values of all bits left are tried on
-    training rows, and the one that keeps the greatest recall stays, until the gates that reach a bin are within the
-    budget. *Growth.* What is left of the budget is filled with single gates in equal rounds. Of the loss, `peak_loss`
-    plus a weight times the mean gate, each round averages the derivative by every gate over its steps, at hard gates
-    (straight through), and the gates that would lower it most are switched on. The gates of the best recall on
-    validation rows are kept, those before growth included. *Fine-tuning.* With those gates fixed, twiddles and mask
-    descend `peak_loss`; again the best is kept, the model before included.
+    butterfly of every stage that touches a place with the other value. Of all values of all bits left the one that
+    keeps the greatest recall on training rows stays, until the gates that reach a bin are within the budget. *Growth.*
+    What is left of the budget is filled with single gates in equal rounds: those switch on that would lower the loss
+    (`peak_loss` plus a weight times the mean gate) most, by its mean derivative at hard gates (straight through). The
+    gates of the best recall on validation rows are kept. *Fine-tuning.* With those gates fixed, twiddles and mask
+    descend `peak_loss`; again the best is kept.
 
     Args:
         n_fft: samples of a segment, a power of two.

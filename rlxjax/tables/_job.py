@@ -1,7 +1,4 @@
-"""A job: its manifest, the parts that are missing, and the processors that share them.
-
-A part's rows are read, evaluated and written batch by batch, and its file appears whole.
-"""
+"""A job: its manifest, the parts that are missing, each read and written by batches, and who shares them."""
 
 import contextlib
 import functools
@@ -179,10 +176,7 @@ def _rejects_of(job: Job, part: Part) -> int | None:
 
 
 def _on_threads(job: Job, parts: Sequence[Part], say: Callable[[int], None]) -> Iterator[Totals]:
-    """Evaluate parts side by side, one more than processors, which so have work while one goes to the disk.
-
-    What one raises ends all of them.
-    """
+    """Evaluate parts side by side, one more than processors; what one raises ends all of them."""
     compiled, ended = Compiled(job.program), threading.Event()
 
     def advance(rows: int) -> None:

@@ -96,10 +96,7 @@ def on_ray(
 
 @contextlib.contextmanager
 def connected(address: str | None = None) -> Iterator[Any]:
-    """Give Ray, connected to a cluster and quiet.
-
-    That is what this process is connected to, the cluster at an address, that of `RAY_ADDRESS`, or one that is started
-    on this machine, which alone is shut down at the end.
+    """Give Ray, quiet: as this process is connected, at an address, at `RAY_ADDRESS`, or a cluster of its own for now.
 
     Raises:
         ImportError: Ray is not installed.

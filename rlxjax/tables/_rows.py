@@ -1,7 +1,4 @@
-"""What is asked of each row of a table: the columns that it needs, the columns that it gives, and one jitted program.
-
-A row is a pair of profiles, for a gate, or the inputs of a calibrated latency model.
-"""
+"""What is asked of each row, two profiles or the inputs of a model: columns it needs, columns it gives, one program."""
 
 import dataclasses
 import functools

@@ -59,10 +59,9 @@ def welch_peaks(
             "never" where that is not set.
 
     Returns:
-        float32 `[batch, k, 2]` of (bin, power), descending by power; equal powers keep the lower bin
-        first, NaN powers come last, and slots beyond the bins are (0, 0.0). Of infinite samples come
-        infinite and NaN powers; which bin has which depends on the strategy. NumPy, the caller's own to write
-        to, for a NumPy signal, a JAX array for a JAX one, on the same devices and sharded as its rows.
+        float32 `[batch, k, 2]` of (bin, power), descending by power; equal powers keep the lower bin first, NaN powers
+        come last, and slots beyond the bins are (0, 0.0). Which bins infinite samples make infinite or NaN depends on
+        the strategy. NumPy for a NumPy signal, a JAX array for a JAX one, on the same devices and sharded as its rows.
 
     Raises:
         ValueError: a complex or masked signal, one of three or more axes or shorter than `frame_len`, one whose
@@ -71,12 +70,10 @@ def welch_peaks(
             process, where JAX cannot run and auto means host, or another word for `measure`.
         MemoryError: peaks that memory cannot hold.
 
-    Few rows are one call of one program. They are padded with copies of the last row to the next of four
-    sizes an octave (`padded_batch`), so that varying batches compile a bounded number of programs. More rows are
-    computed in chunks, on every processor: memory beyond the signal and the peaks follows from the chunk and
-    from how many processors there are.
-
-    In traced code no rows are padded; a gradient keeps the transforms of all of them.
+    Few rows are one call of one program. They are padded to the next of four sizes an octave (`padded_batch`), so that
+    varying batches compile a bounded number of programs. More rows are computed in chunks, on every processor: memory
+    beyond signal and peaks follows from the chunk and the processors. Traced code pads no rows, and its gradient keeps
+    the transforms of all of them.
 
     Rows with a `NamedSharding` over several devices stay there: fused and learned are one program, each device has its
     own rows, and other processes may hold some. Host and block read all rows. In traced code rows stay where their type

@@ -79,8 +79,8 @@ def soft_estimate_welch_peaks_costs(
 ) -> WelchPeaksEvaluation:
     """Return the smooth form of `estimate_welch_peaks_costs`, and of the gate, at a temperature in ns, `[*batch]`.
 
-    Batch thresholds are relaxed in rows, with the temperature relative to the cost that they act on. Other arguments
-    and errors as of `estimate_welch_peaks_costs`; `temperature_ns` is positive, a scalar or `[*batch]`.
+    Batch thresholds are relaxed in rows. `temperature_ns` is positive, a scalar or `[*batch]`; all other arguments and
+    errors are as of `estimate_welch_peaks_costs`.
 
     Examples:
         >>> soft = soft_estimate_welch_peaks_costs("cuda", 8192, 256, 16, temperature_ns=1e3)
@@ -105,9 +105,8 @@ def evaluate_welch_peaks(
 ) -> WelchPeaksEvaluation:
     """Return the gate's breakdown, its probability and all strategy costs of a table in one program.
 
-    The fields are those of `welch_peaks_fusion_gate_breakdown` and `estimate_welch_peaks_costs`. Counts
-    come as floats, since exact ones would be made row by row on the host. `temperature_ns` is that of the
-    probability, positive, a scalar or `[*batch]`. Other arguments and errors as of `estimate_welch_peaks_costs`.
+    The fields are those of `welch_peaks_fusion_gate_breakdown` and `estimate_welch_peaks_costs`, counts as floats.
+    `temperature_ns` is that of the probability. Other arguments and errors as of `estimate_welch_peaks_costs`.
 
     Examples:
         >>> table = evaluate_welch_peaks("cuda", jnp.array([64, 8192]), 256, 16, temperature_ns=1e6)
@@ -205,8 +204,8 @@ def pick_weights(
     """Return the softmin of costs over the last axis: `exp(-cost / temperature) * availability`.
 
     Args:
-        costs: estimates, or an array `[*batch, n]` of costs in ns. An infinite cost has weight 0, and
-            neither its value nor its gradient is NaN; if all are infinite, all weights are 0.
+        costs: estimates, or an array `[*batch, n]` of costs in ns. An infinite cost has weight 0, and no NaN comes of
+            it; if all are infinite, all weights are 0.
         temperature_ns: scalar or `[*batch]`.
         log_availability: `[*batch, n]`; minus infinity is impossible.
 
