@@ -19,6 +19,8 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_serializer, model_validator
 
+from ._typing import AnyPath
+
 #: Of a value that is refused, for a message.
 SHOWN_CHARACTERS = 80
 #: Bytes that are read of a file at most, also once they are decompressed, and columns of a CSV file.
@@ -122,9 +124,7 @@ def _content_of(path: str | os.PathLike[str]) -> bytes:
         return file.read(MOST_BYTES + 1)
 
 
-def read_json(
-    path: str | os.PathLike[str], version: int | None, error: type[ValueError], mend: str, what: str
-) -> dict[str, Any]:
+def read_json(path: AnyPath, version: int | None, error: type[ValueError], mend: str, what: str) -> dict[str, Any]:
     """Return the JSON object in a file; arguments and errors as of `read_json_file`."""
     path, got = FilePath(path), read_file(path, error, mend)
     try:

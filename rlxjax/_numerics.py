@@ -159,11 +159,7 @@ def _gap(x: Array, y: Array) -> Array:
 
 
 def soft_relu(x: RealLike, temperature: RealLike) -> Array:
-    """Return the smooth form of `max(x, 0)`: `temperature * softplus(x / temperature)`; errors as of `soft_maximum`.
-
-    Args:
-        x: the number, `[*batch]`.
-        temperature: positive, in the unit of `x`.
+    """Return the smooth form of `max(x, 0)`: `temperature * softplus(x / temperature)`; all else as of `soft_maximum`.
 
     Examples:
         >>> print(soft_relu(0.0, temperature=1.0).round(4))

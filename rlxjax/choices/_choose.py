@@ -201,10 +201,9 @@ def decide(
     key, context, machine = _key_of(work, check)
     memory, party = Memory(), Party.of(work.devices)
     if {*party.gathered(key)} != {key}:
-        raise ValueError(
-            "alternatives: expected the same question in all processes that hold the arguments, got several; "
-            "all of them have to choose between the same programs, in the same order"
-        )
+        wanted = "expected the same question in all processes that hold the arguments, got several"
+        mend = "all of them have to choose between the same programs, in the same order"
+        raise ValueError(f"alternatives: {wanted}; {mend}")
     if (found := _remembered(work, memory, key, measure, regret)) is not None:
         return found
     ways, chances = _predicted(work, memory, context, party, regret)

@@ -145,13 +145,9 @@ def fit_posteriors(
 ) -> list[PosteriorFit]:
     """Fit terms, correction and spread to each of many devices' timings: `fit_posterior` of each, at once.
 
-    Args:
-        timings: every column `[devices, n]`; `stack_timings` makes them of several devices'.
-        prior: of every device; the model's own unless given.
-        weights: `[devices, n]`, 0 leaves an entry out, as where a device has fewer timings.
-        facts: how the machines schedule; the model's own unless given.
-        n_starts: from which each fit is tried; of a prior that other devices made, one is enough for most.
-        min_timings: fewer of a device that count are refused.
+    Every column of `timings`, and `weights`, is `[devices, n]`, as `stack_timings` makes them of several devices'. Each
+    fit is tried from `n_starts`: of a prior that other devices made, one is enough for most. All others are as of
+    `fit_posterior`.
 
     Raises:
         ValueError: columns without these two axes; a device with what `fit_posterior` refuses.
@@ -299,12 +295,7 @@ def _terms(minimum: Minimum, weights: np.ndarray, prior: LatencyPrior[C]) -> Fit
 
 
 def is_measured(log_sd: RealLike, prior_sd: RealLike) -> Bool[np.ndarray, "*batch"]:
-    """Return whether measurements, rather than what was believed before them, say what coefficients are.
-
-    Args:
-        log_sd: standard deviations of their logarithms.
-        prior_sd: the same before any measurement.
-    """
+    """Return whether measurements say what coefficients are, by their logarithms' deviations and those before them."""
     # A coefficient that nothing but a micro-benchmark measured has the bound to the last digits.
     log_sd, prior_sd = np.asarray(log_sd), np.asarray(prior_sd)
     taken = (log_sd / prior_sd) ** 2 <= 1.0 - MEASURED_SHARE

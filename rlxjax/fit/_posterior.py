@@ -95,12 +95,7 @@ class LatencyEstimate(NamedTuple):
 
 @jax.jit
 def corrected_terms_ns(posterior: LatencyPosterior, runs: Runs) -> Mapping[str, Nanoseconds]:
-    """Return the parts of runs' predicted latency in ns, the correction among them, `[*batch]` each.
-
-    Args:
-        posterior: of the machine.
-        runs: of its model.
-    """
+    """Return the parts of what a machine's posterior says of runs in ns, the correction among them, `[*batch]` each."""
     runs = runs.together()
     terms = posterior.model.terms_ns(posterior.coefficients, runs, posterior.facts)
     features = posterior.model.features(runs, posterior.facts)
@@ -114,11 +109,7 @@ def corrected_terms_ns(posterior: LatencyPosterior, runs: Runs) -> Mapping[str, 
 
 @jax.jit
 def estimate(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
-    """Return the estimate of runs, `[*batch]`.
-
-    Args:
-        posterior: of the machine.
-        runs: of its model.
+    """Return what a machine's posterior says of runs of its model, `[*batch]`.
 
     Examples:
         >>> from rlxjax.models import FFT

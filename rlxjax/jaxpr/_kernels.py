@@ -116,12 +116,7 @@ class Kernels:
 
 
 def stacked(tables: Sequence[Kernels], least: int = 1) -> Kernels:
-    """Return the tables of several programs as one, `[programs, kernels]`, padded to a power of two of rows.
-
-    Args:
-        tables: one a program.
-        least: rows at least.
-    """
+    """Return tables, one a program, as one, `[programs, kernels]`, padded to a power of two of rows at least."""
     rows = 1 << (max([least, 1, *map(len, tables)]) - 1).bit_length()
     return jax.tree.map(lambda *columns: np.stack(columns), *(table.padded(rows) for table in tables))
 

@@ -82,10 +82,8 @@ class Trips:
         lines = [line for line, _ in self._asked]
         if self._is_in_order and len(self._given) != len(lines):
             where = f" ({', '.join(lines)})" if lines else ""
-            raise ValueError(
-                f"trip_counts: expected one for each of the {len(lines)} loops of unknown length{where}, "
-                f"got {len(self._given)}"
-            )
+            wanted = f"one for each of the {len(lines)} loops of unknown length{where}"
+            raise ValueError(f"trip_counts: expected {wanted}, got {len(self._given)}")
         if not self._is_in_order and (unused := self._given.keys() - lines):
             raise ValueError(f"trip_counts: expected lines of {lines}, got {min(unused)!r}")
 

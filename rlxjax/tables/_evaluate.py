@@ -30,9 +30,9 @@ class Evaluation:
         parts: of the output.
         resumed: parts that were there already.
         seconds: that it took.
-        decode_s: seconds of reading, evaluating and writing, each summed over the processors that work side by side.
-        evaluate_s: likewise.
-        encode_s: likewise.
+        decode_s: seconds of reading, each of these summed over the processors that work side by side.
+        evaluate_s: of evaluating.
+        encode_s: of writing.
     """
 
     sink: FilePath
