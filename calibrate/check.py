@@ -208,7 +208,7 @@ def verdict_of(
 
 
 def drift_of(measured_ns: np.ndarray, expected: LatencyEstimate, noise: np.ndarray, slower: float = 1.0) -> Drift:
-    """Return how far a few cells are off a calibration, the pace taken out: a median, beside doubt and tolerance."""
+    """Return how far the times of a few cells are off a calibration, the pace taken out: a median, and its doubt."""
     pace = np.log(slower)
     believed = pace**3 / (pace**2 + PACE_NOISE**2)  # runs follow the canaries as far as that is more than noise
     log_ratios = np.log(measured_ns / np.asarray(expected.time_ns)) - believed

@@ -42,7 +42,7 @@ def calibration_page(
     against: FilePath | None = None,
     models: Sequence[LatencyModel] = tuple(BUILT_IN.values()),
 ) -> str:
-    """Return the page of a calibration file as HTML; other models' sizes are in the middle, their samples beside it."""
+    """Return the page of a calibration file as HTML; a model without these inputs is explained in the middle."""
     content, left_out, _ = sections_of_file(path, models)
     calibration = load_calibration(path, models)
     if not calibration.models:

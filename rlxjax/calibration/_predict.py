@@ -165,9 +165,9 @@ class Predictions:
     def pick(
         self, *inputs: Size, candidates: Sequence[str] | None = None, model: ModelName = None, **named: Size | None
     ) -> str:
-        """Return the strategy with the lowest prediction for one workload, of equals the first: a name that implies it.
+        """Return the strategy with the lowest prediction for one workload, of equals the first.
 
-        It is one of the candidates, of all that give the result unless these are given.
+        It is one of the candidates, else of all that give the result; its name also implies the inputs.
 
         Raises:
             ValueError: as `predict_ns`, no candidate, or sizes that are arrays or traced, for which `pick_index` is.

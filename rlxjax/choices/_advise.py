@@ -387,7 +387,7 @@ class _Question:
     def work(
         self, forms: Sequence[Grouping], times: FunctionTimes, calibrated: CalibratedModel, measure: str, teaches: bool
     ) -> Work:
-        """Return forms, by the calibration alone, so that they are found again, as ways whose times may teach it."""
+        """Return forms, chosen by the calibration alone so that they are found again, as ways to run the stages."""
         arrays, is_plain = functools.cache(lambda: filled(self.args)), len(self.whole) == 1
         traced = functools.cache(lambda span: self.groups[span].fn.trace(*self.groups[span].args))
 

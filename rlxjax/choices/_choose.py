@@ -318,7 +318,8 @@ def _predicted(
             figures = {"predicted_ns": time_ns, "predicted_interval_ns": ends and tuple(ends), "in_domain": inside}
             ways[place] = dataclasses.replace(ways[place], **figures)
     costs = np.array([math.inf if own.predicted_ns is None else own.predicted_ns + own.extra_ns for own in ways])
-    first, *_ = order = sorted((n for n, own in enumerate(ways) if not own.failed), key=costs.__getitem__)
+    order = sorted((place for place, own in enumerate(ways) if not own.failed), key=costs.__getitem__)
+    first = order[0]
     sd_ns = np.where(np.isfinite(costs), sd_ns[first], np.inf)
     margins_ns = costs - costs[first] / (1.0 + regret) if math.isfinite(costs[first]) else costs
     is_doubtful = (sd_ns > 0.0) & np.isfinite(sd_ns)

@@ -77,7 +77,7 @@ def as_arguments(result: Any) -> tuple[Any, ...]:
 
 
 def in_order(stages: Sequence[Callable[..., Any]], args: tuple[Any, ...]) -> list[Stage]:
-    """Return the stages, each jitted and traced, here alone, with the shapes that each is called with."""
+    """Return the stages, each jitted and traced once, with the shapes that each is called with."""
     found, given = [], args
     for number, fn in enumerate(stages):
         name = getattr(fn, "__name__", "")

@@ -96,7 +96,7 @@ def on_ray(
 
 @contextlib.contextmanager
 def connected(address: str | None = None) -> Iterator[Any]:
-    """Give Ray, quiet: as this process is connected, at an address, at `RAY_ADDRESS`, or a cluster of its own for now.
+    """Give Ray, quiet: of this process, an address or `RAY_ADDRESS`, else started here, and shut down at the end.
 
     Raises:
         ImportError: Ray is not installed.
