@@ -284,9 +284,8 @@ class Memory:
             address = f"{path.absolute().as_uri()}?mode={'rwc' if is_written else 'rw'}"
             address = address if is_written or path.exists() else ":memory:"
             wait_s = AGAIN_S if path in _BUSY else WAIT_S
-            with contextlib.closing(
-                sqlite3.connect(address, uri=True, timeout=wait_s, isolation_level=None)
-            ) as database:
+            connection = sqlite3.connect(address, uri=True, timeout=wait_s, isolation_level=None)
+            with contextlib.closing(connection) as database:
                 database.execute("BEGIN IMMEDIATE" if is_written else "BEGIN")
                 if not _is_made(path, database):
                     # A reader must not write into a file that another process is about to make.

@@ -174,9 +174,8 @@ def stack_timings(timings: Sequence[Timings]) -> tuple[Timings, Float[np.ndarray
     if not counts.all():
         raise ValueError(f"timings: device {np.argmin(counts)} has none")
     rows, last = np.arange(counts.max()), counts[:, None] - 1
-    filled = [
-        jax.tree.map(operator.itemgetter(own), one) for own, one in zip(np.minimum(rows, last), timings, strict=True)
-    ]
+    pairs = zip(np.minimum(rows, last), timings, strict=True)
+    filled = [jax.tree.map(operator.itemgetter(own), one) for own, one in pairs]
 
     def stack(*columns: np.ndarray) -> np.ndarray:
         most = max(np.shape(column)[-1] for column in columns)  # of lists, which may differ in length

@@ -94,11 +94,9 @@ class FusionPlan:
         return len(self.kernels)
 
     def __str__(self) -> str:
-        return (
-            f"Fusion: {self.original_kernel_count} → {self.fused_kernel_count} kernels "
-            f"({100 * self.kernel_reduction:.0f}% reduction), "
-            f"{self.memory_saved / 1024:.1f}KB memory saved"
-        )
+        kernels = f"{self.original_kernel_count} → {self.fused_kernel_count} kernels"
+        saved = f"{self.memory_saved / 1024:.1f}KB memory saved"
+        return f"Fusion: {kernels} ({100 * self.kernel_reduction:.0f}% reduction), {saved}"
 
     @functools.cached_property
     def before(self) -> GraphIoProfile:
@@ -181,9 +179,8 @@ class FusionPlan:
 
     def _profile(self, partition: Partition) -> GraphIoProfile:
         launches, moved_bytes = map(sum, zip((0, 0), *map(self._kernel_graph.work, partition), strict=True))
-        return dataclasses.replace(
-            profile_graph_io(self.graph), kernel_launches=launches, device_traffic_bytes=saturate(moved_bytes)
-        )
+        counts = {"kernel_launches": launches, "device_traffic_bytes": saturate(moved_bytes)}
+        return dataclasses.replace(profile_graph_io(self.graph), **counts)
 
 
 def plan_fusion(

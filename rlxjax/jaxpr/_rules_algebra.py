@@ -107,10 +107,9 @@ def _channels_last(op: Operation) -> int:
     """A copy of what does not lie as compilers want it: batch, space, channels; kernels space, in, out."""
     numbers, last = op.params["dimension_numbers"], len(op.result.shape) - 1
     image, kernel = (0, last, *range(1, last)), (last, last - 1, *range(last - 1))
-    orders = zip((numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec), (image, kernel, image), strict=True)
-    return nbytes(
-        *(aval for aval, (spec, order) in zip((*op.inputs, op.result), orders, strict=True) if tuple(spec) != order)
-    )
+    specs = map(tuple, (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec))
+    lying = zip((*op.inputs, op.result), specs, (image, kernel, image), strict=True)
+    return nbytes(*(aval for aval, spec, order in lying if spec != order))
 
 
 def _fft(op: Operation) -> int:

@@ -283,9 +283,8 @@ def decision_map(
     colours = [*(hue.colour for hue in hues(whole.model, named).values()), NEUTRAL]
     x, y = _edges(columns), _edges(rows)
     # One image in a vector file: between transparent rectangles, seams would show.
-    mesh = ax.pcolormesh(
-        x, y, winner, cmap=ListedColormap(colours), vmin=-0.5, vmax=len(colours) - 0.5, rasterized=True
-    )
+    options: dict[str, Any] = {"cmap": ListedColormap(colours), "vmin": -0.5, "vmax": len(colours) - 0.5}
+    mesh = ax.pcolormesh(x, y, winner, **options, rasterized=True)
     keep(ax, figures)
     mesh.set_alpha(np.where(is_timed, TIMED, BEYOND).ravel().tolist())
     _draw_borders(ax, x, y, fastest, "solid")
