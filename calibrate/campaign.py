@@ -219,7 +219,7 @@ def fit_and_write(
         f"as it is with `{taken}`.": not is_written,
     }
     notes = [*notes, *(text for text, is_so in said.items() if is_so)]
-    counts = {"timings": sum(map(len, log.rounds)), "rounds": rounds, "workloads": len(found.cells)}
+    counts: dict[str, Any] = {"timings": sum(map(len, log.rounds)), "rounds": rounds, "workloads": len(found.cells)}
     about: dict[str, Any] = {"suite": header.suite, "runner": header.runner, "file": kept_at.name}
     about["sha256"] = sha256_of(kept_at)
     made = made_now() | {"command": command, "fingerprint": log.fingerprint, "samples": Samples(**about, **counts)}
