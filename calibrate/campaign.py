@@ -219,28 +219,15 @@ def fit_and_write(
         f"as it is with `{taken}`.": not is_written,
     }
     notes = [*notes, *(text for text, is_so in said.items() if is_so)]
-    samples = Samples(
-        suite=header.suite,
-        file=kept_at.name,
-        sha256=sha256_of(kept_at),
-        runner=header.runner,
-        timings=sum(map(len, log.rounds)),
-        rounds=rounds,
-        workloads=len(found.cells),
-    )
-    made = made_now() | {"command": command, "fingerprint": log.fingerprint, "samples": samples}
+    counts: dict[str, Any] = {"timings": sum(map(len, log.rounds)), "rounds": rounds, "workloads": len(found.cells)}
+    about: dict[str, Any] = {"suite": header.suite, "runner": header.runner, "file": kept_at.name}
+    about["sha256"] = sha256_of(kept_at)
+    made = made_now() | {"command": command, "fingerprint": log.fingerprint, "samples": Samples(**about, **counts)}
     judged = verdict_on(found.errors, found.noise_level, suite.most_error)
-    section = section_of(
-        found.whole,
-        model.prior if known is None else known,
-        found.errors,
-        found.noise_level,
-        outliers,
-        **made,
-        cautions=judged.cautions,
-        skipped=[f"{cell}: {reason}" for reason, names in skipped.items() for cell in names],
-        given=header.given,
-    )
+    own = made | {"cautions": judged.cautions, "given": header.given}
+    own["skipped"] = [f"{cell}: {reason}" for reason, names in skipped.items() for cell in names]
+    before = model.prior if known is None else known
+    section = section_of(found.whole, before, found.errors, found.noise_level, outliers, **own)
     machine, of_pace = None, Verdict([], [])
     if micro_ns:
         pace = pace_of(log, machine_section(path, log.fingerprint))

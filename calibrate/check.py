@@ -60,7 +60,6 @@ class Drift(NamedTuple):
 
     @property
     def is_off(self) -> bool:
-        """Whether it is more than chance."""
         return not self.low <= self.factor <= self.high
 
 
@@ -80,11 +79,9 @@ class Validation:
 
     @property
     def status(self) -> int:
-        """Exit status of the command."""
         return STATUSES.index(self.word)
 
     def sentences(self, file: str | os.PathLike[str]) -> list[str]:
-        """Return what a person reads."""
         reasons = [
             f"{drift.cells} cells of {name} take {drift.factor:.2f} times what is predicted at this pace (less is "
             f"faster; {drift.low:.2f} to {drift.high:.2f} would be chance)"
@@ -111,8 +108,6 @@ class Validation:
         return said
 
     def as_json(self, file: str | os.PathLike[str]) -> dict[str, Any]:
-        """Return what a program reads."""
-
         def read(drifts: Mapping[str, Drift]) -> dict[str, Any]:
             return {name: {**drift._asdict(), "is_off": drift.is_off} for name, drift in drifts.items()}
 
@@ -213,11 +208,7 @@ def verdict_of(
 
 
 def drift_of(measured_ns: np.ndarray, expected: LatencyEstimate, noise: np.ndarray, slower: float = 1.0) -> Drift:
-    """Return how far the times of a few cells are from what a calibration says, the machine's pace taken out.
-
-    The median of `log(measured / predicted)` that is left, weighted by how sure each is, is held against what the
-    calibration's own standard deviations and the noise of the timings make likely, and against a tolerance.
-    """
+    """Return how far the times of a few cells are off a calibration, the pace taken out: a median, and its doubt."""
     pace = np.log(slower)
     believed = pace**3 / (pace**2 + PACE_NOISE**2)  # runs follow the canaries as far as that is more than noise
     log_ratios = np.log(measured_ns / np.asarray(expected.time_ns)) - believed

@@ -4,7 +4,7 @@ import contextlib
 import sys
 import time
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 _STARTED_S = time.perf_counter()
 
@@ -60,8 +60,7 @@ def _print_version(is_asked: bool | None) -> None:
 @app.callback()
 def commands(
     version: Annotated[
-        bool | None,
-        Option("--version", help="Print the version.", is_eager=True, callback=_print_version),
+        bool | None, Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
     ] = None,
 ) -> None:
     """Decide, with numbers measured on this machine, whether fusing work on a device pays."""
@@ -89,10 +88,7 @@ def calibrate(
     ] = None,
     out: Annotated[FilePath | None, Option(help="The calibration file; by default where rlxjax looks for it.")] = None,
     resume: Annotated[bool, Option("--resume", help="Go on with the samples of an earlier run.")] = False,
-    model: Annotated[
-        list[FilePath] | None,
-        Option(help="A learned FFT to time as well; may be given again."),
-    ] = None,
+    model: Annotated[list[FilePath] | None, Option(help="A learned FFT to time as well; may be given again.")] = None,
     prior: Prior = None,
     force: Force = False,
     strict: Strict = False,
@@ -133,21 +129,14 @@ def calibrate(
         except ValueError as error:
             failed.append(str(error))
     begun = [name for name, one in suites.items() if samples_path(path, one.model.name).exists()] or names
+    shared: dict[str, Any] = {"path": path, "command": command_line(context), "progress": progress}
+    shared |= {"force": force, "prior": prior}
     with _told(context) as tell, locked(path):
         for number, (name, one) in enumerate(suites.items()):
             try:
-                outcome = run_campaign(
-                    one,
-                    name,
-                    started_s=_STARTED_S + budget_s * number / len(suites),
-                    budget_s=budget_s / len(suites),
-                    path=path,
-                    resume=resume and name in begun,
-                    command=command_line(context),
-                    progress=progress,
-                    force=force,
-                    prior=prior,
-                )
+                begins_s = _STARTED_S + budget_s * number / len(suites)
+                own = {"started_s": begins_s, "budget_s": budget_s / len(suites), "resume": resume and name in begun}
+                outcome = run_campaign(one, name, **own, **shared)
             except ValueError as error:
                 failed.append(str(error))
                 continue
@@ -163,8 +152,7 @@ def refit(
     context: typer.Context,
     samples: Annotated[FilePath, Argument(help="A samples file of calibrate, of any machine.")],
     out: Annotated[
-        FilePath | None,
-        Option(help="The calibration file; by default NAME.json beside NAME.MODEL.samples.jsonl."),
+        FilePath | None, Option(help="The calibration file; by default NAME.json beside NAME.MODEL.samples.jsonl.")
     ] = None,
     prior: Prior = None,
     suite: Annotated[
@@ -230,22 +218,17 @@ app.registered_commands.sort(key=lambda own: ORDER.index(own.callback.__name__ i
 
 
 def main() -> None:
-    """Run the command line."""
     run(app, sys.argv[1:] or ["--help"], "rlxjax")
 
 
 def calibrate_main() -> None:
-    """Run the calibrate job itself."""
     job = get_command(app)
     run(getattr(job, "commands", {})["calibrate"], sys.argv[1:], "python -m calibrate")
 
 
 @contextlib.contextmanager
 def _told(context: typer.Context) -> "Iterator[Callable[[str, Outcome], None]]":
-    """Yield what prints the outcome of a model as soon as it is known, then end with the exit status of all.
-
-    JSON comes at the end, of those outcomes that there are should a later suite fail.
-    """
+    """Yield what prints each model's outcome at once, and JSON at the end; then end with the exit status of all."""
     outcomes: dict[str, Outcome] = {}
     strict, verbose, quiet, as_json = (context.params[name] for name in OF_PRINTING)
 

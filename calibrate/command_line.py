@@ -55,8 +55,7 @@ Peaks = Annotated[int, Option("--k", help="Peaks of a row, of n_fft / 2 + 1 bins
 Segments = Annotated[int, Option(help="Segments of a row.", callback=_no_larger)]
 File = Annotated[FilePath | None, Argument(help="A calibration file; the saved one of this machine unless given.")]
 Suites = Annotated[
-    list[str] | None,
-    Option("--suite", help="The suite of a section of your own, as module:NAME; may be given again."),
+    list[str] | None, Option("--suite", help="The suite of a section of your own, as module:NAME; may be given again.")
 ]
 Prior = Annotated[
     FilePath | None, Option(help="A calibration to start from, of another machine or day: few timings then do.")
@@ -152,7 +151,6 @@ def _refused(error: Exception | str) -> int:
 
 
 def warn(message: Warning | str, *_: object, **__: object) -> None:
-    """Print a warning, a line on standard error."""
     typer.echo(plain(f"warning: {' '.join(str(message).split())}"), err=True)
 
 
@@ -173,10 +171,7 @@ def command_line(context: typer.Context) -> str:
 
 
 def calibration_file(file: FilePath | None) -> FilePath:
-    """Return the file of a calibration that was measured here, or another one that is given, with JAX set up for it.
-
-    A calibration of the processor starts it also where JAX would take an accelerator.
-    """
+    """Return the file of a calibration that was measured here, or is given, with JAX set up for its platform."""
     from rlxjax.calibration import default_calibration_path, is_there, sections_of_file
 
     sections = {} if file is None else sections_of_file(file)[0].sections()
@@ -203,7 +198,6 @@ def source_of(calibration: "rlxjax.Calibration", model: str) -> dict[str, Any]:
 
 
 def say_source(calibration: "rlxjax.Calibration", model: str) -> None:
-    """Print which calibration was used, and what a user of one of its models should know."""
     source = source_of(calibration, model)
     say(f"by {source['calibration']}")
     for caution in source["cautions"]:

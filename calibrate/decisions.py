@@ -29,7 +29,6 @@ def _memory() -> "Memory":
 
 
 def _found(memory: "Memory", start: str) -> "Choice":
-    """Return the decision whose key begins so."""
     if (found := memory.look_up(memory.key_of(start))) is None:
         raise ValueError(f"{start!r}: forgotten by another process meanwhile")
     return found
@@ -164,14 +163,12 @@ def decided_here(calibrated: "CalibratedModel", sizes: Mapping[str, Any]) -> "Ch
 
 
 def is_by(one: "Choice", calibrated: "CalibratedModel") -> bool:
-    """Return whether a calibrated model predicted the alternatives of a choice."""
     from rlxjax.choices import digest_of_model
 
     return one.calibration == digest_of_model(calibrated)
 
 
 def summary(one: "Choice") -> dict[str, Any]:
-    """Return what JSON says of a choice in a few keys."""
     return {
         **{name: getattr(one, name) for name in ("key", "kind", "label", "name", "by", "is_tie")},
         "time_ns": one.chosen.measured_ns,
@@ -182,7 +179,6 @@ def summary(one: "Choice") -> dict[str, Any]:
 
 
 def row_of(one: "Choice") -> Row:
-    """Return what tables say of a choice."""
     said = summary(one)
     return {
         **{"workload": one.label, "model": one.kind, "chosen": one.name, "by": one.by, "a tie": one.is_tie},
@@ -191,7 +187,6 @@ def row_of(one: "Choice") -> Row:
 
 
 def in_words(one: "Choice") -> str:
-    """Return what was measured, and what runs by that, in a sentence."""
     timed = sorted((way.measured_ns, way.name) for way in one.alternatives if way.measured_ns is not None)
     times = ", ".join(f"{name} {ns(time_ns)} ns" for time_ns, name in timed)
     pinned = f"; pinned, and runs: {one.name}" if one.without_pin else ""

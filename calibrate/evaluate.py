@@ -25,8 +25,7 @@ from .command_line import (
 from .terminal import Progress, counted, json_text, say
 
 Columns = Annotated[
-    list[str] | None,
-    Option("--column", help="A column that is called otherwise, as field=name; may be given again."),
+    list[str] | None, Option("--column", help="A column that is called otherwise, as field=name; may be given again.")
 ]
 
 
@@ -87,22 +86,11 @@ def evaluate(
     with progress.waiting("starting JAX"):
         what = _asked(gate, model, calibration)
     with progress.counting("evaluating", "row") as advance:
-        done = rlxjax.evaluate(
-            source,
-            sink,
-            what,
-            want=None if want is None else [name.strip() for name in want.split(",")],
-            columns=_columns_by_field(column),
-            temperature_ns=temperature_ns,
-            strategy=strategy,
-            level=level,
-            rows_per_batch=rows_per_batch,
-            strict=strict,
-            resume=resume,
-            engine=engine,
-            address=address,
-            advance=advance,
-        )
+        names = None if want is None else [name.strip() for name in want.split(",")]
+        how: dict[str, Any] = {"temperature_ns": temperature_ns, "strategy": strategy, "level": level}
+        how |= {"rows_per_batch": rows_per_batch, "strict": strict, "resume": resume}
+        how |= {"engine": engine, "address": address, "advance": advance}
+        done = rlxjax.evaluate(source, sink, what, want=names, columns=_columns_by_field(column), **how)
     if as_json:
         typer.echo(json_text(done.as_dict()))
     elif not quiet:
@@ -118,7 +106,6 @@ def evaluate(
 
 
 def _asked(gate: str | None, model: str | None, file: FilePath | None) -> Any:
-    """Return the gate or the calibrated model that is asked for."""
     if gate is not None:
         if model is not None or file is not None:
             raise ValueError("--gate: expected no --model and no --calibration beside it")

@@ -1,7 +1,7 @@
 """The calibrations of a fleet: timings of many devices in, a file for each and the prior that they share out.
 
-A prior is pooled from some of the devices first; then every device is fitted with it, group by group. What one group
-needs is a value, and what it does is one function of that value, so that any pool of processes may run it.
+A prior is pooled from some of the devices first; then every device is fitted with it, group by group, by any pool of
+processes.
 """
 
 import collections
@@ -75,14 +75,12 @@ class FleetOutcome(NamedTuple):
     left_out: dict[str, str]
 
     def sentences(self) -> list[str]:
-        """Return what to say of it."""
         return [
             f"{self.devices - len(self.left_out):,} of {self.devices:,} devices have a calibration in {self.out}.",
             f"{PRIOR}.json there is what they say of a further device: `rlxjax calibrate --prior` takes it.",
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as JSON has it."""
         return {
             "out": str(self.out),
             "prior": str(self.out / f"{PRIOR}.json"),
@@ -207,7 +205,6 @@ def fit_group(
 def fitted(
     fleet: Fleet, prior: LatencyPrior[Any], devices: Sequence[str], n_starts: int = STARTS
 ) -> tuple[list[tuple[str, PosteriorFit, np.ndarray]], dict[str, str]]:
-    """Return devices with their fits and times, and why others have none."""
     read = fleet.timings(devices, MIN_TIMINGS)
     good = {device: own for device, own in read.items() if isinstance(own, Timings)}
     left_out = {device: own for device, own in read.items() if isinstance(own, str)}
@@ -220,7 +217,6 @@ def fitted(
 
 
 def _refused_fit(fit: PosteriorFit, most_noise: float) -> str | None:
-    """Return why a fit makes no calibration."""
     if not fit.terms.converged:
         return fit.terms.message.removesuffix(".")
     if fit.terms.noise_sd > most_noise:
@@ -272,7 +268,6 @@ def on_ray_pool(address: str | None) -> Pool:
 
     @contextlib.contextmanager
     def pool(most: int) -> Iterator[Map]:
-        del most
         with connected(address):
             yield lambda function, values: on_ray(functools.partial(worker, function), list(values), lost=lost)
 

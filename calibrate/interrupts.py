@@ -21,7 +21,6 @@ _last_acts: list[Callable[[], str | None]] = []
 
 
 def main(command: str = "main") -> None:
-    """Run a command line of `calibrate.cli`."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background ignores it
         signal.signal(signal.SIGINT, _end)
     try:

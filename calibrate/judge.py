@@ -62,7 +62,6 @@ class Verdict(NamedTuple):
 
     @property
     def is_ready(self) -> bool:
-        """Whether nothing is to be said against it."""
         return not self.cautions
 
 
@@ -86,7 +85,6 @@ class Fitted:
 
     @property
     def calibrated(self) -> CalibratedModel:
-        """The model by this fit, where it was timed."""
         return CalibratedModel(self.whole.posterior, {}, {}, self.whole.runs.hull())
 
     def outliers(self) -> list[str]:
@@ -101,7 +99,6 @@ class Fitted:
 
 
 def timings_of(suite: Suite, cells: Sequence[Cell], measured_ns: np.ndarray) -> Timings:
-    """Return the timings `[cells]` that a fit takes."""
     runs = cell_runs(suite.model, cells)
     return Timings.checked(suite.model, variant=runs.variant, time_ns=measured_ns, **runs.inputs)
 
@@ -128,16 +125,10 @@ def fitted(suite: Suite, log: SampleLog, prior: LatencyPrior) -> Fitted:
     own = np.asarray(whole.posterior.spread)
     scatter = np.broadcast_to(np.asarray(suite.model.scatter(timings.runs, facts)), variant.shape)
     spread = widened_spread(own, variant[~seen], (errors / scatter)[~seen], (known_sd / scatter)[~seen])
-    return Fitted(
-        cells,
-        measured_ns,
-        noise,
-        whole._replace(posterior=dataclasses.replace(whole.posterior, spread=spread)),
-        by_whole._replace(spread=spread[variant] * scatter),
-        error_summaries(cells, measured_ns, by_blind, terms_ns, noise, seen),
-        bool(blind.terms.converged),
-        all_seen,
-    )
+    whole = whole._replace(posterior=dataclasses.replace(whole.posterior, spread=spread))
+    by_whole = by_whole._replace(spread=spread[variant] * scatter)
+    summaries = error_summaries(cells, measured_ns, by_blind, terms_ns, noise, seen)
+    return Fitted(cells, measured_ns, noise, whole, by_whole, summaries, bool(blind.terms.converged), all_seen)
 
 
 def widened_spread(spread: np.ndarray, variant: np.ndarray, log_errors: np.ndarray, known_sd: np.ndarray) -> np.ndarray:
@@ -168,11 +159,9 @@ def error_summaries(
         return None if not which.any() or np.isnan(found := float(np.mean(values[which]))) else found
 
     def of_group(mine: np.ndarray) -> ErrorSummary:
-        out = mine & ~seen
-        found = {"held_out": errors, "terms_alone": terms_errors, "covered": covered}
-        found = {name: mean(values, out) for name, values in found.items()}
-        count = int(out.sum())
-        return ErrorSummary(fit=mean(errors, mine & seen), held_out_cells=count, noise_floor=mean(noise, mine), **found)
+        out, own = mine & ~seen, {"fit": mean(errors, mine & seen), "noise_floor": mean(noise, mine)}
+        own |= {"held_out": mean(errors, out), "terms_alone": mean(terms_errors, out), "covered": mean(covered, out)}
+        return ErrorSummary(held_out_cells=int(out.sum()), **own)
 
     return {group: of_group(groups == group) for group in dict.fromkeys(groups.tolist())}
 
@@ -202,9 +191,8 @@ def enough_known(suite: Suite, log: SampleLog, prior: LatencyPrior, deadline: De
 def verdict_on(summaries: Mapping[str, ErrorSummary], noise_level: float | None, most_error: float) -> Verdict:
     """Return the verdict on the fit of one model by its errors by group; `most_error` is good enough."""
     again = "run `rlxjax calibrate` again, on an idle machine or with a larger --budget"
-    out = [summary for summary in summaries.values() if summary.held_out is not None and summary.held_out_cells]
-    if not out:
-        nothing = "No cells were held out, so that nothing says how good predictions are"
+    nothing = "No cells were held out, so that nothing says how good predictions are"
+    if not (out := [own for own in summaries.values() if own.held_out is not None and own.held_out_cells]):
         return Verdict([], [f"{nothing}: hold some out in the suite, or {again}."])
     cells = np.array([summary.held_out_cells for summary in out], float)
     error = float(cells @ [summary.held_out for summary in out] / cells.sum())
@@ -222,7 +210,6 @@ def verdict_on(summaries: Mapping[str, ErrorSummary], noise_level: float | None,
 
 
 def said_of_pace(pace: Pace, processors: int) -> Verdict:
-    """Return what is to be said of the machine's speed while it was timed."""
     found = Verdict([], [])
     share = f"This machine ran at {100 * (pace.usual or 1.0):.0f} % of its usual speed"
     if pace.usual is not None and pace.usual < LEAST_PACE:
@@ -238,10 +225,7 @@ def said_of_pace(pace: Pace, processors: int) -> Verdict:
 
 
 def what_pays(calibrated: CalibratedModel, inputs: Mapping[str, Any]) -> list[str]:
-    """Return a sentence on the sizes of the first input from which the second strategy, if any, beats the first.
-
-    Nothing is said where an input is a list.
-    """
+    """Return a sentence on where along the first input the second strategy beats the first; none where it is a list."""
     if len(calibrated.strategies) < 2 or any(map(np.ndim, inputs.values())):
         return []
     along, *others = inputs
@@ -260,10 +244,7 @@ def what_pays(calibrated: CalibratedModel, inputs: Mapping[str, Any]) -> list[st
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a calibrate job found: where it is, unless the fit did not converge; the verdict, and all it stands on.
-
-    `skipped`: cells that were not measured, by reason; `notes`: sentences that a person should read.
-    """
+    """What a calibrate job found: where it is, unless the fit did not converge; the verdict, and all it stands on."""
 
     path: FilePath
     is_written: bool
@@ -272,19 +253,17 @@ class Outcome:
     section: ModelSection
     suite: Suite
     fitted: Fitted
-    skipped: Mapping[str, Sequence[str]]
+    skipped: Mapping[str, Sequence[str]]  # cells that were not measured, by reason
     micro_ns: Mapping[str, float]
-    notes: Sequence[str]
+    notes: Sequence[str]  # sentences that a person should read
     is_interrupted: bool = False
 
     @property
     def samples(self) -> Samples:
-        """What was timed."""
         assert self.section.samples is not None  # the job's sections name theirs
         return self.section.samples
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what a program reads: times in ns, shares of 1."""
         return {
             "is_written": self.is_written,
             "is_ready": self.verdict.is_ready,
@@ -324,7 +303,6 @@ def print_outcome(outcome: Outcome, console: Console, *, is_verbose: bool = Fals
 
 
 def shortened(names: Sequence[str]) -> str:
-    """Return names, the first few of many."""
     more = len(names) - SKIPPED_SHOWN
     return ", ".join(names[:SKIPPED_SHOWN]) + (f" and {more} more, named in the file" if more > 0 else "")
 
@@ -335,29 +313,25 @@ def _print_errors(section: ModelSection, console: Console) -> None:
     def said(value: float | None) -> str:
         return "-" if value is None else str(value) if isinstance(value, int) else f"{100 * value:.1f}"
 
-    groups = section.held_out.items()
-    rows = [["", *ERROR_COLUMNS]]
-    rows += [[name, *(said(getattr(own, field)) for field in ERROR_COLUMNS.values())] for name, own in groups]
+    rows, fields = [["", *ERROR_COLUMNS]], ERROR_COLUMNS.values()
+    rows += [[name, *(said(getattr(own, field)) for field in fields)] for name, own in section.held_out.items()]
     headings, *rows = map(list, zip(*rows, strict=True)) if len(rows) <= len(ERROR_COLUMNS) else rows
     print_table(console, "Mean absolute error of predictions, per cent", headings, rows)
 
 
 def _print_coefficients(section: ModelSection, console: Console) -> None:
-    def give_or_take(log_sd: float) -> str:
-        return f"{100 * log_sd:.0f} %" if log_sd < 0.5 else f"x {math.exp(log_sd):.1f}"
-
-    rows = [
-        [name, entry.unit, number(entry.value), give_or_take(entry.log_sd), entry.provenance]
-        for name, entry in section.coefficients.items()
-    ]
+    rows = []
+    for name, entry in section.coefficients.items():
+        doubt = f"{100 * entry.log_sd:.0f} %" if entry.log_sd < 0.5 else f"x {math.exp(entry.log_sd):.1f}"
+        rows.append([name, entry.unit, number(entry.value), doubt, entry.provenance])
     print_table(console, "Coefficients", ["coefficient", "unit", "value", "give or take", "provenance"], rows, texts=2)
 
 
 def _print_works(outcome: Outcome, console: Console) -> None:
     """Print what a few works take by each of several ways, and what is decided by that."""
     found, calibrated = outcome.fitted, outcome.fitted.calibrated
-    names, pairs = [cell.name for cell in found.cells], zip(found.measured_ns, found.estimate.time_ns, strict=True)
-    times_ns = dict(zip(names, pairs, strict=True))
+    pairs = zip(found.measured_ns, found.estimate.time_ns, strict=True)
+    times_ns = {cell.name: pair for cell, pair in zip(found.cells, pairs, strict=True)}
     works = {name: cells for name, cells in by_work(found.cells).items() if len(cells) > 1}
     shown = [name for name in outcome.suite.shown if name in works] or list(works)
     rows, decisions = [], []
@@ -366,8 +340,7 @@ def _print_works(outcome: Outcome, console: Console) -> None:
         alike = [cell.name for cell in works[work] if cell.inputs == last]
         fastest = min(alike, key=lambda name: times_ns[name]) if len(alike) > 1 else ""
         for cell in works[work]:
-            measured, predicted = times_ns[cell.name]
-            note = "fastest" if cell.name == fastest else ""
+            (measured, predicted), note = times_ns[cell.name], "fastest" if cell.name == fastest else ""
             rows.append([work, cell.group, ns(predicted), ns(measured), f"{predicted / measured:.2f}", note])
         if len(calibrated.strategies) > 1:
             decided, (kept, fused, *_) = calibrated.decide(**last), calibrated.strategies

@@ -57,10 +57,8 @@ def micro_times_ns(log: SampleLog) -> dict[str, float]:
 def gate_rates(micro_ns: Mapping[str, float]) -> dict[str, float]:
     """Return the measured coefficients of the IO gate, by name: ns, and bytes per ns."""
     if missing := [name for name in NEEDED_MICRO if name not in micro_ns]:
-        raise ValueError(
-            f"the samples hold no micro-benchmark of {', '.join(missing)}: measure more with "
-            "`rlxjax calibrate --resume`"
-        )
+        mend = "measure more with `rlxjax calibrate --resume`"
+        raise ValueError(f"the samples hold no micro-benchmark of {', '.join(missing)}: {mend}")
     return {
         "dispatch_ns": micro_ns["launch"],
         "roundtrip_ns": micro_ns["roundtrip"],
@@ -87,9 +85,8 @@ def measured_gate(micro_ns: Mapping[str, float], platform: str) -> dict[str, Gat
 def micro_benchmarks() -> dict[str, Callable[[], float]]:
     """Return what times one repeat of each in ns, by name; all are compiled and have run."""
     rng, increment = np.random.default_rng(0), jax.jit(lambda x: x + 1.0)
-    small, medium, large = (
-        jax.block_until_ready(jnp.zeros((size,), jnp.float32)) for size in (8, TRANSFER_ELEMENTS, COPY_ELEMENTS)
-    )
+    sizes = (8, TRANSFER_ELEMENTS, COPY_ELEMENTS)
+    small, medium, large = (jax.block_until_ready(jnp.zeros((size,), jnp.float32)) for size in sizes)
     on_host = np.ones((TRANSFER_ELEMENTS,), np.float32)
 
     def launched() -> Any:  # right after another launch: a copy leaves nothing in the caches
@@ -175,7 +172,6 @@ class CanaryWatch:
         self._others()
 
     def look(self) -> None:
-        """Time the canaries, if it is time to."""
         if time.perf_counter() >= self._next_s:
             others, benchmarks = self._others(), micro_benchmarks()
             self._log.keep(Canary(times_ns={name: benchmarks[name]() for name in CANARIES}, others=others))

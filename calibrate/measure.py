@@ -138,7 +138,7 @@ def made_ready(
     """Compile and run cells in their order until the deadline, but so many at least.
 
     A program that raises, takes longer than `CELL_LIMIT_S` (`GRACE_S` once there are enough and the deadline has come),
-    or gives another result the second time is refused. One that takes too long goes on beside the others.
+    and goes on beside the others, or gives another result the second time is refused.
     """
     waiting, running, tried, done = list(reversed(cells)), {}, {}, queue.SimpleQueue()
     while True:
@@ -211,11 +211,7 @@ def measure_rounds(
     advance: Callable[[], None],
     is_enough: Callable[[], bool] = lambda: False,
 ) -> dict[str, str]:
-    """Measure rounds until it is enough or the deadline, one at least; return why cells were left out, by name.
-
-    An unfinished round of an earlier run comes first. A cell whose program raises is visited no more. Ctrl-C ends the
-    measuring, not the job.
-    """
+    """Measure rounds, unfinished ones first, until it is enough or the deadline; return why cells were left out."""
     refused: dict[str, str] = {}
     canary, has_round = CanaryWatch(log), bool(log.complete_rounds())
     unfinished = [place for place, visits in enumerate(log.rounds) if visits and log.cells_left(place)]
@@ -241,7 +237,6 @@ def measure_rounds(
 
 
 def memory_limit_bytes() -> int:
-    """Return the bytes that the arrays of one run may take on host and device."""
     limits = []
     if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
         limits.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

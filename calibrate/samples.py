@@ -48,25 +48,23 @@ class Visits:
         return cls(*np.divmod(np.arange(times_ns.size), times_ns.shape[1]), times_ns.ravel(), times_ns.shape[1])
 
     def rounds(self) -> np.ndarray:
-        """Return the numbers of the rounds, ascending."""
         return np.unique(self.round)
 
     def in_rounds(self, rounds: np.ndarray) -> "Visits":
-        """Return all visits of the rounds of these numbers."""
         kept = np.isin(self.round, rounds)
         return Visits(self.round[kept], self.cell[kept], self.time_ns[kept], self.n_cells)
 
 
-def quantile_ns(visits: Visits, quantile: float = QUARTILE) -> np.ndarray:
-    """Return what each cell takes in ns, float64 `[cells]`: a low quantile of its visits at one pace.
+def quantile_ns(visits: Visits) -> np.ndarray:
+    """Return what each cell takes in ns, float64 `[cells]`: the lower quartile of its visits at one pace.
 
-    The pace is how much slower than their cells' quantiles the visits around one are, in the median. It is taken out.
+    The pace is how much slower than their cells' quartiles the visits around one are, in the median. It is taken out.
     """
     order = np.argsort(visits.cell, kind="stable")
     starts = np.searchsorted(visits.cell[order], np.arange(1, visits.n_cells))
 
     def quantiles(logs: np.ndarray) -> np.ndarray:
-        return np.array([np.quantile(one, quantile) for one in np.split(logs[order], starts)])
+        return np.array([np.quantile(one, QUARTILE) for one in np.split(logs[order], starts)])
 
     logs = np.log(visits.time_ns)
     of_cell = as_they_were = quantiles(logs)
@@ -175,17 +173,14 @@ class SampleLog:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """The machine that they were taken on."""
         return self.header.fingerprint
 
     @property
     def facts(self) -> Facts:
-        """How that machine schedules, lists as arrays."""
         facts = self.header.facts
         return {name: np.asarray(fact, float) if isinstance(fact, list) else fact for name, fact in facts.items()}
 
     def cells_left(self, round_: int) -> list[str]:
-        """Return the cells that a round still lacks."""
         done = {name for name, _ in self.rounds[round_]} if round_ < len(self.rounds) else set()
         return [cell.name for cell in self.cells if cell.name not in done]
 
@@ -227,12 +222,10 @@ class SampleLog:
             raise not_written(self._file.name, reason) from None
 
     def keep(self, line: Line) -> None:
-        """Add a line, once it is in the file."""
         self._write(line)
         self.add(line)
 
     def keep_cells(self, cells: Sequence[Cell]) -> None:
-        """Keep which cells every round visits."""
         self.keep(Cells(cells=[KeptCell.model_validate(cell, from_attributes=True) for cell in cells]))
 
     def add(self, line: Line) -> None:

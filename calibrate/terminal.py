@@ -43,12 +43,7 @@ def plain(text: object) -> str:
 
 
 def ns(time_ns: float) -> str:
-    """Return a time in whole ns.
-
-    Examples:
-        >>> ns(1339811.7), ns(4.2e15)
-        ('1,339,812', '4.200e+15')
-    """
+    """Return a time in whole ns; a long one as `4.200e+15`."""
     return f"{time_ns:,.0f}" if abs(time_ns) < LONG_NS else f"{time_ns:.3e}"
 
 
@@ -70,17 +65,11 @@ def finite_ns(time_ns: Any, what: str) -> float:
 
 
 def number(value: float) -> str:
-    """Return a number with three digits, or all of a larger one."""
     return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def counted(count: int, what: str) -> str:
-    """Return how many there are of something.
-
-    Examples:
-        >>> counted(1, "round"), counted(1200, "round")
-        ('1 round', '1,200 rounds')
-    """
+    """Return how many there are of something: `1,200 rounds`."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
@@ -102,12 +91,10 @@ def shown(value: Any, heading: str) -> str:
 
 
 def headings_of(rows: Iterable[Row]) -> list[str]:
-    """Return the headings of which any row has something."""
     return list(dict.fromkeys(name for row in rows for name, value in row.items() if value not in (None, "")))
 
 
 def print_rows(console: Console, title: str, rows: Sequence[Row]) -> None:
-    """Print rows of figures as a table; the first entry of each names it."""
     headings = headings_of(rows)
     print_table(console, title, headings, [[shown(row.get(name), name) for name in headings] for row in rows])
 
@@ -135,20 +122,15 @@ class Deadline:
         self.interrupted = False
 
     def left_s(self) -> float:
-        """Seconds until the deadline; 0 once the user has asked to stop."""
         return 0.0 if self.interrupted else self.at_s - time.perf_counter()
 
 
 class Progress:
-    """Shows on standard error which phase a command is in, how far it is, and how long the command still takes.
-
-    `ends_s` is `time.perf_counter()` when the command ends, as far as that is known. A terminal shows a phase while it
-    lasts; a line says how long each one took.
-    """
+    """Shows on standard error which phase a command is in, how far it is, and how long the command still takes."""
 
     def __init__(self, console: Console | None = None, *, ends_s: float | None = None, is_quiet: bool = False):
         self._console = console or Console(stderr=True)
-        self._ends_s, self._is_quiet = ends_s, is_quiet
+        self._ends_s, self._is_quiet = ends_s, is_quiet  # the end in `time.perf_counter()`, as far as that is known
 
     @contextlib.contextmanager
     def waiting(self, name: str, total: float | None = None) -> Iterator[Callable[..., None]]:

@@ -18,10 +18,7 @@ _is_forked = False
 
 
 def is_forked() -> bool:
-    """Return whether this process was forked from one that had imported this package.
-
-    The threads that JAX computes on do not come along: a program that is launched here may never end.
-    """
+    """Return whether this process was forked, without JAX's threads: a program that is launched here may never end."""
     return _is_forked
 
 
@@ -35,11 +32,7 @@ def worker_count() -> int:
 
 
 def for_each_chunk(run: Callable[[int, int], None], n_rows: int, chunk_rows: int, n_workers: int | None = None) -> None:
-    """Call `run(start, stop)` for chunks that together are all the rows, on several threads.
-
-    The caller's thread is one of them; the others stay for later calls, as a new thread begins with no
-    memory of its own. Within a chunk, one after the other: its thread is one of as many already.
-    """
+    """Call `run(start, stop)` for chunks of all the rows, on the caller's thread and others; on its own in a chunk."""
     starts = range(0, n_rows, chunk_rows)
     n_workers = 1 if hasattr(_thread, "is_worker") else min(n_workers or worker_count(), len(starts))
     if n_workers < 2:

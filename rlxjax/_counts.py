@@ -59,10 +59,7 @@ def _type_of(least: int, most: int) -> type[np.integer] | None:
 
 
 def difference(before: Columns, after: Columns, name: str) -> Count:
-    """Return `before - after`: exactly of integers on the host, in floats inside traced code.
-
-    Floats that the host holds are subtracted there, and narrowed to JAX's default precision after that.
-    """
+    """Return `before - after`: exactly of integers on the host, in floats inside traced code."""
     if is_exact(before) and is_exact(after):
         saved = _difference_in_64_bits(np.asarray(before), np.asarray(after))
         return packed(exact(before) - exact(after) if saved is None else saved)
@@ -107,10 +104,7 @@ def as_float(value: Columns, name: str) -> jax.Array | np.ndarray | float:
 
 
 def size_as_float(value: Columns, name: str) -> jax.Array | np.ndarray | float:
-    """Return a size (batch, n_fft, k) as a float.
-
-    Unlike a count, a traced 32-bit integer is taken as it is: sizes fit, and arrays of them come so.
-    """
+    """Return a size (batch, n_fft, k) as a float; unlike a count, a traced 32-bit integer is taken as it is."""
     if isinstance(value, jax.core.Tracer) and jnp.issubdtype(value.dtype, jnp.integer):
         return jnp.asarray(value, jnp.result_type(float))
     return as_float(value, name)

@@ -1,7 +1,4 @@
-"""Files on disk: all reading and writing that the library does.
-
-A JSON file is whole, as it was written and of its schema, or refused in one line.
-"""
+"""Files on disk: all reading and writing; a JSON file is whole, of its schema, or refused in one line."""
 
 import contextlib
 import csv
@@ -22,6 +19,8 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_serializer, model_validator
 
+from ._typing import AnyPath
+
 #: Of a value that is refused, for a message.
 SHOWN_CHARACTERS = 80
 #: Bytes that are read of a file at most, also once they are decompressed, and columns of a CSV file.
@@ -30,11 +29,8 @@ MOST_BYTES, MOST_COLUMNS = 2**28, 2**16
 LOCK_WAIT_S, LOCK_NAME = 5.0, ".rlxjax.lock"
 #: What stands at a path where a file was expected.
 _KINDS = {
-    stat.S_IFDIR: "folder",
-    stat.S_IFCHR: "device",
-    stat.S_IFBLK: "device",
-    stat.S_IFIFO: "named pipe",
-    stat.S_IFSOCK: "socket",
+    **{stat.S_IFDIR: "folder", stat.S_IFCHR: "device", stat.S_IFBLK: "device"},
+    **{stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"},
 }
 #: What the system says where a file system has no locks.
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
@@ -53,8 +49,7 @@ class Sealed(Strict):
 
     @model_serializer(mode="wrap")
     def _with_digest(self, content_of: Any) -> dict[str, Any]:
-        content = content_of(self)
-        return content | {"digest": digest_of(content)}
+        return (content := content_of(self)) | {"digest": digest_of(content)}
 
     @model_validator(mode="before")
     @classmethod
@@ -129,9 +124,7 @@ def _content_of(path: str | os.PathLike[str]) -> bytes:
         return file.read(MOST_BYTES + 1)
 
 
-def read_json(
-    path: str | os.PathLike[str], version: int | None, error: type[ValueError], mend: str, what: str
-) -> dict[str, Any]:
+def read_json(path: AnyPath, version: int | None, error: type[ValueError], mend: str, what: str) -> dict[str, Any]:
     """Return the JSON object in a file; arguments and errors as of `read_json_file`."""
     path, got = FilePath(path), read_file(path, error, mend)
     try:
@@ -166,12 +159,7 @@ def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_json_file(
-    path: str | os.PathLike[str],
-    schema: type[_Content],
-    version: int,
-    error: type[ValueError],
-    mend: str,
-    what: str,
+    path: str | os.PathLike[str], schema: type[_Content], version: int, error: type[ValueError], mend: str, what: str
 ) -> _Content:
     """Return the validated content of a file, which is left as it was; one that was edited is taken, with a warning."""
     content = read_json(path, version, error, mend, what)
@@ -227,12 +215,10 @@ def read_parquet_file(path: str | os.PathLike[str]) -> Any:
 def first_refusal(reason: ValidationError) -> str:
     """Return the first thing that a schema refused, in one line: the field, what was expected, what came."""
     first = reason.errors()[0]
-    field = ".".join(str(part) for part in first["loc"]) or "content"
-    said = first["msg"].removeprefix("Value error, ")
-    got = repr(first["input"])
+    field, got = ".".join(map(str, first["loc"])) or "content", repr(first["input"])
     got = got if len(got) <= SHOWN_CHARACTERS else f"{got[:SHOWN_CHARACTERS]}..."
     shown = "" if first["type"] in ("missing", "value_error") else f", got {got}"
-    return " ".join(f"{field}: {said}{shown}".split())
+    return " ".join(f"{field}: {first['msg'].removeprefix('Value error, ')}{shown}".split())
 
 
 def file_to_write(path: str | os.PathLike[str]) -> FilePath:
@@ -272,11 +258,7 @@ def write_text_file(text: str, path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[FilePath]:
-    """Give a place to write at that becomes the file once all is written; a reader never sees a part of it.
-
-    A file that is replaced keeps its permissions, and its owner where the system lets it; a new one has those that the
-    user's umask leaves.
-    """
+    """Give a place to write at that becomes the file once all is written, with the permissions of an earlier one."""
     path, temporary = file_to_write(path), None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -307,10 +289,7 @@ def not_written(path: str | os.PathLike[str], reason: OSError) -> OSError:
 
 
 def set_aside(path: FilePath) -> FilePath | None:
-    """Rename an existing file to the next free numbered name; return that, or None if there was none.
-
-    No file is overwritten, whoever else does the same at the same time.
-    """
+    """Rename an existing file to the next free numbered name, which no other file has; None if there was none."""
     number = 1
     while os.path.lexists(path):
         aside = path.with_name(f"{path.name}.{number}")
@@ -332,11 +311,6 @@ def locked(path: str | os.PathLike[str], name: str = LOCK_NAME, wait_s: float | 
 
     A thread that holds it may lock it again. The system unlocks it when the process ends; where the file system has no
     locks, a second file says who holds it, and one of a process of this host that ended counts no more.
-
-    Args:
-        path: the file.
-        name: of the lock, which has a folder to itself.
-        wait_s: seconds to wait for who holds it; some unless given.
 
     Raises:
         ValueError: another one holds it, and did not end within some seconds; one line.

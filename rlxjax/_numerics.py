@@ -31,10 +31,8 @@ def namespace_of(*arguments: Any) -> ModuleType:
 def times(count: RealLike, rate: RealLike) -> Array:
     """Return `count * rate`, where a count of zero wins over an infinite rate.
 
-    Prevents: NaN from `0 * inf`. The selection also keeps compilers from contracting the product and a
-    following sum into one rounding, so that a decision is the same eager and jitted. Where the count is a
-    constant, nothing is left of the selection, and the zero does that: compilers do not know that it is
-    one, and contracting the product with it changes nothing.
+    Prevents: NaN from `0 * inf`. The selection, or beside a constant count the zero that compilers do not know, also
+    keeps the product and a following sum from one rounding, so that a decision is the same eager and jitted.
     """
     zero = 0.0 * jnp.where(jnp.isfinite(rate), rate, 0.0)
     product = jnp.asarray(count * rate) + zero
@@ -49,11 +47,8 @@ def dot(counts: Sequence[RealLike], rates: Sequence[RealLike]) -> Array:
 
 @jax.custom_jvp
 def _dot(counts: list[Array], rates: list[Array]) -> Array:
-    """Prevents: NaN in the derivative by a count whose rate is infinite; it is taken as 0.
-
-    The last selection does for the sum what that of `times` does for a product: it changes no value, and
-    a caller's own sum over the rows does not take the terms apart.
-    """
+    """Prevents: NaN in the derivative by a count whose rate is infinite; it is taken as 0."""
+    # The last selection does for the sum what that of `times` does for a product.
     *products, last = map(times, counts, rates)
     total = functools.reduce(jnp.add, products, jnp.zeros((), last.dtype))
     return jnp.where(jnp.isnan(total), total, total + last)
@@ -164,11 +159,7 @@ def _gap(x: Array, y: Array) -> Array:
 
 
 def soft_relu(x: RealLike, temperature: RealLike) -> Array:
-    """Return the smooth form of `max(x, 0)`: `temperature * softplus(x / temperature)`; errors as of `soft_maximum`.
-
-    Args:
-        x: the number, `[*batch]`.
-        temperature: positive, in the unit of `x`.
+    """Return the smooth form of `max(x, 0)`: `temperature * softplus(x / temperature)`; all else as of `soft_maximum`.
 
     Examples:
         >>> print(soft_relu(0.0, temperature=1.0).round(4))
@@ -246,9 +237,7 @@ def _straight_through_jvp(primals, tangents):
 
 
 def log_softmin(
-    costs: Float[Array | np.ndarray, "*batch n"],
-    temperature: RealLike,
-    log_availability: RealLike = 0.0,
+    costs: Float[Array | np.ndarray, "*batch n"], temperature: RealLike, log_availability: RealLike = 0.0
 ) -> Float[Array, "*batch n"]:
     """Return the log-weights of a softmin over the last axis.
 
@@ -306,11 +295,9 @@ def _held(temperature: Array) -> Array:
 class Choices:
     """The hard choices, or the same relaxed by a temperature in nanoseconds.
 
-    `maximum` compares nanoseconds unless a scale is given. Quantities of another unit are relaxed by
-    `temperature / (temperature + scale)`, where `scale` is the cost in nanoseconds that they act on: it
-    vanishes with the temperature and stays below 1 however hot it gets.
-
-    The hard ones are written without `jnp.maximum`, whose derivative divides row by row.
+    Quantities of another unit are relaxed by `temperature / (temperature + scale)`, below 1, where `scale` is the cost
+    in nanoseconds that they act on. The hard ones are written without `jnp.maximum`, whose derivative divides row by
+    row.
     """
 
     temperature_ns: RealLike | None = None

@@ -35,8 +35,7 @@ class Schedule(NamedTuple):
         alone_samples_host: the same of the host path.
         host_chunk_samples: most samples of a chunk of the host path.
         most_rows_top_k: most rows of which `top_k` selects the peaks where nothing else is asked for.
-        most_bins_maxima: most bins of which `maxima` selects the peaks where nothing else is asked for; 0
-            for none.
+        most_bins_maxima: most bins of which `maxima` selects the peaks where nothing else is asked for; 0 for none.
         least_block_bins: least width of the blocks of bins that a pass of `maxima` compares.
         least_blocks: least number of these blocks; 0 where nothing selects by `maxima` unless asked to.
         least_n_fft_kernel: least segment of which one kernel computes the peaks where nothing else is asked for.
@@ -67,13 +66,8 @@ class Schedule(NamedTuple):
 _CPU = Schedule()
 #: Of accelerators: chunks are bounded by memory alone, and one is sent while another one is computed.
 _ACCELERATOR = _CPU._replace(
-    chunk_samples=2**26,
-    piece_samples=2**26,
-    launches=2,
-    alone_samples_fused=2**26,
-    alone_samples_block=2**26,
-    most_bins_maxima=0,
-    least_blocks=0,
+    **dict.fromkeys(("chunk_samples", "piece_samples", "alone_samples_fused", "alone_samples_block"), 2**26),
+    **{"launches": 2, "most_bins_maxima": 0, "least_blocks": 0},
 )
 _WITH_KERNEL = _ACCELERATOR._replace(least_n_fft_kernel=256, most_n_fft_kernel=1024, most_k_kernel=64)
 #: A step of a GPU's kernel fills the registers of 128 threads, one of a TPU's some of its vector memory.

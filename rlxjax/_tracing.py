@@ -43,9 +43,8 @@ def refusals_in_one_line(fn: Callable[..., Any]) -> Iterator[None]:
         reason = str(error).strip().partition("\n")[0]
         if "cuDNN not found" in reason:
             reason += " JAX asks for a GPU that is there; take another implementation than cudnn"
-        raise ValueError(
-            f"fn: expected a function that JAX traces, but {name} raised {type(error).__name__}: {reason}"
-        ) from error
+        raised = f"{name} raised {type(error).__name__}: {reason}"
+        raise ValueError(f"fn: expected a function that JAX traces, but {raised}") from error
 
 
 def traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

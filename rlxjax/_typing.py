@@ -5,12 +5,15 @@
 """
 
 import enum
+import os
 from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+#: Where a file is.
+AnyPath: TypeAlias = str | os.PathLike[str]
 #: A real number or an array of them; what every numeric argument may be.
 RealLike: TypeAlias = float | int | np.number | np.ndarray | Array
 #: The same, a list of numbers, or a list of lists: what a user gives for a size of his runs.

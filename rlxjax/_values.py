@@ -100,10 +100,8 @@ def _equal(self: object, other: object) -> Any:
     if self is other or structure != structure_of_other:
         return self is other
     if is_traced(*mine, *others):
-        raise TypeError(
-            f"{type(self).__name__}: its values are being traced, so `==` has no answer yet; "
-            "compare them outside of the traced function"
-        )
+        mend = "compare them outside of the traced function"
+        raise TypeError(f"{type(self).__name__}: its values are being traced, so `==` has no answer yet; {mend}")
     return all(map(_same, mine, others))
 
 
@@ -141,27 +139,16 @@ def _is_array(value: object) -> bool:
 
 
 def whole_ns(time_ns: float) -> str:
-    """Return a time in whole ns, as people write it.
-
-    Examples:
-        >>> whole_ns(1339811.7), whole_ns(-0.3)
-        ('1,339,812', '0')
-    """
+    """Return a time in whole ns, as people write it: `1,339,812`."""
     return f"{time_ns:z,.0f}"
 
 
 def counted(count: int, one: str, several: str | None = None) -> str:
-    """Return how many there are of something.
-
-    Examples:
-        >>> counted(1, "launch", "launches"), counted(1200, "call")
-        ('1 launch', '1,200 calls')
-    """
+    """Return how many there are of something: `1 launch`, `1,200 calls`."""
     return f"{count:,} {one if count == 1 else several or one + 's'}"
 
 
 def _short(value: Any) -> str:
-    """Return a value in a few words."""
     if _is_array(value):
         if not np.ndim(value) and not is_traced(value):
             return _short(value.item())

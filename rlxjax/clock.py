@@ -24,12 +24,7 @@ QUARTILE = 0.25
 
 
 def visit_ns(call: Callable[[], Any], count: int | None = None) -> list[int]:
-    """Return the time in ns of each call of one visit: calls follow each other, results are waited for and dropped.
-
-    Args:
-        call: the program, of no arguments.
-        count: how many calls; as many as a visit has unless given.
-    """
+    """Return the time in ns of each call of a visit, of so many if given; results are waited for and dropped."""
     times_ns, taken = [], 0
     least, most = (LEAST_CALLS, MOST_CALLS) if count is None else (count, count)
     while len(times_ns) < least or (taken < VISIT_NS and len(times_ns) < most):

@@ -35,8 +35,7 @@ def report(
     file: File = None,
     out: Annotated[FilePath, Option("--out", "-o", help="The HTML file to write.")] = FilePath("report.html"),
     samples: Annotated[
-        FilePath | None,
-        Option(help="What was timed; the file beside the calibration that it names unless given."),
+        FilePath | None, Option(help="What was timed; the file beside the calibration that it names unless given.")
     ] = None,
     against: Annotated[
         FilePath | None, Option(help="An earlier calibration of the same machine, to see what changed.")

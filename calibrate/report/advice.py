@@ -28,7 +28,6 @@ _MEND = "write one with `rlxjax advise ... --json > FILE`"
 
 
 def advice_page(path: FilePath, command: str) -> str:
-    """Return the page of what `rlxjax advise --json` printed as HTML."""
     advice, source = read_advice(path)
     sections = [Section("verdict", "Verdict", verdicts=[_verdict(advice)])]
     forms = list(zip(("apart", "together"), advice.pair, strict=False))
@@ -67,9 +66,7 @@ def advice_page(path: FilePath, command: str) -> str:
         names = [own.name for own in dataclasses.fields(advice) if own.name.startswith(kept)]
         counts = {name.replace("_", " "): getattr(advice, name) for name in names}
         counts |= {f"{name} peak bytes": own.peak_bytes for name, own in forms}
-        table = Table(
-            "In a call; what is negative is lost", [{"what": name, "count": n} for name, n in counts.items()], ""
-        )
+        table = Table("In a call; what is negative is lost", [{"what": k, "count": n} for k, n in counts.items()], "")
         sections.append(Section("counts", "What one program saves", tables=[table]))
     if advice.code:
         sections.append(Section("code", "The change", code=advice.code))
@@ -97,7 +94,6 @@ def read_advice(path: FilePath) -> tuple[Advice, str]:
 
 
 def _numbers(content: Any) -> Iterator[float]:
-    """Yield all numbers in JSON."""
     if isinstance(content, (int, float)):
         yield content
     for value in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():

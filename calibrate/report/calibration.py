@@ -42,11 +42,7 @@ def calibration_page(
     against: FilePath | None = None,
     models: Sequence[LatencyModel] = tuple(BUILT_IN.values()),
 ) -> str:
-    """Return the page of a calibration file as HTML.
-
-    Sizes are explained of the model that has these inputs, of another one sizes in the middle. Samples are those of
-    one model; for others the files beside the calibration are taken.
-    """
+    """Return the page of a calibration file as HTML; a model without these inputs is explained in the middle."""
     content, left_out, _ = sections_of_file(path, models)
     calibration = load_calibration(path, models)
     if not calibration.models:

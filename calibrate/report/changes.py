@@ -28,26 +28,20 @@ SURE_SDS = 2.0
 
 
 class Measured(NamedTuple):
-    """Cells that were timed, `[cells]`: runs and what the fit took for their times, and the cells themselves.
-
-    `noise`: relative difference of two halves of the campaign, NaN for a single round.
-    """
+    """Cells that were timed, `[cells]`: runs and what the fit took for their times, and the cells themselves."""
 
     timings: Timings
     cells: np.ndarray
-    noise: np.ndarray
+    noise: np.ndarray  # relative difference of two halves of the campaign, NaN for a single round
 
     def each(self, field: str) -> list[Any]:
-        """Return a field of each cell."""
         return [getattr(cell, field) for cell in self.cells]
 
     def some(self, kept: np.ndarray) -> "Measured":
-        """Return the cells of a mask."""
         return jax.tree.map(lambda column: np.asarray(column)[kept], self)
 
 
 def model_of(path: FilePath, calibration: Calibration) -> str:
-    """Return the name of the model of which a file holds samples."""
     timed = {(cell.variant, frozenset(cell.inputs)) for cell in read_samples(path).cells}
     for name, own in calibration.models.items():
         if timed <= {(variant, frozenset(own.model.inputs)) for variant in own.model.variants}:
@@ -94,7 +88,6 @@ def measured_beside(
 def earlier_calibration(
     path: FilePath, later: CalibrationFile, models: Sequence[LatencyModel]
 ) -> tuple[CalibrationFile, Calibration]:
-    """Return an earlier calibration file of the same machine."""
     earlier = read_calibration_file(path, models)
     both = earlier.models.keys() & later.models.keys()
     if not both:

@@ -81,12 +81,10 @@ def _finalized(value: Any) -> Any:
 
 
 def sentence(text: str) -> str:
-    """Return a text as a sentence."""
     return f"{text[:1].upper()}{text[1:]}."
 
 
 def rows_of(columns: Mapping[str, Any]) -> list[Row]:
-    """Return rows of plain figures from columns of equal length by heading."""
     plain_columns = (np.asarray(column).tolist() for column in columns.values())
     return [dict(zip(columns, row, strict=True)) for row in zip(*plain_columns, strict=True)]
 

@@ -20,6 +20,8 @@ from rlxjax.models import BUILT_IN
 
 #: The entry points by which an installed package offers suites.
 ENTRY_POINTS = "rlxjax.suites"
+#: The suites that ship: the class of each, in the module of its name.
+SHIPPED = {"welch": "WelchSuite", "functions": "FunctionsSuite", "collectives": "CollectivesSuite"}
 #: Dtypes by the names that JAX prints.
 DTYPES = {
     **{f"f{bits}": f"float{bits}" for bits in (16, 32, 64)},
@@ -44,18 +46,9 @@ def suite_of_file(name: str, model: str, given: Iterable[Suite] = ()) -> Suite:
 
 def _installed(name: str, models: Sequence[FilePath] = ()) -> Suite | None:
     """Return a suite that ships, or that an installed package offers by this name."""
-    if name == "welch":
-        from .welch import WelchSuite
-
-        return WelchSuite(models)
-    if name == "functions":
-        from .functions import FunctionsSuite
-
-        return FunctionsSuite()
-    if name == "collectives":
-        from .collectives import CollectivesSuite
-
-        return CollectivesSuite()
+    if name in SHIPPED:
+        made = getattr(importlib.import_module(f".{name}", __package__), SHIPPED[name])
+        return made(models) if name == "welch" else made()
     for entry in metadata.entry_points(group=ENTRY_POINTS, name=name):
         with users_code(f"--suite: the entry point {name} does not load"):
             found = entry.load()
@@ -116,7 +109,6 @@ def named(text: str, what: str, kind: Any = object) -> Any:
 
 @contextlib.contextmanager
 def users_code(refusal: str) -> Iterator[None]:
-    """Run a user's code, which may raise anything, and may exit."""
     try:
         yield
     except BaseException as error:  # noqa: BLE001
@@ -144,9 +136,8 @@ def arguments_of_size(name: str, shapes: list[str], function_name: str | None) -
     if function_name is None:
         place = re.compile(rf"(?<=[\[,]){re.escape(name)}(?=[\],])")
         if not any(map(place.search, shapes)):
-            raise ValueError(
-                f"--largest: expected {name!r} in a shape, as --arg 'f32[{name},1024]', got {shapes or None}"
-            )
+            got = shapes or None
+            raise ValueError(f"--largest: expected {name!r} in a shape, as --arg 'f32[{name},1024]', got {got}")
         return lambda size: arguments_of([place.sub(str(size), text) for text in shapes], None)
     found = named(function_name, "--args", Callable)
 

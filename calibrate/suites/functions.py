@@ -20,24 +20,18 @@ from rlxjax.models import FUNCTIONS, GPU_KERNELS, function_runs, gpu_facts_of_ki
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """An argument: its shape and dtype, and the values that are valid for it.
-
-    `values` is "normal", "positive" (0.5 to 1.5), "definite" (symmetric positive definite matrices) or "key"
-    (of a random generator). Integers are uniform from 0 to `below` less 1.
-    """
+    """An argument: its shape and dtype, and the values that are valid for it."""
 
     shape: tuple[int, ...]
     dtype: Any = np.float32
-    values: str = "normal"
-    below: int = 0
+    values: str = "normal"  # "positive" (0.5 to 1.5), "definite" (symmetric matrices), "key" (of a random generator)
+    below: int = 0  # integers are uniform from 0 to this less 1
 
     def abstract(self) -> jax.ShapeDtypeStruct:
-        """Return the shape and dtype that JAX traces."""
         is_key = self.values == "key"
         return jax.eval_shape(lambda: jax.random.key(0) if is_key else jnp.zeros(self.shape, self.dtype))
 
     def array(self, rng: np.random.Generator) -> jax.Array:
-        """Return a random array."""
         if self.values == "key":
             return jax.random.key(int(rng.integers(2**31)))
         if self.below:
@@ -58,16 +52,13 @@ Make = Callable[..., tuple[Callable[..., Any], tuple[Any, ...]]]
 
 
 class Kind(NamedTuple):
-    """A function at several sizes: numbers joined by "x", with ":" and a dtype where it is not float32.
-
-    Of a kind that is held out, or a size marked "*", the fit sees nothing.
-    """
+    """A function at several sizes."""
 
     family: str
     name: str
     make: Make
-    sizes: str
-    held_out: bool = False
+    sizes: str  # numbers joined by "x", with ":" and a dtype where it is not float32, and "*" where it is held out
+    held_out: bool = False  # the fit sees no size of it
 
 
 def _normals(dtype: Any, *shapes: tuple[int, ...]) -> tuple[Draw, ...]:
@@ -115,8 +106,6 @@ def _keyed(sample: Callable[..., jax.Array]) -> Make:
 
 
 def _gru(dtype: Any, steps: int, batch: int, width: int) -> Any:
-    """Return a gated recurrent unit scanned over steps."""
-
     def run(inputs: jax.Array, hidden: jax.Array, w: jax.Array, u: jax.Array) -> jax.Array:
         def step(hidden: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
             (xr, xz, xn), (hr, hz, hn) = jnp.split(x @ w, 3, axis=-1), jnp.split(hidden @ u, 3, axis=-1)
@@ -129,8 +118,6 @@ def _gru(dtype: Any, steps: int, batch: int, width: int) -> Any:
 
 
 def _smooth(x: jax.Array) -> jax.Array:
-    """Return exponential averages along the first axis."""
-
     def step(mean: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
         mean = 0.9 * mean + 0.1 * value
         return mean, mean
@@ -139,7 +126,6 @@ def _smooth(x: jax.Array) -> jax.Array:
 
 
 def _horner(x: jax.Array) -> jax.Array:
-    """Return a polynomial of degree 16."""
     return functools.reduce(lambda total, power: total * x + 1 / power, range(1, 16), x)
 
 
@@ -154,7 +140,6 @@ def _layers(dtype: Any, width: int, depth: int, values: str = "normal") -> list[
 
 
 def _mlp(layers: list[dict[str, jax.Array]], x: jax.Array) -> jax.Array:
-    """Return what dense layers give, with GELU between them."""
     for layer in layers[:-1]:
         x = jax.nn.gelu(x @ layer["w"] + layer["b"][None])
     return x @ layers[-1]["w"] + layers[-1]["b"][None]
@@ -281,11 +266,9 @@ class TimedFunction(NamedTuple):
     held_out: bool
 
     def abstract(self) -> tuple[Any, ...]:
-        """Return its arguments as trees of `jax.ShapeDtypeStruct`."""
         return jax.tree.map(Draw.abstract, self.draws)
 
     def arguments(self, rng: np.random.Generator) -> tuple[Any, ...]:
-        """Return random arguments that are valid for it."""
         return jax.tree.map(lambda draw: draw.array(rng), self.draws)
 
 
@@ -305,19 +288,15 @@ def timed_functions(kinds: Sequence[Kind] = KINDS) -> dict[str, TimedFunction]:
 
 
 class KernelsSuite(Suite):
-    """The functions of the suite as a GPU's compiler made them: fitted to the same samples, never timed by itself.
-
-    `texts` are those of the compiled functions by name, for samples that do not say what was compiled.
-    """
+    """The functions of the suite as a GPU's compiler made them: fitted to the same samples, never timed by itself."""
 
     model = GPU_KERNELS
     most_error = 0.25
 
     def __init__(self, texts: Mapping[str, str] | None = None) -> None:
-        self._texts = texts or {}
+        self._texts = texts or {}  # of compiled functions by name, for samples that do not say what was compiled
 
     def cells(self) -> list[Cell]:
-        """Return none: the suite of functions is timed."""
         return []
 
     def kept(self, cells: Sequence[Cell]) -> list[Cell]:
@@ -341,7 +320,6 @@ class FunctionsSuite(Suite):
         self._functions = timed_functions(kinds)
 
     def cells(self) -> list[Cell]:
-        """Return every function of the suite."""
         return [self._cell(name) for name in self._functions]
 
     def _cell(self, name: str) -> Cell:
@@ -352,7 +330,6 @@ class FunctionsSuite(Suite):
         return Cell(name, FUNCTIONS.variants[0], inputs, **about)
 
     def program(self, cell: Cell) -> functools.partial[Any]:
-        """Return the jitted function with its arguments."""
         function = self._functions[cell.name]
         return functools.partial(jax.jit(function.fn), *jax.device_put(function.arguments(np.random.default_rng(0))))
 
@@ -363,11 +340,9 @@ class FunctionsSuite(Suite):
         return [dataclasses.replace(self._cell(cell.name), compiled=cell.compiled) for cell in cells]
 
     def facts(self) -> Facts:
-        """Return what the data sheet says of this machine's GPU; nothing of another device."""
         return gpu_facts_of_kind(jax.devices()[0].device_kind) or {}
 
     def as_compiled(self, cell: Cell, program: Callable[[], Any]) -> Cell:
-        """Return a cell with what its program launches on a GPU."""
         if jax.default_backend() != "gpu" or not isinstance(program, functools.partial):
             return cell
         # JAX has compiled it for the first call.
@@ -377,5 +352,4 @@ class FunctionsSuite(Suite):
         return cell
 
     def of_compiled(self) -> Suite:
-        """Return the suite of what a GPU's compiler made of the same functions."""
         return KernelsSuite()

@@ -77,7 +77,6 @@ class WelchSuite(Suite):
         ]
 
     def program(self, cell: Cell) -> Callable[[], Any]:
-        """Return what runs a cell once, from a NumPy signal on the host to NumPy peaks on the host."""
         keep_programs(2**31)  # the grid's take 1 GB, and each is visited in every round
         sizes = {name: int(size) for name, size in cell.inputs.items()}
         params = WelchPeakParams(sizes["n_fft"], sizes["n_segments"], sizes["k"])
@@ -113,19 +112,12 @@ class WelchSuite(Suite):
 
 
 def welch_cell(group: str, batch: int, n_fft: int, k: int) -> Cell:
-    """Return one workload by one way, as `TIMED` names it."""
     variant, n_segments = TIMED[group]
     params = WelchPeakParams(n_fft, n_segments, min(k, n_fft // 2 + 1))
-    work = f"{batch}x{n_fft} k{k}"
-    return Cell(
-        f"{group} {work}",
-        variant,
-        {"batch": batch, "n_fft": n_fft, "k": params.k, "n_segments": n_segments},
-        work,
-        group,
-        batch in HELD_OUT_BATCHES or n_fft in HELD_OUT_N_FFTS,
-        4 * batch * params.frame_len + 16 * batch * n_segments * n_fft,
-    )
+    work, sizes = f"{batch}x{n_fft} k{k}", {"batch": batch, "n_fft": n_fft, "k": params.k, "n_segments": n_segments}
+    is_held_out = batch in HELD_OUT_BATCHES or n_fft in HELD_OUT_N_FFTS
+    n_bytes = 4 * batch * params.frame_len + 16 * batch * n_segments * n_fft
+    return Cell(f"{group} {work}", variant, sizes, work, group, is_held_out, n_bytes)
 
 
 @functools.cache

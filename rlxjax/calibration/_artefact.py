@@ -24,6 +24,7 @@ from rlxjax._files import (
     set_aside,
     write_text_file,
 )
+from rlxjax._typing import AnyPath
 from rlxjax.fit import LatencyModel, LatencyPrior, PosteriorFit
 from rlxjax.models import BUILT_IN, FUNCTIONS, WELCH
 
@@ -60,9 +61,7 @@ def is_there(path: FilePath) -> bool:
     return True
 
 
-def read_calibration_file(
-    path: str | os.PathLike[str], models: Iterable[LatencyModel] | None = None
-) -> CalibrationFile:
+def read_calibration_file(path: AnyPath, models: Iterable[LatencyModel] | None = None) -> CalibrationFile:
     """Return the validated content of a calibration file, which is left as it was.
 
     Args:
@@ -121,7 +120,6 @@ def sections_of_file(
 
 
 def _raw_of(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the object in a file of this schema, its sections unchecked."""
     raw = read_json(path, SCHEMA_VERSION, CalibrationFileError, _mend(path), "a calibration")
     if not isinstance(raw.get("models"), dict):
         raise CalibrationFileError(f"{path}: models: expected sections by name; {_mend(path)}")

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from rlxjax._counts import Columns
+from rlxjax._typing import AnyPath
 from rlxjax._values import FrozenDict, by_value
 from rlxjax.fit import LatencyModel, LatencyPosterior, Timings
 from rlxjax.gate import IoFusionGate
@@ -29,13 +30,7 @@ from ._artefact import (
 from ._conversion import calibrated_of, gate_of
 from ._explanation import Explanation, explain
 from ._predict import CalibratedModel, Predictions
-from ._sections import (
-    MACHINE_FIELDS,
-    CalibrationFile,
-    current_fingerprint,
-    fingerprint_differences,
-    warn_if_elsewhere,
-)
+from ._sections import MACHINE_FIELDS, CalibrationFile, current_fingerprint, fingerprint_differences, warn_if_elsewhere
 from ._target_times import predict_function
 
 
@@ -74,10 +69,7 @@ class Calibration(Predictions):
 
     @classmethod
     def from_file(
-        cls,
-        content: CalibrationFile,
-        models: Iterable[LatencyModel] | None = None,
-        path: str | os.PathLike[str] | None = None,
+        cls, content: CalibrationFile, models: Iterable[LatencyModel] | None = None, path: AnyPath | None = None
     ) -> "Calibration":
         """Build from the content of a calibration file; arguments as in `load_calibration`."""
         given, machine = (BUILT_IN.values() if models is None else models), content.machine
@@ -138,9 +130,7 @@ class Calibration(Predictions):
     predict_function = predict_function
 
 
-def load_calibration(
-    path: str | os.PathLike[str] | None = None, models: Iterable[LatencyModel] | None = None
-) -> Calibration:
+def load_calibration(path: AnyPath | None = None, models: Iterable[LatencyModel] | None = None) -> Calibration:
     """Load a calibration file; by default the one that the calibrate job wrote for JAX's default platform.
 
     Args:

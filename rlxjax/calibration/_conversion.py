@@ -171,19 +171,11 @@ def section_of(
     posterior, terms = found.posterior, found.terms
     log_sds, before = (np.array(jax.tree.leaves(part)) for part in (posterior.coefficient_log_sd(), prior.log_sd))
     said = [Provenance.MEASURED if known else Provenance.UNCALIBRATED for known in is_measured(log_sds, before)]
-    rows = np.asarray(posterior.factor).tolist()
+    rows = enumerate(np.asarray(posterior.factor).tolist())
+    factor = [list(map(rounded, row[: place + 1])) for place, row in rows]
     fit = {name: getattr(terms, name) for name in ("converged", "loss", "message", "inseparable")}
-    return _section(
-        posterior,
-        log_sds,
-        said,
-        found.runs.hull(),
-        covariance_factor=[list(map(rounded, row[: place + 1])) for place, row in enumerate(rows)],
-        noise_floor=noise_floor,
-        held_out=dict(held_out),
-        fit=FitSummary(**fit, outliers=list(outliers)),
-        **about,
-    )
+    about |= {"fit": FitSummary(**fit, outliers=list(outliers)), "held_out": dict(held_out)}
+    return _section(posterior, log_sds, said, found.runs.hull(), factor, noise_floor=noise_floor, **about)
 
 
 def _section(

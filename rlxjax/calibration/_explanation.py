@@ -1,8 +1,7 @@
 """Why a strategy is picked: the parts of each one's time, the margin, and what would change the choice.
 
-A choice between two strategies changes where their predictions cross. The crossover along the model's first
-input has an error bar: as `log a = log b` defines `log x`, its derivative by an unknown is
-`-(d log a - d log b) / (d (log a - log b) / d log x)`, and so is its own by what is a workload's own.
+A choice changes where two predictions cross. Along the model's first input that has an error bar: as `log a = log b`
+defines `log x`, its derivative by an unknown is `-(d log a - d log b) / (d (log a - log b) / d log x)`.
 """
 
 import dataclasses
@@ -32,12 +31,9 @@ from rlxjax.fit import (
 
 from ._predict import CalibratedModel
 
-#: Inputs and coefficients are moved up and down by at most this factor.
-LARGEST_FACTOR = 100.0
-#: Factors tried along each axis, before the interval in which the choice changes is divided.
-GRID_POINTS = 513
-#: Grids of which each divides an interval of the one before.
-REFINEMENTS = 6
+#: Inputs and coefficients are moved up and down by at most this factor, and so many are tried along each axis before
+#: the interval in which the choice changes is divided so many times.
+LARGEST_FACTOR, GRID_POINTS, REFINEMENTS = 100.0, 513, 6
 #: The probability from which on one of two strategies is the faster one beside a jump.
 JUMP_SURE = 0.95
 
@@ -201,9 +197,7 @@ def explain(calibrated: CalibratedModel, *inputs: float, **given: float | None) 
         strategies=tuple(strategies),
         pick=pick,
         runner_up=runner_up,
-        margin_ns=float(decided.margin_ns),
-        margin_sd_ns=float(decided.margin_sd_ns),
-        probability=float(decided.probability),
+        **{name: float(getattr(decided, name)) for name in ("margin_ns", "margin_sd_ns", "probability")},
         verdict=pick if decided.verdict() == "fuse" else "undecided",
         flips=_flips(search),
         crossover=crossover,
@@ -256,38 +250,22 @@ def _search(calibrated: CalibratedModel, names: tuple[str, str], sizes: Mapping[
 
 
 def _flips(search: _Search) -> tuple[Flip, ...]:
-    """Return the flip of every input and coefficient, the smallest changes first."""
     calibrated, sizes, flips = search.calibrated, search.sizes, []
     sd_of, values = named(calibrated.posterior.coefficient_log_sd()), {**named(calibrated.coefficients), **sizes}
     for name, log_factor, is_jump in zip(search.axes[:-1], search.log_factor, search.is_jump, strict=False):
         is_input, is_flip, log_sd = name in sizes, bool(np.isfinite(log_factor)), sd_of.get(name)
         factor = math.exp(log_factor) if is_flip else None
         changed = {**sizes, name: sizes[name] * factor} if is_input and factor is not None else sizes
-        flips.append(
-            Flip(
-                name=name,
-                kind="input" if is_input else "coefficient",
-                value=float(values[name]),
-                unit=calibrated.model.inputs[name].unit if is_input else unit_of(name),
-                factor=factor,
-                log_sd=log_sd,
-                sds=abs(float(log_factor)) / log_sd if is_flip and log_sd else None,
-                is_jump=bool(is_jump),
-                in_domain=bool(calibrated.in_domain(**changed)) if is_flip else None,
-            )
-        )
+        kind, unit = ("input", calibrated.model.inputs[name].unit) if is_input else ("coefficient", unit_of(name))
+        sds = abs(float(log_factor)) / log_sd if is_flip and log_sd else None
+        inside = bool(calibrated.in_domain(**changed)) if is_flip else None
+        flips.append(Flip(name, kind, float(values[name]), unit, factor, log_sd, sds, bool(is_jump), inside))
     return tuple(sorted(flips, key=lambda flip: math.inf if flip.factor is None else abs(math.log(flip.factor))))
 
 
 def _crossover(search: _Search) -> Crossover:
-    """Return the crossover that was found along the first input, with its error bar."""
-    calibrated, names, sizes, first, grid = (
-        search.calibrated,
-        search.names,
-        search.sizes,
-        search.axes[-1],
-        search.grid[-1],
-    )
+    calibrated, names, sizes, (*_, first), *_ = search
+    grid = search.grid[-1]
     log_factor, is_jump, tried = float(search.log_factor[-1]), bool(search.is_jump[-1]), sizes[first] * np.exp(grid)
     if not math.isfinite(log_factor):
         words = f"{names[0]} stays ahead of {names[1]} from {first} {tried[0]:,.0f} to {tried[-1]:,.0f}"
@@ -364,9 +342,7 @@ def _log_slope(moved: _Moved, place: Int[Array, ""]) -> Float[Array, ""]:
     return jax.jvp(lambda x: _log_ratios(moved, axes, x)[0, 0], (here,), (here + 1.0,))[1]
 
 
-def _log_ratios(
-    moved: _Moved, axes: Int[Array, "axes"], log_factor: Float[Array, "axes steps"]
-) -> Float[Array, "axes steps"]:
+def _log_ratios(moved: _Moved, axes: Int[Array, "axes"], log_factor: Float[Array, "axes n"]) -> Float[Array, "axes n"]:
     """Return `log(second / first)` where the quantity of each axis is multiplied by factors."""
     leaves, structure = jax.tree.flatten((moved.posterior.coefficients, moved.inputs))
     # Both strategies and their variants are leading axes, so that all is one evaluation.

@@ -14,20 +14,9 @@ from jaxtyping import Array
 
 from rlxjax._numerics import temperature_from_sd
 from rlxjax._values import by_value, whole_ns
-from rlxjax.fit import (
-    COVERED,
-    Decision,
-    LatencyEstimate,
-    LatencyPosterior,
-    Runs,
-    corrected_terms_ns,
-    estimate,
-)
+from rlxjax.fit import COVERED, Decision, LatencyEstimate, LatencyPosterior, Runs, corrected_terms_ns, estimate
 from rlxjax.jaxpr import FunctionProfile
-from rlxjax.models import (
-    function_runs,
-    untimed_operations,
-)
+from rlxjax.models import function_runs, untimed_operations
 
 from ._predict import CalibratedModel
 

@@ -1,8 +1,4 @@
-"""One calibrated model of a machine: the predictions, decisions and picks that follow from its posterior.
-
-One call with new numbers is checked on the host, and answered by one compiled program, which is given the posterior as
-it lies on the device.
-"""
+"""One calibrated model of a machine: predictions, decisions and picks, by one compiled program of its posterior."""
 
 import contextlib
 import dataclasses
@@ -137,16 +133,9 @@ class Predictions:
         return self.of(model).bounds_ns(self.estimate(strategy, *inputs, model=model, **named), level)
 
     def compare(self, fused: str, kept: str, *inputs: Size, model: ModelName = None, **named: Size | None) -> Decision:
-        """Return whether one strategy is faster than another, and how sure that is, `[*batch]`.
+        """Return whether a strategy `fused` is faster than another one that is `kept` else, how surely, `[*batch]`.
 
         `explain` does so for the fastest two, and says why.
-
-        Args:
-            fused: the strategy to take if it is faster.
-            kept: the strategy to keep otherwise.
-            *inputs: by place.
-            model: the name of one of a calibration's.
-            **named: by name.
 
         Raises:
             ValueError: as `predict_ns`.
@@ -178,14 +167,7 @@ class Predictions:
     ) -> str:
         """Return the strategy with the lowest prediction for one workload, of equals the first.
 
-        Args:
-            *inputs: by place.
-            candidates: strategies to choose among; all that give the result unless given.
-            model: the name of one of a calibration's.
-            **named: by name.
-
-        Returns:
-            The name of the strategy, which also implies the inputs.
+        It is one of the candidates, else of all that give the result; its name also implies the inputs.
 
         Raises:
             ValueError: as `predict_ns`, no candidate, or sizes that are arrays or traced, for which `pick_index` is.
@@ -443,7 +425,6 @@ def _hashable(value: Any) -> Any:
 @functools.lru_cache(maxsize=MOST_PLACED)
 def _placed(known: Handle, is_double: bool) -> LatencyPosterior | None:
     """Return a posterior whose leaves lie on the device, of JAX's precision at the time; None of a traced one."""
-    del is_double
     if is_traced(*jax.tree.leaves(known())):
         return None
     with jax.ensure_compile_time_eval():
@@ -528,7 +509,6 @@ def _place(found: Sequence[_Run]) -> Int[Array, "*batch"]:
 
 
 def _compared(posterior: LatencyPosterior, found: Sequence[_Run]) -> Decision:
-    """Return the decision between two runs that do one piece of work."""
     fused, kept = found
     alike = own_correlation(posterior, fused.variant, kept.variant)
     if posterior.alike is not None:  # a share of what is alike: the spread of an estimate may include more

@@ -1,7 +1,4 @@
-"""The calibration file's schema, version 5: independent sections, each with the machine that it is of and a digest.
-
-The calibration of a population, what other machines say of one that was never timed, has the same sections.
-"""
+"""The calibration file's schema, version 5: independent sections of a machine, or a population, each with a digest."""
 
 import contextlib
 import math
@@ -73,15 +70,11 @@ class GateCoefficient(Strict):
 
 
 class ErrorSummary(Strict):
-    """Mean absolute relative error of one group of cells, where the fit saw the cell and where it did not.
-
-    `terms_alone` is that of the terms without the correction, held out; `covered` the share of held-out times
-    within their interval of 90 %.
-    """
+    """Mean absolute relative error of one group of cells, where the fit saw the cell and where it did not."""
 
     fit: NotNegative | None
-    terms_alone: NotNegative | None
-    covered: NotNegative | None
+    terms_alone: NotNegative | None  # of the terms without the correction, held out
+    covered: NotNegative | None  # share of held-out times within their interval of 90 %
     held_out: NotNegative | None
     held_out_cells: int
     noise_floor: NotNegative | None
@@ -138,34 +131,24 @@ class Uncertainty(Strict):
 
 
 class Pace(Strict):
-    """How fast the machine was while it was timed.
+    """How fast the machine was while it was timed."""
 
-    `usual`: its speed in units of the fastest of its earlier calibrations, None without any; `known`: in units of the
-    fastest (low) and of the slowest machine (high) of the population, None without one; `usual_ns`: the canaries' times
-    in the fastest calibration; `log_sd`: how much the logarithm of its speed changes from one minute to the next;
-    `others`: processors that other processes kept busy, None where nobody looked.
-    """
-
-    usual: Positive | None
-    known: Range | None = None
-    usual_ns: dict[str, Positive]
-    log_sd: Positive
-    others: NotNegative | None
+    usual: Positive | None  # its speed in units of the fastest of its earlier calibrations; None without any
+    known: Range | None = None  # in units of the fastest (low) and the slowest machine (high) of the population
+    usual_ns: dict[str, Positive]  # the canaries' times in the fastest calibration
+    log_sd: Positive  # how much the logarithm of its speed changes from one minute to the next
+    others: NotNegative | None  # processors that other processes kept busy; None where nobody looked
 
 
 class Machine(Strict):
-    """A machine of a population, and the samples that were taken of it; of which runner, where that matters.
-
-    `canary_ns`: times of the micro-benchmarks that tell its pace. `coefficients` and `uncertainty`: what its own
-    timings say, where a prediction for such a device starts from them.
-    """
+    """A machine of a population, and the samples that were taken of it; of which runner, where that matters."""
 
     fingerprint: Fingerprint
-    canary_ns: dict[str, Positive] = {}
+    canary_ns: dict[str, Positive] = {}  # times of the micro-benchmarks that tell its pace
     samples: str
     sha256: str
     runner: int
-    coefficients: dict[str, FittedCoefficient] = {}
+    coefficients: dict[str, FittedCoefficient] = {}  # by its own timings, where predictions for it start from them
     uncertainty: Uncertainty | None = None
 
 
@@ -188,14 +171,10 @@ class Section(Sealed):
 
 
 class ModelSection(Section):
-    """What timings say of one latency model: those of a machine, or of a population.
-
-    `facts`: how the machine schedules; `skipped`: cells that were not timed; `given`: files that the programs ran, with
-    their SHA-256. Of a population, the spread is that of a run of a machine that was left out.
-    """
+    """What timings say of one latency model; of a population, the spread is of runs of a machine that was left out."""
 
     model_version: int
-    facts: dict[str, NotNegative | list[NotNegative]]
+    facts: dict[str, NotNegative | list[NotNegative]]  # how the machine schedules
     coefficients: dict[str, FittedCoefficient]
     uncertainty: Uncertainty
     noise_floor: NotNegative | None
@@ -203,8 +182,8 @@ class ModelSection(Section):
     domain: dict[str, Range]
     fit: FitSummary
     population: Population | None = None
-    skipped: list[str] = []
-    given: dict[str, str] = {}
+    skipped: list[str] = []  # cells that were not timed
+    given: dict[str, str] = {}  # files that the programs ran, with their SHA-256
 
 
 class MachineSection(Section):

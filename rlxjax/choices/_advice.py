@@ -140,7 +140,6 @@ class Advice(Choice):
         return math.ceil(seconds * 1e9 / gain_ns) if seconds is not None and gain_ns and gain_ns > 0 else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything but functions as plain numbers, strings and lists, for JSON."""
         own = ("groups", "extrapolated", "gain_ns", "calls_to_pay_back")
         return super().as_dict() | {name: getattr(self, name) for name in own}
 
@@ -179,7 +178,6 @@ class Advice(Choice):
         return "together" if len(self.groups) < 2 else "grouped"
 
     def _timed(self) -> list[str]:
-        """Return what was timed, and when it pays."""
         took = {own.name: own.measured_ns for own in self.alternatives if own.measured_ns is not None}
         if not took:
             return []

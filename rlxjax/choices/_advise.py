@@ -245,10 +245,7 @@ def profiles_of(
     device: TargetDevice | None,
     mesh: Mapping[str, int] | None = None,
 ) -> tuple[dict[Span, FunctionProfile], dict[Span, DoesNotFitError]]:
-    """Return the profile of each group, with its own share of the trip counts, which that of all stages has to take.
-
-    Where a device is given the groups are compiled for it; those that it refuses for their memory come second.
-    """
+    """Return the profile of each group, with its own share of the trip counts, and those that a device refuses."""
     refused: dict[Span, DoesNotFitError] = {}
     options: dict[str, Any] = {} if device is None else {"level": "compiled", "target": device, "mesh": mesh}
 
@@ -316,9 +313,8 @@ class _Question:
         for span, error in self.refused.items():
             peaks[span] = error.needed_bytes or 0
         is_out = (peaks > self.limit) & ~np.eye(count, dtype=bool)
-        plans = plan_stages(
-            np.where(is_out, np.inf, time_ns), peaks, peak_price_ns_per_byte=self.price, count=MOST_GROUPINGS
-        )
+        allowed_ns = np.where(is_out, np.inf, time_ns)
+        plans = plan_stages(allowed_ns, peaks, peak_price_ns_per_byte=self.price, count=MOST_GROUPINGS)
         planned = [tuple((group[0], group[-1]) for group in plan.groups) for plan in plans]
         one, apart = ((0, count - 1),), tuple((number, number) for number in range(count))
         forms: list[Grouping] = []
@@ -343,12 +339,10 @@ class _Question:
         return sorted(forms, key=lambda own: order.index(own.programs))
 
     def places(self, form: Grouping) -> list[int]:
-        """Return where the programs of a form are among the predictions."""
         order = {span: place for place, span in enumerate(self.profiles)}
         return [order[span] for span in form.programs if span in order]
 
     def predictions(self, times: FunctionTimes, form: Grouping) -> list[FunctionPrediction]:
-        """Return what is predicted of each program of a form; nothing of one that no compiler makes."""
         return [times.predictions[place] for place in self.places(form)]
 
     def ahead(
@@ -358,9 +352,8 @@ class _Question:
         decided = times.decision(self.places(form), self.places(other))
         margin_ns, sd_ns = float(decided.margin_ns), float(decided.margin_sd_ns)
         if self.device is not None:  # what bytes say against an estimate is a doubt
-            after, before = (
-                sum(one.profile.fused_traffic_bytes for one in self.predictions(times, own)) for own in (form, other)
-            )
+            sides = [self.predictions(times, own) for own in (other, form)]
+            before, after = (sum(one.profile.fused_traffic_bytes for one in side) for side in sides)
             traffic_ns = (before - after) / self.device.bandwidth_bytes_per_ns
             sd_ns = math.hypot(sd_ns, traffic_ns if traffic_ns * margin_ns < 0 else 0.0)
             if margin_ns >= asked_ns and self.dominates(times, form, other):
@@ -394,11 +387,7 @@ class _Question:
     def work(
         self, forms: Sequence[Grouping], times: FunctionTimes, calibrated: CalibratedModel, measure: str, teaches: bool
     ) -> Work:
-        """Return forms as ways to run the stages, whose times may teach the model.
-
-        Which forms are considered is by the calibration alone, whatever was learned since: else no measurement of them
-        would be found again.
-        """
+        """Return forms, chosen by the calibration alone so that they are found again, as ways to run the stages."""
         arrays, is_plain = functools.cache(lambda: filled(self.args)), len(self.whole) == 1
         traced = functools.cache(lambda span: self.groups[span].fn.trace(*self.groups[span].args))
 
@@ -426,7 +415,6 @@ class _Question:
         return Work(ways, predict, calibrated, FUNCTIONS.name, label, workload, devices, sure=SURE_OF_FUNCTIONS)
 
     def answer(self, forms: Sequence[Grouping], times: FunctionTimes, choice: Choice | None) -> Advice:
-        """Return the answer: by a choice, if there is one, else by what is predicted of the forms."""
         named, device, asked_ns = {own.name: own for own in forms}, self.device, self.min_gain_ns
         apart, together = named["apart"], named["together"]
         chances = {own.name: own.probability or 0.0 for own in forms if own.name != "apart" and not own.failed}

@@ -30,10 +30,7 @@ class FailedError(Exception):
 
 
 class Caller:
-    """Makes calls one after another on a thread of its own, under the caller's settings for JAX.
-
-    There nothing is traced, and the process goes on where a call does not end: the thread is left to it.
-    """
+    """Makes calls, which may never end, one after another on a thread, under the caller's settings for JAX."""
 
     def __init__(self) -> None:
         self._asked: queue.SimpleQueue[Callable[[], Any] | None] | None = None
@@ -89,7 +86,6 @@ class Party(NamedTuple):
 
     @property
     def is_first(self) -> bool:
-        """Whether this process is the one that decides."""
         return not self.devices or self.devices[0].process_index == jax.process_index()
 
     def first_text(self, said: str) -> str:
@@ -122,7 +118,6 @@ ALONE = Party()
 
 
 def _exchanged(devices: tuple[Any, ...], block: bytes) -> list[bytes]:
-    """Return the blocks of all processes."""
     mesh = Mesh(np.array(devices), ("process",))
     split, everywhere = NamedSharding(mesh, PartitionSpec("process")), NamedSharding(mesh, PartitionSpec())
     own = np.frombuffer(block, np.uint8)[None]
@@ -196,13 +191,10 @@ def rounding_moves(call: Callable[[], Any], results: Sequence[Any]) -> list[np.n
     """Return how far each number of a program's results moves in some runs of other roundings, at most.
 
     Monte Carlo arithmetic (Parker, Pierce and Eggert, 2000) of the program's jaxpr: its arrays, and what its operations
-    give, are multiplied by 1 plus or minus the precision of their dtype, of that of the results where this is finer. A
-    number that is finite in one run alone moves infinitely far.
+    give, are multiplied by 1 plus or minus the precision of their dtype, of that of the results where this is finer.
     """
     closed = jax.make_jaxpr(call)()
-    unit = max(
-        (float(jnp.finfo(one.dtype).eps) for one in results if jnp.issubdtype(one.dtype, jnp.inexact)), default=0.0
-    )
+    unit = max((float(jnp.finfo(x.dtype).eps) for x in results if jnp.issubdtype(x.dtype, jnp.inexact)), default=0.0)
 
     def moved(seed: jax.Array, consts: Sequence[Any]) -> list[Any]:
         arrays = [_nudged(jnp.asarray(one), seed, number, 1.0) for number, one in enumerate(consts)]

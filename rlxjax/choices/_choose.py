@@ -147,10 +147,7 @@ def clear_choices() -> None:
 
 
 def _asked(alternatives: Any, args: tuple[Any, ...], *options: Any) -> tuple[Any, ...] | None:
-    """Return what a choice of this process is looked up by; None where Python code may read what no key says.
-
-    Jitted functions, which JAX traces once for arguments and settings, are looked up by themselves, not by `==`.
-    """
+    """Return what a choice of jitted functions is looked up by; None where Python code may read what no key says."""
     try:
         named = [(name, handle(fn)) for name, fn in alternatives.items() if type(fn) is JITTED]
         if len(named) < len(alternatives):
@@ -182,13 +179,7 @@ def _shape_of(arg: Any) -> Any:
 
 
 def recalled(work: Work, measure: str = "never", regret: float = REGRET, check: bool = True) -> Choice | None:
-    """Return the choice that is remembered, if there is one whose alternative still runs.
-
-    Args:
-        work: that may be done in several ways.
-        measure: when to measure where too little is remembered.
-        regret: as of `choose`.
-        check: as there.
+    """Return the choice that is remembered, if there is one whose alternative still runs; arguments as of `decide`.
 
     Raises:
         ValueError: no alternative runs.
@@ -201,12 +192,7 @@ def decide(
 ) -> Choice:
     """Return the way to do some work: as remembered, else by the model where it is sure, else measured.
 
-    Args:
-        work: that may be done in several ways.
-        measure: "never", "undecided" or "always".
-        regret: as of `choose`.
-        limit_ms: as there.
-        check: as there.
+    All arguments but the work, which may be done in several ways, are as of `choose`.
 
     Raises:
         ValueError: no alternative runs, alternatives that are run differ in their results, or nothing says which
@@ -215,10 +201,9 @@ def decide(
     key, context, machine = _key_of(work, check)
     memory, party = Memory(), Party.of(work.devices)
     if {*party.gathered(key)} != {key}:
-        raise ValueError(
-            "alternatives: expected the same question in all processes that hold the arguments, got several; "
-            "all of them have to choose between the same programs, in the same order"
-        )
+        wanted = "expected the same question in all processes that hold the arguments, got several"
+        mend = "all of them have to choose between the same programs, in the same order"
+        raise ValueError(f"alternatives: {wanted}; {mend}")
     if (found := _remembered(work, memory, key, measure, regret)) is not None:
         return found
     ways, chances = _predicted(work, memory, context, party, regret)
@@ -265,13 +250,11 @@ def decide(
 
 
 def _choice(ways: list[Way], place: int, **fields: Any) -> Choice:
-    """Return the choice of one way, which holds no other function."""
     bare = tuple(dataclasses.replace(own, fn=None, call=None, make=None) for own in ways)
     return Choice(ways[place].name, alternatives=bare, fn=ways[place].fn, **fields)  # pyright: ignore[reportArgumentType]
 
 
 def _bare(choice: Choice) -> Choice:
-    """Return a choice that holds no function."""
     return dataclasses.replace(choice, fn=None)  # pyright: ignore[reportArgumentType]
 
 
@@ -293,10 +276,7 @@ def _recalled(known: Choice) -> Choice:
 
 
 def _remembered(work: Work, memory: Memory, key: str, measure: str, regret: float) -> Choice | None:
-    """Return the choice that is remembered, if its alternative still runs and as much was measured as is asked.
-
-    What a person pinned holds whatever is asked.
-    """
+    """Return what is remembered if it still runs, and as much was measured as is asked or a person pinned it."""
     party = Party.of(work.devices)
     known = memory.look_up(key) if party.is_first else None
     if party is not ALONE:
@@ -310,9 +290,8 @@ def _remembered(work: Work, memory: Memory, key: str, measure: str, regret: floa
     chosen = running.get(known.chosen.content)
     if chosen is None or not by_content.keys() >= {own.content for own in work.ways}:
         return None
-    able = [own for own in by_content.values() if not own.failed]
+    able, is_fine = [own for own in by_content.values() if not own.failed], known.regret <= regret
     is_whole = len(able) == 1 or all(own.measured_ns is not None for own in able)
-    is_fine = known.regret <= regret
     is_enough = {"never": True, "undecided": is_fine, "always": is_fine and is_whole}[measure]
     if known.by != "pinned" and not is_enough:
         return None
@@ -339,7 +318,7 @@ def _predicted(
             figures = {"predicted_ns": time_ns, "predicted_interval_ns": ends and tuple(ends), "in_domain": inside}
             ways[place] = dataclasses.replace(ways[place], **figures)
     costs = np.array([math.inf if own.predicted_ns is None else own.predicted_ns + own.extra_ns for own in ways])
-    order = sorted((place for place, own in enumerate(ways) if not own.failed), key=lambda place: costs[place])
+    order = sorted((place for place, own in enumerate(ways) if not own.failed), key=costs.__getitem__)
     first = order[0]
     sd_ns = np.where(np.isfinite(costs), sd_ns[first], np.inf)
     margins_ns = costs - costs[first] / (1.0 + regret) if math.isfinite(costs[first]) else costs
@@ -352,10 +331,7 @@ def _predicted(
 def _timed(
     ways: list[Way], order: list[int], entrants: list[int], party: Party, regret: float, limit_s: float, check: bool
 ) -> tuple[Contest, list[Way]]:
-    """Compile, check and time the entrants, the first of them the favourite; places are those of all ways.
-
-    Others that may run, in `order`, are ruled out beside the favourite: they take part where that fails.
-    """
+    """Compile, check and time the entrants, by their places, the favourite first; others where that fails."""
     ways, first_s, failed = [*ways], {}, {}
     expected: Any = None
     with Caller() as caller:

@@ -1,10 +1,9 @@
 """Which of several programs takes the least, timed by turns until that is clear.
 
 All are visited once a round, in random order, so that what the machine does meanwhile meets all of them. Two are
-compared by the logarithm of the ratio of their lower quartiles, as a time is one of visits (`rlxjax.clock`); its error
-is that of rounds drawn again (the bootstrap of Efron, 1979). Of a visit the median call is compared, since most visits
-have a call that waits where others take the processors. A program that is surely slower by the mean, as times are, does
-not win; where the times say another order than the choice does, that is a tie.
+compared by the logarithm of the ratio of the lower quartiles of their visits' median calls; its error is that of rounds
+drawn again (the bootstrap of Efron, 1979). A program that is surely slower by the mean, as times are, does not win;
+where the times say another order than the choice does, that is a tie.
 """
 
 import functools
@@ -23,18 +22,14 @@ from rlxjax.fit import COVERED_SDS, SURE
 from ._calls import ALONE, Caller, FailedError, Party
 
 #: Rounds, and the share of the limit, before anything is sure: a shared machine stays in one of several states for some
-#: tens of milliseconds, in which one program may do better than another that is the faster one otherwise.
-LEAST_ROUNDS, LEAST_SHARE = 6, 0.5
-#: How often rounds are drawn again, and the probability that an interval of a ratio holds.
-RESAMPLES, LEVEL = 200, 0.99
+#: tens of milliseconds. The first round is left out if it took no more than another share of the limit.
+LEAST_ROUNDS, LEAST_SHARE, WARMING = 6, 0.5, 0.25
+#: How often rounds are drawn again, the probability that an interval of a ratio holds, and a ratio's least error.
+RESAMPLES, LEVEL, LEAST_ERROR = 200, 0.99, 0.002
 #: A call that takes so many times the limit, and so many seconds, does not end, as far as anybody waits.
 LONGEST_CALL, LEAST_WAIT_S = 100, 1.0
 #: At the limit a program takes the favourite's place if it is the faster one with this probability.
 LIKELY = 2 / 3
-#: No ratio is known better than this.
-LEAST_ERROR = 0.002
-#: The first round is left out if it took no more than this share of the limit.
-WARMING = 0.25
 
 
 @by_value
@@ -131,7 +126,6 @@ class _Ratio(NamedTuple):
 
     @classmethod
     def of(cls, costs: np.ndarray, place: int, other: int) -> "_Ratio":
-        """Compare two programs in the rounds that visited both."""
         both = np.log(costs[:, [place, other]])
         both = both[~np.isnan(both).any(axis=1)]
         if (rounds := len(both)) < 2:
@@ -149,7 +143,6 @@ class _Ratio(NamedTuple):
         return self.error * float(stdtrit(self.freedom, (1.0 + LEVEL) / 2.0))
 
     def chance_above(self, bound: float) -> float:
-        """Return the probability that the logarithm is above a bound."""
         from scipy.special import stdtr
 
         return float(stdtr(self.freedom, (self.centre - bound) / self.error))
@@ -171,7 +164,6 @@ def _left(costs: np.ndarray, active: list[int], regret: float) -> tuple[list[int
 
 
 def _ahead(costs: np.ndarray, active: list[int]) -> int:
-    """Return the program of the least cost."""
     return min(active, key=lambda place: _Ratio.of(costs, place, active[0]).centre)
 
 

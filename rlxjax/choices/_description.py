@@ -30,22 +30,11 @@ _SHOWN = {"jax", "jaxlib", "ml_dtypes", "numpy"}
 #: those whose effect stands in a jaxpr.
 _FLAGS = ("LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE", "TF_XLA_FLAGS")
 _SETTINGS = (
-    "jax_allow_f16_reductions",
-    "jax_cpu_collectives_implementation",
-    "jax_cpu_enable_async_dispatch",
-    "jax_debug_infs",
-    "jax_debug_nans",
-    "jax_default_matmul_precision",
-    "jax_default_prng_impl",
-    "jax_disable_jit",
-    "jax_disable_most_optimizations",
-    "jax_enable_x64",
-    "jax_exec_time_optimization_effort",
-    "jax_memory_fitting_effort",
-    "jax_optimization_level",
-    "jax_random_seed_offset",
-    "jax_threefry_partitionable",
-    "jax_use_shardy_partitioner",
+    *("jax_allow_f16_reductions", "jax_cpu_collectives_implementation", "jax_cpu_enable_async_dispatch"),
+    *("jax_debug_infs", "jax_debug_nans", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_disable_jit"),
+    *("jax_disable_most_optimizations", "jax_enable_x64", "jax_exec_time_optimization_effort"),
+    *("jax_memory_fitting_effort", "jax_optimization_level", "jax_random_seed_offset"),
+    *("jax_threefry_partitionable", "jax_use_shardy_partitioner"),
 )
 
 
@@ -91,7 +80,6 @@ def _fingerprint() -> Fingerprint:
 
 @functools.lru_cache(maxsize=8)
 def _known_fingerprint(threads: tuple[str | None, ...], cores: int) -> Fingerprint:
-    del threads, cores
     return current_fingerprint()
 
 
@@ -166,7 +154,6 @@ def description_of(value: Any, within: tuple[int, ...] = (), known: dict[int, An
 
 
 def _described_array(value: Any) -> Any:
-    """Return an array's type, and its bits."""
     if isinstance(value, jax.Array):
         if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
             value = jax.random.key_data(value)

@@ -240,7 +240,6 @@ class Memory:
             return otherwise
 
     def _write(self, new: Sequence[Choice]) -> None:
-        """Write entries, and those of earlier answers that could not be written."""
         waiting = _UNWRITTEN.setdefault(self.path, [])
         waiting += new
         entries = list(waiting)
@@ -285,9 +284,8 @@ class Memory:
             address = f"{path.absolute().as_uri()}?mode={'rwc' if is_written else 'rw'}"
             address = address if is_written or path.exists() else ":memory:"
             wait_s = AGAIN_S if path in _BUSY else WAIT_S
-            with contextlib.closing(
-                sqlite3.connect(address, uri=True, timeout=wait_s, isolation_level=None)
-            ) as database:
+            connection = sqlite3.connect(address, uri=True, timeout=wait_s, isolation_level=None)
+            with contextlib.closing(connection) as database:
                 database.execute("BEGIN IMMEDIATE" if is_written else "BEGIN")
                 if not _is_made(path, database):
                     # A reader must not write into a file that another process is about to make.
@@ -404,10 +402,7 @@ def _timed_runs(model: LatencyModel, ways: Sequence[Way]) -> Runs:
 
 
 def _conditioned(calibrated: CalibratedModel, choices: list[Choice]) -> CalibratedModel:
-    """Return the model that all measured times of some choices condition: those of one choice are a probe.
-
-    How far off its predictions were says how far off the next ones are. What was measured is in its domain.
-    """
+    """Return the model that all measured times of some choices condition: those of one choice are a probe."""
     taught = [(number, own) for number, choice in enumerate(choices) for own in _taught(choice)]
     if not taught:
         return calibrated

@@ -77,10 +77,7 @@ def as_arguments(result: Any) -> tuple[Any, ...]:
 
 
 def in_order(stages: Sequence[Callable[..., Any]], args: tuple[Any, ...]) -> list[Stage]:
-    """Return the stages, each jitted, with the shapes that each is called with.
-
-    A stage is traced here, and nowhere again: whatever it is part of takes what JAX remembers of the jitted one.
-    """
+    """Return the stages, each jitted and traced once, with the shapes that each is called with."""
     found, given = [], args
     for number, fn in enumerate(stages):
         name = getattr(fn, "__name__", "")
@@ -234,7 +231,6 @@ def predicted_programs(
 
 
 def _runs_of(profiles: Sequence[FunctionProfile]) -> tuple[dict[str, Any], ...]:
-    """Return the runs of the functions model."""
     runs = function_runs(profiles).of_shape((len(profiles),))
     columns = [np.asarray(own, float).tolist() for own in runs.inputs.values()]
     return tuple(
@@ -244,11 +240,7 @@ def _runs_of(profiles: Sequence[FunctionProfile]) -> tuple[dict[str, Any], ...]:
 
 
 def where_of(args: tuple[Any, ...]) -> dict[str, Any]:
-    """Return what of the arguments no jaxpr says: which are arrays of NumPy, and how those of JAX are sharded.
-
-    A shape stands for an array of JAX, on its default device unless it says otherwise. A device is known by its place
-    among those of its process.
-    """
+    """Return what no jaxpr says of arguments: which are arrays of NumPy, and where others lie, by places of devices."""
     here, default = jax.local_devices(), jax.sharding.SingleDeviceSharding(default_device())
 
     def kind(leaf: Any) -> str:
@@ -273,9 +265,7 @@ def _places_in(jaxpr: Any) -> list[jax.sharding.Sharding]:
     """Return where the equations of a jaxpr place arrays, on meshes that other processes may be part of."""
     found = []
     for equation in jaxpr.eqns if jax.process_count() > 1 else ():
-        for value in jax.tree.leaves(
-            [*equation.params.values()], is_leaf=lambda own: isinstance(own, jax.sharding.Mesh)
-        ):
+        for value in jax.tree.leaves([*equation.params.values()], is_leaf=lambda x: isinstance(x, jax.sharding.Mesh)):
             if hasattr(value, "eqns") or hasattr(getattr(value, "jaxpr", None), "eqns"):
                 found += _places_in(getattr(value, "jaxpr", value))
             elif isinstance(value, jax.sharding.Mesh):
@@ -286,10 +276,7 @@ def _places_in(jaxpr: Any) -> list[jax.sharding.Sharding]:
 
 
 def filled(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return arguments with arrays in the place of shapes, at random and the same each time.
-
-    Floating-point and complex numbers are normal, integers are from 0 to 99, booleans and random keys are drawn.
-    """
+    """Return arguments with arrays in the place of shapes: random ones, the same each time."""
     rng = np.random.default_rng(0)
     return jax.block_until_ready(jax.tree.map(lambda arg: _array(arg, rng), args))
 
@@ -363,13 +350,9 @@ def predicted_variants(ways: Sequence[Way], sizes: Mapping[str, Any], calibrated
     np.fill_diagonal(sd_ns, 0.0)
     is_inside = bool(calibrated.domain) and bool(calibrated.in_domain(**sizes))  # pyright: ignore
     said = zip(ways, *(np.asarray(own, float).tolist() for own in (found.time_ns, low_ns, high_ns)), strict=True)
-    return [
-        dataclasses.replace(
-            own,
-            predicted_ns=time_ns,
-            predicted_interval_ns=(low, high),
-            in_domain=is_inside,
-            runs=({"variant": own.name, "inputs": dict(sizes)},),
-        )
-        for own, time_ns, low, high in said
-    ], sd_ns
+    predicted = []
+    for own, time_ns, *ends in said:
+        runs = ({"variant": own.name, "inputs": dict(sizes)},)
+        figures = {"predicted_ns": time_ns, "predicted_interval_ns": tuple(ends), "in_domain": is_inside, "runs": runs}
+        predicted.append(dataclasses.replace(own, **figures))
+    return predicted, sd_ns

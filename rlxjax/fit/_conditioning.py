@@ -49,11 +49,10 @@ def condition(
 ) -> LatencyPosterior:
     """Return what is known of a model's latencies once further times were measured.
 
-    The prediction is taken as linear in the logarithms of the coefficients and the weights of the correction, around
-    where the posterior has them; the posterior's covariance is their prior. A common factor of all times of a probe
-    changes nothing, so that one time alone says nothing. Times far off what all others say count less, as by Huber's
-    loss. Own errors are taken as independent: of what was timed several times, give one time. The model, its facts and
-    the spreads stay as they are.
+    The prediction is taken as linear in the unknowns around where the posterior has them; its covariance is their
+    prior. A common factor of all times of a probe changes nothing, so that one time alone says nothing. Times far off
+    what all others say count less, as by Huber's loss. Own errors are taken as independent: of what was timed several
+    times, give one time. The model, its facts and the spreads stay as they are.
 
     Args:
         posterior: of the model, of numbers.
@@ -149,16 +148,12 @@ def _step(
 
 
 def _sums(values: np.ndarray, group: Int[np.ndarray, "n"], count: int) -> np.ndarray:
-    """Return the sum of the rows of each group, of which none is empty, `[count, ...]`."""
     order = np.argsort(group, kind="stable")
     return np.add.reduceat(values[order], np.searchsorted(group[order], np.arange(count)), axis=0)
 
 
 def estimates(posterior: LatencyPosterior, runs: Runs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the times in ns, the scores and the spreads of runs, `[r]`, in float64 on the host.
-
-    Other numbers of runs seldom compile a program anew.
-    """
+    """Return the times in ns, the scores and the spreads of runs, `[r]`, in float64 on the host."""
     n = runs.shape[0]
     held = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, posterior)
     columns = runs.of_shape((n,))
@@ -205,10 +200,7 @@ def _checked(
 def spread_and_errors(
     features: np.ndarray, left: np.ndarray, influence: np.ndarray, groups: tuple[np.ndarray, ...], scatter: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """Return the spread with which intervals cover, and the errors where each value of a group is left out.
-
-    The spread is that of runs that scatter by 1.
-    """
+    """Return the spread of runs that scatter by 1 with which intervals cover, and the errors by values left out."""
     from scipy.special import stdtrit  # loaded when first used
 
     def products(rows):
@@ -248,8 +240,7 @@ def alike_of(errors: Float[np.ndarray, "n"], runs: Runs, n_variants: int) -> Flo
     # With `z` the errors of a variant in units of their median absolute value, as of a normal variable, clipped to
     # `-3 .. 3`, and the sums over the works that both variants were timed at, it is
     #     sum(z_i z_j) / (sqrt(sum(z_i**2) sum(z_j**2)) + 4),
-    # so that outliers count little, and few works too. The noise of timings, which is independent, is part of the
-    # errors: the correlation is rather too small, and a decision rather less sure than it could be.
+    # so that outliers and few works count little. Independent noise makes it rather too small.
     if n_variants == 1:
         return np.ones((1, 1))
     variant = np.asarray(runs.variant)
@@ -281,10 +272,7 @@ def _correlation(covariance: np.ndarray, sds: np.ndarray) -> np.ndarray:
 
 
 def learned_spread(
-    posterior: LatencyPosterior,
-    runs: Runs,
-    log_ratio: Float[np.ndarray, "n"],
-    probe: Int[np.ndarray, "n"],
+    posterior: LatencyPosterior, runs: Runs, log_ratio: Float[np.ndarray, "n"], probe: Int[np.ndarray, "n"]
 ) -> LatencyPosterior:
     """Return a posterior whose `spread` and `alike` are those that probes make likely; all else stays.
 

@@ -1,7 +1,4 @@
-"""The fit: timings in, a posterior out, of one device or of many at once. Pure: no clock, no files, any latency model.
-
-How sure follows from the curvature at the minimum (Laplace's approximation).
-"""
+"""The fit: timings in, a posterior out, of one device or of many at once, for any latency model."""
 
 import dataclasses
 import operator
@@ -33,9 +30,8 @@ LEAST_GAIN = 0.1
 #: third more or less), and took at least this share of its prior's variance.
 MEASURED_LOG_SD, MEASURED_SHARE = 0.3, 0.5
 ROUNDING = 1e-6
-#: A fit has converged once a further step promises to lower the objective by no more, or by no more than this
-#: share of it: both below the half that a coefficient off by one standard deviation costs, the second as
-#: timings are noisier.
+#: A fit has converged once a further step promises to lower the objective by no more, or by no more than this share of
+#: it: a coefficient off by one standard deviation costs a half.
 CONVERGED_DECREASE, CONVERGED_SHARE = 1e-3, 1e-5
 #: What is believed of the noise beforehand counts as so many residuals of `RELATIVE_SD`.
 PRIOR_RESIDUALS = 4.0
@@ -108,12 +104,11 @@ def fit_posterior(
 
     The terms are fitted first, to times less the prior's correction: they minimise
     `sum(w * huber(log(predicted / measured) / 0.05)) + sum((log(c / median) / log_sd)**2) / 2`
-    over the logarithms of the coefficients by `optax.lbfgs`, from eight starts, of whose ends the lowest is
-    taken. From there, terms and correction are fitted together, as the likeliest of both: what a smooth factor
-    explains as well moves no coefficient. The covariance of all unknowns follows from the curvature of misfit and
-    priors (Laplace's approximation). The spread is such that nine tenths of the errors are covered where one of the
-    model's folds at a time is left out of the correction. How alike it is between the variants that do one piece of
-    work is what the fit leaves of the timings of equal inputs.
+    over the logarithms of the coefficients by `optax.lbfgs`; of eight starts the lowest end is taken. From there, terms
+    and correction are fitted together: what a smooth factor explains as well moves no coefficient. The covariance
+    follows from the curvature of misfit and priors (Laplace's approximation). The spread covers nine tenths of the
+    errors where one of the model's folds at a time is left out of the correction. How alike it is between the variants
+    that do one piece of work is what the fit leaves of the timings of equal inputs.
 
     Args:
         timings: of a model, one entry a workload, `[n]`.
@@ -150,13 +145,9 @@ def fit_posteriors(
 ) -> list[PosteriorFit]:
     """Fit terms, correction and spread to each of many devices' timings: `fit_posterior` of each, at once.
 
-    Args:
-        timings: every column `[devices, n]`; `stack_timings` makes them of several devices'.
-        prior: of every device; the model's own unless given.
-        weights: `[devices, n]`, 0 leaves an entry out, as where a device has fewer timings.
-        facts: how the machines schedule; the model's own unless given.
-        n_starts: from which each fit is tried; of a prior that other devices made, one is enough for most.
-        min_timings: fewer of a device that count are refused.
+    Every column of `timings`, and `weights`, is `[devices, n]`, as `stack_timings` makes them of several devices'. Each
+    fit is tried from `n_starts`: of a prior that other devices made, one is enough for most. All others are as of
+    `fit_posterior`.
 
     Raises:
         ValueError: columns without these two axes; a device with what `fit_posterior` refuses.
@@ -205,21 +196,9 @@ def fit_terms(
     n_starts: int = 1,
     min_timings: int = MIN_TIMINGS,
 ) -> list[Any]:
-    """Fit the terms alone to each of many devices' timings: coefficients in a fraction of the time of a posterior.
+    """Fit the terms alone to each of many devices' timings: a `FitResult` each, in a fraction of a posterior's time.
 
-    Args:
-        timings: as of `fit_posteriors`, and so the other arguments; the prior's correction is not used.
-        prior: of the coefficients.
-        weights: `[devices, n]`.
-        facts: how the machines schedule.
-        n_starts: from which each fit is tried.
-        min_timings: fewer of a device that count are refused.
-
-    Returns:
-        A `FitResult` for each device.
-
-    Raises:
-        ValueError: as `fit_posteriors`.
+    Arguments and errors as of `fit_posteriors`; the prior's correction is not used.
 
     Examples:
         >>> from rlxjax.models import FFT
@@ -309,28 +288,14 @@ def _terms(minimum: Minimum, weights: np.ndarray, prior: LatencyPrior[C]) -> Fit
         f"The fit of {count} timings {'converged' if converged else 'did not converge'} in {minimum.steps} steps "
         f"(loss {minimum.loss:.4g}, of which another step promises {minimum.expected_decrease:.2g})."
     )
-    return FitResult(
-        structure.unflatten(np.exp(minimum.logs).tolist()),
-        float(minimum.loss),
-        float(minimum.expected_decrease),
-        int(minimum.steps),
-        converged,
-        float(noise_sd),
-        structure.unflatten(log_sd.tolist()),
-        dict(zip(names, is_measured(log_sd, prior_sd).tolist(), strict=True)),
-        left * scale,
-        inseparable,
-        message,
-    )
+    fitted, sds = (structure.unflatten(own.tolist()) for own in (np.exp(minimum.logs), log_sd))
+    end = float(minimum.loss), float(minimum.expected_decrease), int(minimum.steps), converged, float(noise_sd)
+    measured = dict(zip(names, is_measured(log_sd, prior_sd).tolist(), strict=True))
+    return FitResult(fitted, *end, sds, measured, left * scale, inseparable, message)
 
 
 def is_measured(log_sd: RealLike, prior_sd: RealLike) -> Bool[np.ndarray, "*batch"]:
-    """Return whether measurements, rather than what was believed before them, say what coefficients are.
-
-    Args:
-        log_sd: standard deviations of their logarithms.
-        prior_sd: the same before any measurement.
-    """
+    """Return whether measurements say what coefficients are, by their logarithms' deviations and those before them."""
     # A coefficient that nothing but a micro-benchmark measured has the bound to the last digits.
     log_sd, prior_sd = np.asarray(log_sd), np.asarray(prior_sd)
     taken = (log_sd / prior_sd) ** 2 <= 1.0 - MEASURED_SHARE
@@ -377,12 +342,9 @@ def pooled_prior(fits: Sequence[FitResult[C] | LatencyPosterior], prior: Latency
 
         mean = sum(m_d) / (D + 1),   variance = sum((m_d - mean)**2 + v_d) / (D + 1),   d from 0 to D
 
-    which is a step of expectation and maximisation towards the likeliest mean and variance over devices.
-    To take a further step, fit the devices again with the result, and pool with the first prior again.
-
-    A coefficient that no device measured keeps the prior, and no variance is below `v_0 / (D + 1)`; one that
-    differs more between devices than the prior expected becomes wider than it. Fits that did not converge
-    are left out. Of posteriors, the correction is pooled too, as by `transferred_prior`; fits of terms have none.
+    which is a step of expectation and maximisation towards the likeliest mean and variance over devices; a further one
+    fits the devices again with the result, and pools with the first prior. No variance is below `v_0 / (D + 1)`. Fits
+    that did not converge are left out. Of posteriors, the correction is pooled too, as by `transferred_prior`.
 
     Args:
         fits: of the devices: of their terms, or posteriors.

@@ -1,7 +1,4 @@
-"""The interface of a latency model: what runs take on a machine, as a sum of named terms, and its priors.
-
-Whatever is generic knows this interface and no model: fits, posteriors, decisions, explanations, the calibration file.
-"""
+"""The interface of a latency model, all that generic code knows: what runs take, as a sum of terms, and its priors."""
 
 import dataclasses
 import functools
@@ -199,22 +196,18 @@ class LatencyModel(Protocol):
 
     def same_result(self, runs: "Runs", facts: Facts) -> Bool[Array | np.ndarray, "*batch variants"]:
         """Return which variants give the result that is asked for, so that a pick may choose among them."""
-        del facts
         return np.ones((*runs.shape, len(self.variants)), bool)
 
     def impossible(self, facts: Facts) -> Sequence[str]:
         """Return the variants that no work can be done by, whatever its sizes; none unless a model says."""
-        del facts
         return ()
 
     def features(self, runs: "Runs", facts: Facts) -> Float[Array | np.ndarray, "*batch features"]:
         """Return what the small correction of a variant may depend on; none unless a model says."""
-        del facts
         return np.zeros((*runs.shape, 0))
 
     def scatter(self, runs: "Runs", facts: Facts) -> RealLike:
         """Return how far off runs may be beside others of their variant, `[*batch]`; all alike unless a model says."""
-        del runs, facts
         return 1.0
 
     def own_log_sd(self, coefficients: Any, runs: "Runs", facts: Facts) -> RealLike:
@@ -222,7 +215,6 @@ class LatencyModel(Protocol):
 
         It is of what no coefficient stands for, beside the spread that the fit finds; none unless a model says.
         """
-        del coefficients, runs, facts
         return 0.0
 
     def folds(self, runs: "Runs") -> Sequence[np.ndarray]:

@@ -15,11 +15,7 @@ from rlxjax._numerics import namespace_of
 
 
 def batch_shape(entry: Any, column: Any) -> tuple[Any, ...]:
-    """Return the shape of an input's column, without the axis of entries where it has one.
-
-    Args:
-        entry: the input, of which a run has a number or a list.
-        column: numbers `[*batch]`, or lists `[*batch, entries]`.
+    """Return the shape of the column of an input, numbers `[*batch]` or lists `[*batch, entries]`, without that axis.
 
     Examples:
         >>> from rlxjax.fit import Input

@@ -1,9 +1,8 @@
 """The minimum of a robust log posterior over coefficients' logarithms and correction weights, by optax's L-BFGS.
 
-Many fits at once, in chunks on threads: those of many devices, or of one device from many starts. L-BFGS runs
-in rounds of few steps. The first round's unknowns are whitened by the prior, those of each further one by the
-posterior's curvature where the round before it ended: in such units the curvature is close to 1 along every
-direction.
+Many fits at once, in chunks on threads: those of many devices, or of one device from many starts. L-BFGS runs in rounds
+of few steps. The first round's unknowns are whitened by the prior, those of each further one by the posterior's
+curvature where the round before it ended: in such units the curvature is close to 1 along every direction.
 """
 
 import contextlib
@@ -22,13 +21,7 @@ from jaxtyping import Array, Float
 from rlxjax._chunks import for_each_chunk, worker_count
 
 from ._latency_model import Facts, LatencyPrior, vector
-from ._posterior import (
-    CORRECTION_SD,
-    correction_log_factor,
-    joint_jacobian,
-    log_prediction_and_jacobian,
-    predicted_ns,
-)
+from ._posterior import CORRECTION_SD, correction_log_factor, joint_jacobian, log_prediction_and_jacobian, predicted_ns
 from ._timings import Timings
 
 #: Residuals are expected of this standard deviation; beyond `HUBER_DELTA` of them the loss is linear.
@@ -43,8 +36,7 @@ CHUNK_FITS = 8
 
 #: A step of 1 is tried first: the unknowns are whitened.
 _solver = optax.lbfgs(
-    memory_size=10,
-    linesearch=optax.scale_by_zoom_linesearch(max_linesearch_steps=20, initial_guess_strategy="one"),
+    memory_size=10, linesearch=optax.scale_by_zoom_linesearch(max_linesearch_steps=20, initial_guess_strategy="one")
 )
 
 

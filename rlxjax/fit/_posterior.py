@@ -28,8 +28,8 @@ CORRECTION_SD = 0.05
 TERM = "correction_ns"
 #: A decision is one way or the other from this probability on, and undecided below.
 SURE = 0.9
-#: What one machine says of another: a standard deviation of the logarithm of coefficients, and the share of
-#: the correction that is expected there too; `benchmarks/population_prior.py` judges both.
+#: What one machine says of another: a standard deviation of the logarithm of coefficients, and the share of the
+#: correction that is expected there too.
 TRANSFERRED_LOG_SD, TRANSFERRED_SHARE = 1.0, 0.7
 #: A factor's entry of no more, in units of `CORRECTION_SD`, is a rounded 0.
 ROUNDING = 1e-9
@@ -95,12 +95,7 @@ class LatencyEstimate(NamedTuple):
 
 @jax.jit
 def corrected_terms_ns(posterior: LatencyPosterior, runs: Runs) -> Mapping[str, Nanoseconds]:
-    """Return the parts of runs' predicted latency in ns, the correction among them, `[*batch]` each.
-
-    Args:
-        posterior: of the machine.
-        runs: of its model.
-    """
+    """Return the parts of what a machine's posterior says of runs in ns, the correction among them, `[*batch]` each."""
     runs = runs.together()
     terms = posterior.model.terms_ns(posterior.coefficients, runs, posterior.facts)
     features = posterior.model.features(runs, posterior.facts)
@@ -114,11 +109,7 @@ def corrected_terms_ns(posterior: LatencyPosterior, runs: Runs) -> Mapping[str, 
 
 @jax.jit
 def estimate(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
-    """Return the estimate of runs, `[*batch]`.
-
-    Args:
-        posterior: of the machine.
-        runs: of its model.
+    """Return what a machine's posterior says of runs of its model, `[*batch]`.
 
     Examples:
         >>> from rlxjax.models import FFT
@@ -236,9 +227,8 @@ def transferred_prior(*posteriors: LatencyPosterior) -> LatencyPrior[Any]:
 
         median = exp(sum(m_d) / D),   log_sd**2 = (sum((m_d - sum(m_d) / D)**2) + 1) / D
 
-    which is the likeliest mean, and a variance that one machine alone leaves at 1; no larger than the model's own
-    prior has it. What the terms miss belongs to the programs as well as to the machine, so that most of the correction
-    is expected there too: of one machine's 0.7, of several ones' mean more.
+    which is the likeliest mean, and a variance that one machine alone leaves at 1, no larger than the model's own
+    prior has it. Most of the correction is expected there too: of one machine's 0.7, of several ones' mean more.
 
     Args:
         *posteriors: of the other machines, of one model and one version of it.

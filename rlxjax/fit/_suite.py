@@ -96,12 +96,10 @@ class Suite:
 
     def start(self, micro_ns: Mapping[str, float]) -> LatencyPrior[Any]:
         """Return what a fit starts from where no other machine is known; micro-benchmarks may say more."""
-        del micro_ns
         return self.model.prior
 
     def as_compiled(self, cell: Cell, program: Callable[[], Any]) -> Cell:
         """Return a cell with what the compiler made of its program, which ran once; the cell alone unless it says."""
-        del program
         return cell
 
     def of_compiled(self) -> "Suite | None":
@@ -172,8 +170,7 @@ def next_measurements(
 
     by which the entropy of the unknowns falls (Bayesian D-optimality); with targets, the largest mean over them of
     what it says of a run's time, `log(variance before / variance after) / 2` (MacKay's mean marginal information).
-    After each choice the unknowns' covariance is that which timing the workload would leave, whatever the times turn
-    out to be: a second workload like the first brings little. None is chosen twice.
+    Each choice leaves the covariance that timing it would: a second workload like the first brings little.
 
     Args:
         candidates: estimates `[workloads, runs]` by `prior_posterior` before there are timings, and by
@@ -267,7 +264,6 @@ def _after(scores, block):
 
 
 def _scaled(name: str, estimate: LatencyEstimate) -> Float[Array, "*batch runs unknowns"]:
-    """Return scores in units of the runs' spreads."""
     scores, spread = jnp.asarray(estimate.scores), jnp.asarray(estimate.spread)
     if spread.ndim < 1 or scores.shape[:-1] != spread.shape:
         said = f"scores [..., runs, unknowns] and spreads [..., runs], got {scores.shape} and {spread.shape}"

@@ -174,9 +174,8 @@ def stack_timings(timings: Sequence[Timings]) -> tuple[Timings, Float[np.ndarray
     if not counts.all():
         raise ValueError(f"timings: device {np.argmin(counts)} has none")
     rows, last = np.arange(counts.max()), counts[:, None] - 1
-    filled = [
-        jax.tree.map(operator.itemgetter(own), one) for own, one in zip(np.minimum(rows, last), timings, strict=True)
-    ]
+    pairs = zip(np.minimum(rows, last), timings, strict=True)
+    filled = [jax.tree.map(operator.itemgetter(own), one) for own, one in pairs]
 
     def stack(*columns: np.ndarray) -> np.ndarray:
         most = max(np.shape(column)[-1] for column in columns)  # of lists, which may differ in length
@@ -252,7 +251,6 @@ def _lists_of(model: LatencyModel) -> list[str]:
 
 
 def _table_of(source: Any, lists: Sequence[str]) -> Table:
-    """Return the columns of a file, of whatever has columns by name, or of mappings."""
     from rlxjax._files import read_csv_file, read_parquet_file  # loaded when first used
 
     if isinstance(source, (str, os.PathLike)):
@@ -296,7 +294,6 @@ def _names_of(frame: Any) -> Any:
 
 
 def _table_of_lines(lines: list[tuple[int, list[str]]], source: str, lists: Sequence[str]) -> Table:
-    """Return the columns of a CSV file with a header, cells as texts."""
     if not lines:
         raise ValueError(f"{source}: expected a header and a line for each timing, got an empty file")
     (_, names), *rows = lines

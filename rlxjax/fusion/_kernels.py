@@ -214,13 +214,8 @@ def _broadcast(x: Array, shape: Shape) -> Array:
 
 #: Ops of operands of one shape. Of two of which one is NaN, the maximum and the minimum are the other.
 _BINARY: Mapping[str, Callable[[Array, Array], Array]] = {
-    "add": jnp.add,
-    "sub": jnp.subtract,
-    "mul": jnp.multiply,
-    "div": jnp.divide,
-    "max": jnp.fmax,
-    "min": jnp.fmin,
-    "pow": jnp.power,
+    **{"add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply, "div": jnp.divide},
+    **{"max": jnp.fmax, "min": jnp.fmin, "pow": jnp.power},
 }
 _ATTRIBUTES = {"transpose": ("permutation",), "narrow": ("axis", "start", "length"), "concat": ("axis",)}
 

@@ -71,12 +71,10 @@ class KernelGraph:
         return not first or not second or bool(first & second) or is_linked
 
     def exports(self, group: Sequence[int]) -> list[int]:
-        """Return the nodes of a kernel whose values leave it."""
         inside = set(group)
         return [i for i in group if self.is_needed[i] or any(j not in inside for j in self.consumers[i])]
 
     def external_reads(self, group: Sequence[int]) -> list[int]:
-        """Return the ids that a kernel reads from outside, without repetition, in order."""
         inside = set(group)
         return list(dict.fromkeys(id_ for i in group for id_ in self.reads[i] if id_ not in inside))
 
@@ -132,7 +130,6 @@ class LinearCost(NamedTuple):
         return cls(float(row.dispatch_ns), byte_ns)
 
     def of(self, graph: KernelGraph, partition: Partition) -> float:
-        """Return the cost of all kernels."""
         works = map(graph.work, partition)
         return sum(self.launch_ns * launches + self.byte_ns * moved_bytes for launches, moved_bytes in works)
 
@@ -148,10 +145,8 @@ def backend_row(coefficients: Any) -> BackendCoefficients:
         rates = (row.dispatch_ns, row.roundtrip_ns, row.memory_bw, row.host_readback_bw, row.unified_memory)
         row = BackendCoefficients(*rates, sgemm_gflops=math.inf, small_sgemm_gflops=math.inf)  # it has none
     if not isinstance(row, BackendCoefficients):
-        raise ValueError(
-            "coefficients: expected a set, a device, BackendCoefficients, an IoFusionGate or a Calibration, "
-            f"got {coefficients!r}"
-        )
+        wanted = "a set, a device, BackendCoefficients, an IoFusionGate or a Calibration"
+        raise ValueError(f"coefficients: expected {wanted}, got {coefficients!r}")
     if is_traced(*jax.tree.leaves(row)):
         raise ValueError("coefficients: a plan is made on the host, so they cannot be traced")
     if any(map(np.ndim, jax.tree.leaves(row))):
@@ -239,7 +234,6 @@ class _Run:
         return other
 
     def _run_alone(self) -> None:
-        """Run all that shares no kernel and is ready."""
         while self.ready.get(ALONE):
             i = self.ready[ALONE].pop()
             self.groups.append([i])

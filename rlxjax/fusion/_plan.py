@@ -94,12 +94,9 @@ class FusionPlan:
         return len(self.kernels)
 
     def __str__(self) -> str:
-        """Return one line for a person."""
-        return (
-            f"Fusion: {self.original_kernel_count} → {self.fused_kernel_count} kernels "
-            f"({100 * self.kernel_reduction:.0f}% reduction), "
-            f"{self.memory_saved / 1024:.1f}KB memory saved"
-        )
+        kernels = f"{self.original_kernel_count} → {self.fused_kernel_count} kernels"
+        saved = f"{self.memory_saved / 1024:.1f}KB memory saved"
+        return f"Fusion: {kernels} ({100 * self.kernel_reduction:.0f}% reduction), {saved}"
 
     @functools.cached_property
     def before(self) -> GraphIoProfile:
@@ -182,15 +179,12 @@ class FusionPlan:
 
     def _profile(self, partition: Partition) -> GraphIoProfile:
         launches, moved_bytes = map(sum, zip((0, 0), *map(self._kernel_graph.work, partition), strict=True))
-        return dataclasses.replace(
-            profile_graph_io(self.graph), kernel_launches=launches, device_traffic_bytes=saturate(moved_bytes)
-        )
+        counts = {"kernel_launches": launches, "device_traffic_bytes": saturate(moved_bytes)}
+        return dataclasses.replace(profile_graph_io(self.graph), **counts)
 
 
 def plan_fusion(
-    graph: Graph,
-    plan: str = "cost",
-    coefficients: str | BackendCoefficients | IoFusionGate | HasGate = "arch",
+    graph: Graph, plan: str = "cost", coefficients: str | BackendCoefficients | IoFusionGate | HasGate = "arch"
 ) -> FusionPlan:
     """Decide which nodes of a graph run as one kernel.
 
@@ -237,19 +231,15 @@ def plan_fusion(
     for number, group in enumerate(partition):
         inside = set(group)
         if plan == "greedy":  # what the reference says of a chain
-            inputs, outputs = (
-                [id_ for i in group for id_ in kernel_graph.nodes[i].inputs if id_ not in inside],
-                group[-1:],
-            )
+            inputs, outputs = [j for i in group for j in kernel_graph.nodes[i].inputs if j not in inside], group[-1:]
             saved = (len(group) - 1) * kernel_graph.nodes[group[0]].elements * _GREEDY_ELEMENT_BYTES
             eliminated = max(0, len(group) - len(inputs) - 1)
         else:
             inputs, outputs = kernel_graph.external_reads(group), kernel_graph.exports(group)
             inner = inside.difference(outputs)
             saved, eliminated = sum(kernel_graph.sizes[i] for i in inner), len(inner)
-        kernels.append(
-            FusedKernel(number, tuple(group), tuple(inputs), tuple(outputs), saved, eliminated, kernel_graph.nodes)
-        )
+        ids = tuple(group), tuple(inputs), tuple(outputs)
+        kernels.append(FusedKernel(number, *ids, saved, eliminated, kernel_graph.nodes))
     saved = sum(kernel.memory_saved for kernel in kernels)
     return FusionPlan(kernels, saved, len(kernel_graph.members), kind=plan, graph=graph, coefficients=row)
 
@@ -257,16 +247,14 @@ def plan_fusion(
 def execute_plan(plan: FusionPlan, inputs: Arrays) -> dict[int, Array]:
     """Run a plan and return the values that leave its kernels.
 
-    Each kernel is one jitted function, compiled once for its ops, shapes and dtypes: equal kernels share
-    it, within a plan and among plans. Works under `jit`, `vmap` and `grad`. Whatever the plan, a node gives
-    what it gives when it runs by itself, but that compilers may contract a product and a sum into one
-    rounding.
+    Each kernel is one jitted function, compiled once for its ops, shapes and dtypes: equal kernels share it, within a
+    plan and among plans. Works under `jit`, `vmap` and `grad`. Whatever the plan, a node gives what it gives when it
+    runs by itself, but that compilers may contract a product and a sum into one rounding.
 
     Args:
         plan: the plan.
-        inputs: arrays by node id: of inputs, params and constants, and of nodes without operands, which
-            take theirs by their own id. Shapes are those of the graph; dtypes are converted to it. What is
-            not needed is ignored.
+        inputs: arrays by node id: of inputs, params and constants, and of nodes without operands, which take theirs by
+            their own id. Shapes are those of the graph; dtypes are converted to it. What is not needed is ignored.
 
     Returns:
         The values of every kernel's external outputs, and of outputs of the graph that are given, by node

@@ -10,11 +10,10 @@ from rlxjax.graph import Graph, profile_graph_io
 def select_peaks_only_outputs(graph: Graph, target: str) -> Graph:
     """Return a graph that reads back peaks in place of the spectra that they are computed from.
 
-    Where an fft's spectrum is an output and a welch_peaks node reads it, the spectrum is dropped if the
-    peaks are an output already; if not, the peaks take its place when the target's gate says that it pays
-    (the profile with the spectrum out, against that with the peaks out). Never on the cpu. Other outputs
-    stay in order. Nodes that then reach no output are removed, and the rest numbered anew; a graph without
-    such a spectrum comes back as it is.
+    Where an fft's spectrum is an output and a welch_peaks node reads it, the spectrum is dropped if the peaks are an
+    output already; if not, the peaks take its place when the target's gate says that it pays (the profile with the
+    spectrum out, against that with the peaks out). Never on the cpu. Other outputs stay in order. Nodes that then reach
+    no output are removed, and the rest numbered anew; a graph without such a spectrum comes back as it is.
 
     Args:
         graph: the graph.

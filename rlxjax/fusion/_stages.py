@@ -80,7 +80,6 @@ def plan_stages(
 
 
 def _fastest(times: np.ndarray, peaks: np.ndarray, allowed: np.ndarray, count: int) -> list[StagePlan]:
-    """Return the plans of the allowed groups that take the least time."""
     best = [[StagePlan((), 0.0, 0.0)]]
     for last in range(len(times)):
         longer = (

@@ -109,7 +109,6 @@ class Device(NamedCode):
     row: str
 
     def __new__(cls, name: str, target: FusionTarget, row: str = "discrete"):
-        """Make a member: its value is the name alone."""
         member = str.__new__(cls, name)
         member._value_, member.target, member.row = name, target, row
         return member

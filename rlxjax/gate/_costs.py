@@ -227,7 +227,6 @@ class DeviceRanking:
     reason: str
 
     def __iter__(self) -> Iterator[Any]:
-        """Return the device, the costs and what was left out."""
         return iter((self.device, self.costs, self.left_out))
 
 
@@ -241,8 +240,7 @@ def rank_devices(
 ) -> DeviceRanking:
     """Rank devices by what a piece of work takes on each.
 
-    A device whose coefficients are guesses (provenance "uncalibrated") is left out, unless all are; the
-    answer says so.
+    A device whose coefficients are guesses (provenance "uncalibrated") is left out, unless all are; the answer says so.
 
     Args:
         work: a graph (`graph_cost_ns`; where the set has no row for the device, `io_cost_ns` and a dispatch for each

@@ -55,9 +55,8 @@ class FusionBenefit:
 def fusion_benefit(before: GraphIoProfile, after: GraphIoProfile) -> FusionBenefit:
     """Return what going from one profile to the other saves.
 
-    The subtraction is exact: Python integers, or NumPy integers in the smallest 64-bit type that holds
-    the result. Floats that NumPy holds are subtracted in their own precision, and narrowed to JAX's default
-    one after that.
+    The subtraction is exact: Python integers, or NumPy integers in the smallest 64-bit type that holds the result.
+    Floats that NumPy holds are subtracted in their own precision, and narrowed to JAX's default one after that.
 
     Args:
         before: the profile without fusion, fields `[*batch]`.
@@ -134,20 +133,11 @@ class IoFusionGate(Coefficients):
         return self._of_margin(log_odds, before, after, temperature_ns)
 
     def fuse_probability(
-        self,
-        before: Before,
-        after: After = None,
-        *,
-        temperature_ns: RealLike,
-        straight_through_gradient: bool = False,
+        self, before: Before, after: After = None, *, temperature_ns: RealLike, straight_through_gradient: bool = False
     ) -> Probability:
-        """Return the smooth form of `should_fuse`: the logistic of the log-odds, `[*batch]`.
+        """Return the smooth form of `should_fuse`: the logistic of the log-odds, `[*batch]`; others as of `score_ns`.
 
-        Args:
-            before: a benefit, or the profile without fusion.
-            after: the profile with fusion, unless a benefit is given.
-            temperature_ns: scalar or `[*batch]`.
-            straight_through_gradient: return the hard decision as 0 or 1, with this gradient.
+        With `straight_through_gradient`, that is the hard decision as 0 or 1, with this gradient.
 
         Examples:
             >>> gate = IoFusionGate(dispatch_ns=500.0, min_gain_ns=1_000.0)
@@ -166,12 +156,8 @@ class IoFusionGate(Coefficients):
     def evaluate(self, before: Before, after: After = None, *, temperature_ns: RealLike) -> "GateEvaluation":
         """Return benefit, score, decision and probability of a whole table in one program.
 
-        The fields are what `fusion_benefit`, `score_ns`, `should_fuse` and `fuse_probability` return.
-
-        Args:
-            before: a benefit, or the profile without fusion.
-            after: the profile with fusion, unless a benefit is given.
-            temperature_ns: of the probability, scalar or `[*batch]`.
+        The fields are what `fusion_benefit`, `score_ns`, `should_fuse` and `fuse_probability` return; arguments as of
+        `score_ns`, the temperature that of the probability.
 
         Examples:
             >>> gate = IoFusionGate(dispatch_ns=500.0, min_gain_ns=1_000.0)

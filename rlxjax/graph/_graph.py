@@ -1,7 +1,4 @@
-"""The graph, nodes in topological order, and its IO profile: four counts, exact on the host.
-
-The way data takes begins here: `Graph -> GraphIoProfile -> FusionBenefit -> score`.
-"""
+"""The graph, nodes in topological order, and its IO profile: four counts, exact on the host."""
 
 import dataclasses
 import difflib
@@ -131,8 +128,7 @@ class Graph:
                 `permutation` (transpose), `to` (cast), `k`, `n_segments` (welch_peaks).
 
         Raises:
-            ValueError: an unknown op, dtype or input id, a negative dimension, or operands from which
-                no shape follows.
+            ValueError: an unknown op, dtype or input id, a negative dimension, or operands from which no shape follows.
         """
         rule = OPS.get(op)
         if rule is None:

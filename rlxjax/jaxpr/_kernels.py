@@ -90,7 +90,6 @@ class Kernels:
     counts: Float[Array | np.ndarray, "*batch kernels operations"] | Any
 
     def __len__(self) -> int:
-        """How many rows there are."""
         return int(np.shape(self.launches)[-1])
 
     def family_names(self) -> list[str]:
@@ -117,12 +116,7 @@ class Kernels:
 
 
 def stacked(tables: Sequence[Kernels], least: int = 1) -> Kernels:
-    """Return the tables of several programs as one, `[programs, kernels]`, padded to a power of two of rows.
-
-    Args:
-        tables: one a program.
-        least: rows at least.
-    """
+    """Return tables, one a program, as one, `[programs, kernels]`, padded to a power of two of rows at least."""
     rows = 1 << (max([least, 1, *map(len, tables)]) - 1).bit_length()
     return jax.tree.map(lambda *columns: np.stack(columns), *(table.padded(rows) for table in tables))
 
@@ -163,6 +157,10 @@ class Work(NamedTuple):
 NO_WORK = Work("", "", 4)
 #: The places of the counts of a kernel.
 _LAUNCHES, _MOVED, _WRITTEN, _WORKING, _ROWS, _PIECES, _ELEMENTS, _FLOPS, _LOOPED = range(9)
+_COUNTED = {
+    **{"launches": _LAUNCHES, "looped": _LOOPED, "written_bytes": _WRITTEN, "working_bytes": _WORKING},
+    **{"rows": _ROWS, "pieces": _PIECES, "elements": _ELEMENTS, "flops": _FLOPS},
+}
 
 
 def add_kernel(
@@ -174,15 +172,10 @@ def add_kernel(
     # What is fused is computed at the width of each step, and the widest takes most of the time.
     most = max(part.elements for part in parts)
     widest = max(part.itemsize for part in parts if 2 * part.elements >= most)
-    kind = _Kind(
-        last.family,
-        last.operation,
-        widest if last.family in _FUSED else last.itemsize,
-        strided.extent,
-        strided.stride_bytes,
-        min(last.row_elements & -last.row_elements, MOST_ALIGNMENT),
-        max(moved_bytes.bit_length() - 1, 0),
-    )
+    width = widest if last.family in _FUSED else last.itemsize
+    alignment, log2_bytes = min(last.row_elements & -last.row_elements, MOST_ALIGNMENT), moved_bytes.bit_length() - 1
+    strides = strided.extent, strided.stride_bytes
+    kind = _Kind(last.family, last.operation, width, *strides, alignment, max(log2_bytes, 0))
     computed, flops = sum(part.elements for part in parts), sum(part.flops for part in parts)
     rows = last.rows if last.family in _FUSED else 0
     own = (
@@ -222,27 +215,16 @@ def kernel_table(work: Mapping[Any, int]) -> Kernels:
         for name, count in counts.items():
             line[PLACE_OF[name]] += count
 
-    def column(place: int) -> np.ndarray:
-        return _exact([own[place] for _, own, _ in rows])
-
+    kinds, of_kind = [kind for kind, _, _ in rows], ("itemsize", "alignment", "extent", "stride_bytes")
+    columns = {name: _exact([own[place] for _, own, _ in rows]) for name, place in _COUNTED.items()}
     return Kernels(
-        family=_exact([FAMILY_CODE.get(kind.family, FAMILY_CODE["custom"]) for kind, _, _ in rows]),
-        operation=_exact([PLACE_OF[operation_of(kind.operation, kind.family)] for kind, _, _ in rows]),
-        launches=column(_LAUNCHES),
-        looped=column(_LOOPED),
+        family=_exact([FAMILY_CODE.get(kind.family, FAMILY_CODE["custom"]) for kind in kinds]),
+        operation=_exact([PLACE_OF[operation_of(kind.operation, kind.family)] for kind in kinds]),
         read_bytes=_exact([own[_MOVED] - own[_WRITTEN] for _, own, _ in rows]),
-        written_bytes=column(_WRITTEN),
-        working_bytes=column(_WORKING),
-        itemsize=_exact([kind.itemsize for kind, _, _ in rows]),
-        rows=column(_ROWS),
-        alignment=_exact([kind.alignment for kind, _, _ in rows]),
-        pieces=column(_PIECES),
-        elements=column(_ELEMENTS),
-        flops=column(_FLOPS),
-        is_exact=_exact([int(kind.operation == EXACT) for kind, _, _ in rows]),
-        extent=_exact([kind.extent for kind, _, _ in rows]),
-        stride_bytes=_exact([kind.stride_bytes for kind, _, _ in rows]),
+        is_exact=_exact([int(kind.operation == EXACT) for kind in kinds]),
         counts=_exact(table).reshape(len(rows), len(OPERATIONS)),
+        **columns,
+        **{name: _exact([getattr(kind, name) for kind in kinds]) for name in of_kind},
     )
 
 
@@ -271,11 +253,8 @@ def work_of(name: str, rule: Rule, counts: OperationCounts, op: Operation) -> Wo
         shape = op.operand.shape
         order = [axis for axis in op.params["permutation"] if shape[axis] > 1]
         if order and (last := order[-1]) < max(order):
-            name, extent, stride_bytes = (
-                TRANSPOSE,
-                shape[last],
-                math.prod(shape[last + 1 :]) * op.operand.dtype.itemsize,
-            )
+            name, extent = TRANSPOSE, shape[last]
+            stride_bytes = math.prod(shape[last + 1 :]) * op.operand.dtype.itemsize
     arrays = [aval for aval in (*op.inputs, *op.outputs) if getattr(aval, "shape", None) is not None]
     largest = max(arrays, key=lambda aval: (elements(aval), aval.dtype.itemsize), default=None)
     longest = max((aval for aval in arrays if aval.shape), key=elements, default=None)

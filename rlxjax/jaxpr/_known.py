@@ -66,10 +66,7 @@ def known_result(equation: Any, numbers: Sequence[Number]) -> Number:
 
 
 def _result(name: str, dtype: Any, numbers: Sequence[Number], wraps: bool) -> Any:
-    """Return the result of an operation; raise one of `_UNSURE` where it is not one known number.
-
-    An integer may leave its type, and come in again at the other end, only if it `wraps`.
-    """
+    """Return the result of an operation, of which integers may `wrap`; raise one of `_UNSURE` where it is not known."""
     number = _OPERATIONS[name](*numbers)
     if jnp.issubdtype(dtype, np.integer):
         least, most = int(jnp.iinfo(dtype).min), int(jnp.iinfo(dtype).max)
@@ -122,7 +119,6 @@ def turns(
         return found
 
     def turned(found: Mapping[Hashable, Any]) -> dict[Any, Any]:
-        """Return what is carried after one more turn."""
         return {place: found[new] for place, new in moves.items()}
 
     def counted() -> int | None:

@@ -251,7 +251,6 @@ def folded(steps: Sequence[Step], constant: Container[int], outputs: Container[i
 
 
 def _readers(steps: Iterable[Step]) -> Counter[int]:
-    """Return how many steps read each buffer."""
     return Counter(buffer for step in steps for buffer in set(step.reads))
 
 

@@ -57,34 +57,14 @@ _OF_PRIMITIVE: Mapping[str, str] = {
 }
 #: Families of kernels; of others the last one.
 FAMILIES = [
-    "elementwise",
-    "reduction",
-    "movement",
-    "gather",
-    "scatter",
-    "cumulative",
-    "window",
-    "matmul",
-    "convolution",
-    "fft",
-    "sort",
-    "random",
-    "custom",
-] + ["linear algebra"]
+    *("elementwise", "reduction", "movement", "gather", "scatter", "cumulative", "window", "matmul"),
+    *("convolution", "fft", "sort", "random", "custom", "linear algebra"),
+]
 #: What an unknown primitive of a family counts as.
 _OF_FAMILY: Mapping[str, str] = {
-    "reduction": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
-    "cumulative": "cumsum",
-    "window": "reduce_window",
-    "matmul": "dot_general",
-    "convolution": "conv_general_dilated",
-    "fft": "fft_steps",
-    "sort": "sort",
-    "linear algebra": "lu",
-    "random": "threefry",
-    "movement": "copy",
+    **{"reduction": "reduce", "gather": "gather", "scatter": "scatter", "cumulative": "cumsum"},
+    **{"window": "reduce_window", "matmul": "dot_general", "convolution": "conv_general_dilated", "fft": "fft_steps"},
+    **{"sort": "sort", "linear algebra": "lu", "random": "threefry", "movement": "copy"},
 }
 PLACE_OF: Mapping[str, int] = FrozenDict({name: place for place, name in enumerate(OPERATIONS)})
 FAMILY_CODE: Mapping[str, int] = FrozenDict({name: code for code, name in enumerate(FAMILIES)})

@@ -47,12 +47,10 @@ class Operation(NamedTuple):
 
     @property
     def operand(self) -> Aval:
-        """The first operand."""
         return self.inputs[0]
 
     @property
     def result(self) -> Aval:
-        """The first result."""
         return self.outputs[0]
 
 
@@ -169,11 +167,7 @@ _COSTLY = names(
 #: Special functions that iterate over whole arrays until the last element has converged -> values of an element that
 #: are kept meanwhile, as XLA writes their series and continued fractions.
 _ITERATED = {
-    "igamma": 25,
-    "igammac": 25,
-    "igamma_grad_a": 38,
-    "random_gamma_grad": 35,
-    "regularized_incomplete_beta": 9,
+    **{"igamma": 25, "igammac": 25, "igamma_grad_a": 38, "random_gamma_grad": 35, "regularized_incomplete_beta": 9}
 }
 #: Names -> FLOP of putting one more real element in, and one more complex one.
 _COMBINE: Mapping[str, tuple[Pair, Pair]] = {
@@ -221,8 +215,7 @@ def _gamma(op: Operation) -> OperationCounts:
 def _random(ops_per_block: int, words: int = 1) -> Rule:
     """Return the rule of blocks, of which each gives so many elements."""
     return Rule(
-        "random",
-        said=lambda op: OperationCounts(integer_ops=sum(map(elements, op.outputs)) * ops_per_block // words),
+        "random", said=lambda op: OperationCounts(integer_ops=sum(map(elements, op.outputs)) * ops_per_block // words)
     )
 
 
@@ -248,7 +241,7 @@ def _written(index: int, combine: tuple[Pair, Pair] | None = None) -> Rule:
 def _scatter(combine: tuple[Pair, Pair] | None = None) -> Rule:
     """Return the rule of a scatter, which writes a window for each vector of its indices."""
     return _written(2, combine)._replace(
-        also=lambda op: {"scatter_places": elements(op.inputs[1]) // max(op.inputs[1].shape[-1], 1)},
+        also=lambda op: {"scatter_places": elements(op.inputs[1]) // max(op.inputs[1].shape[-1], 1)}
     )
 
 
@@ -268,18 +261,13 @@ def _pallas(op: Operation) -> OperationCounts | None:
 _FUSED = Rule("elementwise", in_memory=0, writes_memory=False, in_place=True)
 _ELEMENT, _MOVED = _FUSED._replace(times=_results, of=-1), _FUSED._replace(family="movement")
 _REDUCTION = Rule(  # `n - 1` operations for `n` elements
-    "reduction",
-    lambda op: max(elements(op.operand) - elements(op.result), 0) * _each(op),
-    in_memory=0,
-    in_place=True,
+    "reduction", lambda op: max(elements(op.operand) - elements(op.result), 0) * _each(op), in_memory=0, in_place=True
 )
 #: What is read of the operand and written: the result twice, and the indices.
 _TOUCHING = Rule("gather", moved=lambda op: 2 * nbytes(*op.outputs) + nbytes(*op.inputs[1:]))
 _GATHER = _TOUCHING._replace(in_memory=0, writes_memory=False, reads_part=True)
 #: Partial results of blocks, and their copy if there are other axes.
-_CUMULATIVE = Rule(
-    "cumulative", _cumulated, workspace=lambda op: (2 if len(op.result.shape) > 1 else 1) * nbytes(op.result)
-)
+_CUMULATIVE = Rule("cumulative", _cumulated, workspace=lambda op: (1 + (len(op.result.shape) > 1)) * nbytes(op.result))
 #: `size - 1` operations for a window, padding included.
 _WINDOW = Rule("window", lambda op: _results(op) * max(math.prod(op.params["window_dimensions"]) - 1, 0) * _each(op))
 #: For each window the comparisons of its elements, and one add of its source, which is no larger than what they cover.
@@ -311,9 +299,7 @@ _TABLE: Mapping[str, Rule] = {
     "dynamic_slice": _GATHER._replace(also=lambda op: {"gather_places": 1}),
     "get": _TOUCHING,
     # The new values read and written, the old ones read and written, and the indices.
-    "swap": Rule(
-        "scatter", moved=lambda op: 2 * nbytes(op.result, op.inputs[1]) + nbytes(*op.inputs[2:]), in_place=True
-    ),
+    "swap": Rule("scatter", moved=lambda o: 2 * nbytes(o.result, o.inputs[1]) + nbytes(*o.inputs[2:]), in_place=True),
     "addupdate": _written(1, _COMBINE["sum"]),
     "dynamic_update_slice": _written(1)._replace(also=lambda op: {"scatter_places": 1}),
     "scatter": _scatter(),

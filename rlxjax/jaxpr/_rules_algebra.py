@@ -72,9 +72,8 @@ def _window(op: Operation) -> list[tuple[int, ...]]:
 def _convolution(op: Operation) -> int:
     """One for every element of the result, tap and input channel of its group; padding counts, holes do not."""
     numbers = op.params["dimension_numbers"]
-    products = (
-        math.prod(op.result.shape[axis] for axis in numbers.out_spec[:2]) * op.inputs[1].shape[numbers.rhs_spec[1]]
-    )
+    products = op.inputs[1].shape[numbers.rhs_spec[1]]
+    products *= math.prod(op.result.shape[axis] for axis in numbers.out_spec[:2])
     for positions, taps, _, stride, hole, dilation, before in _window(op):
         products *= sum(
             len(range(first, positions, hole))
@@ -100,21 +99,17 @@ def _window_reads(op: Operation) -> dict[str, int]:
         first, last = -(-max(before, 0) // stride), (before + (size - 1) * hole - (taps - 1) * dilation) // stride
         inside = inside // max(positions, 1) * max(min(last, positions - 1) - first + 1, 0)
     each = (axes[-1][1] if axes else 1) * (channels if channels % _VECTOR else channels // _VECTOR)
-    return {
-        "convolution_runs": runs,
-        "convolution_loads": runs * each,
-        "convolution_edge_loads": (runs - inside) * each,
-    }
+    loads = {"convolution_loads": runs * each, "convolution_edge_loads": (runs - inside) * each}
+    return {"convolution_runs": runs} | loads
 
 
 def _channels_last(op: Operation) -> int:
     """A copy of what does not lie as compilers want it: batch, space, channels; kernels space, in, out."""
     numbers, last = op.params["dimension_numbers"], len(op.result.shape) - 1
     image, kernel = (0, last, *range(1, last)), (last, last - 1, *range(last - 1))
-    orders = zip((numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec), (image, kernel, image), strict=True)
-    return nbytes(
-        *(aval for aval, (spec, order) in zip((*op.inputs, op.result), orders, strict=True) if tuple(spec) != order)
-    )
+    specs = map(tuple, (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec))
+    lying = zip((*op.inputs, op.result), specs, (image, kernel, image), strict=True)
+    return nbytes(*(aval for aval, spec, order in lying if spec != order))
 
 
 def _fft(op: Operation) -> int:
@@ -213,13 +208,7 @@ RULES: Mapping[str, Rule] = {
     "conv_general_dilated": Rule(
         "convolution", _convolution, (2, 0), (8, 0), workspace=_channels_last, also=_window_reads
     ),
-    "fft": Rule(  # transforms of the last axis
-        "fft",
-        _fft,
-        in_complex=(1, 0),
-        pieces=_transforms,
-        also=_fft_steps,
-    ),
+    "fft": Rule("fft", _fft, in_complex=(1, 0), pieces=_transforms, also=_fft_steps),
     "sort": Rule(  # `n ceil(log2 n)` comparisons of the first key
         "sort",
         lambda op: elements(op.operand) * max(op.operand.shape[op.params["dimension"]] - 1, 0).bit_length(),

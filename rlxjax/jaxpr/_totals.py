@@ -84,10 +84,8 @@ class Trips:
         lines = [line for line, _ in self._asked]
         if self._is_in_order and len(self._given) != len(lines):
             where = f" ({', '.join(lines)})" if lines else ""
-            raise ValueError(
-                f"trip_counts: expected one for each of the {len(lines)} loops of unknown length{where}, "
-                f"got {len(self._given)}"
-            )
+            wanted = f"one for each of the {len(lines)} loops of unknown length{where}"
+            raise ValueError(f"trip_counts: expected {wanted}, got {len(self._given)}")
         if not self._is_in_order and (unused := self._given.keys() - lines):
             raise ValueError(f"trip_counts: expected lines of {lines}, got {min(unused)!r}")
 
@@ -111,7 +109,6 @@ class Totals:
         self.argument_bytes = self.temp_bytes = 0
 
     def rows(self, of: str) -> dict[str, OperationCounts]:
-        """Return the counts of each "family" or "line"."""
         found: dict[str, list[int]] = {}
         for (what, name, place), count in self.work.items():
             if what == of:
@@ -119,24 +116,20 @@ class Totals:
         return {name: OperationCounts(*counts) for name, counts in found.items()}
 
     def sums(self) -> OperationCounts:
-        """Return everything that is known, over all families."""
         return summed(*self.rows("family").values())
 
     def count(self, family: str, line: str, counts: OperationCounts) -> None:
-        """Add what an operation does."""
         for place, count in enumerate(counts):
             self.work["family", family, place] += count or 0
             self.work["line", line, place] += count or 0
 
     def add(self, other: "Totals", times: int) -> None:
-        """Add the work of another jaxpr that runs so many times."""
         for key, count in other.work.items():
             self.work[key] += times * count
         self.add_kernels(other, times)
         self.meet(other, times)
 
     def add_kernels(self, other: "Totals", times: int) -> None:
-        """Add the kernels of another part of a compiled program."""
         for own, others in ((self.kernels, other.kernels), (self.commands, other.commands)):
             for key, count in others.items():
                 own[key] += times * count

@@ -91,7 +91,6 @@ class Walk:
         self._implementations: dict[int, Any] = {}
 
     def totals(self, jaxpr: Any, reusable: Iterable[int] = (), known: Sequence[Number] = ()) -> Totals:
-        """Return what a jaxpr does when it runs once."""
         key = id(jaxpr), tuple(reusable), tuple(known)
         if key not in self._totals or self._size(jaxpr)[1]:
             self._totals[key] = self._count(jaxpr, key[1], known)
@@ -143,9 +142,8 @@ class Walk:
         ]
         read = {buffer for step in steps for buffer in step.reads} | set(kept)
         totals.argument_bytes = sum(flat.sizes[buffer] for buffer in given if buffer in read)
-        kernels, fused_bytes, temp_bytes = fused_memory(
-            steps, flat.sizes, given, kept, {inputs[i] for i in reusable}, flat.reshaped
-        )
+        reused = {inputs[i] for i in reusable}
+        kernels, fused_bytes, temp_bytes = fused_memory(steps, flat.sizes, given, kept, reused, flat.reshaped)
         totals.work.update(kernels)
         totals.work[FUSED_BYTES] += fused_bytes
         unkept = (var.aval for var, buffer in zip(jaxpr.outvars, outputs, strict=True) if buffer not in kept)
@@ -304,9 +302,8 @@ class Walk:
         operands = [flat.new(0) for _ in known]
         carried = of_test + params["body_nconsts"]
         flat.known.update(zip(operands[:carried], known, strict=False))
-        (holds,) = self._place(
-            opened(params["cond_jaxpr"]), operands[:of_test] + operands[carried:], flat, UNKNOWN_LINE
-        )
+        tested = operands[:of_test] + operands[carried:]
+        (holds,) = self._place(opened(params["cond_jaxpr"]), tested, flat, UNKNOWN_LINE)
         of_test_alone = len(flat.placed)
         after = self._place(opened(params["body_jaxpr"]), operands[of_test:], flat, UNKNOWN_LINE)
         numbers: dict[Any, Number] = {**flat.known, **dict(zip(operands, known, strict=True))}

@@ -52,12 +52,10 @@ class Array(NamedTuple):
 
     @property
     def bits(self) -> int:
-        """The bits of a number."""
         return 8 if self.kind == "pred" else int(self.kind.lstrip(ascii_lowercase))
 
     @property
     def itemsize(self) -> int:
-        """The bytes of a number, 1 of less."""
         return max(self.bits // 8, 1)
 
     @property
@@ -85,7 +83,6 @@ class Instruction(NamedTuple):
 
     @property
     def main_bytes(self) -> int:
-        """The bytes that lie in the device's main memory."""
         return sum(array.bytes for array in self.arrays if not array.is_elsewhere)
 
     @property
@@ -95,18 +92,15 @@ class Instruction(NamedTuple):
 
     @property
     def called(self) -> dict[str, str]:
-        """The names of computations by how it calls them."""
         return dict(_CALLED.findall(self.attributes))
 
     @property
     def branches(self) -> list[str]:
-        """The names of the computations of which a conditional takes one."""
         listed, called = _BRANCHES.search(self.attributes), self.called
         return _NAME.findall(listed[1]) if listed else [called["true_computation"], called["false_computation"]]
 
     @property
     def target(self) -> str:
-        """The target of a custom call, else empty."""
         found = _TARGET.search(self.attributes) if self.opcode == "custom-call" else None
         return found[1] if found else ""
 

@@ -37,9 +37,8 @@ class LearnedFft:
 
         `gate * (a + w*b, a - w*b) + (1 - gate) * (a, b)`, `w = twiddles[s, j]`.
 
-    So a stage's gates are its blocks side by side, block 0 of every stage ends in bins `0 .. half`, and
-    the only block of the last stage makes the bins from two halves: the transforms of the even and of
-    the odd samples.
+    So a stage's gates are its blocks side by side, block 0 of every stage ends in bins `0 .. half`, and the only block
+    of the last stage makes the bins from two halves: the transforms of the even and of the odd samples.
 
     Attributes:
         twiddles: real and imaginary parts, `[stages, n_fft/2, 2]`; `exp(-2i*pi * t / (2*half))` is exact.
@@ -91,8 +90,7 @@ class LearnedFft:
             mask: `[n_fft/2 + 1]`, finite.
 
         Raises:
-            ValueError: shapes of no model, a gate that is NaN or outside [0, 1], or another value that is
-                not finite.
+            ValueError: shapes of no model, a gate that is NaN or outside [0, 1], or another value that is not finite.
         """
         arrays: dict[str, np.ndarray] = {}
         for name, leaf in {"twiddles": twiddles, "gates": gates, "mask": mask}.items():
@@ -207,7 +205,6 @@ def _spectrum(model: LearnedFft, segments: Array) -> Array:
 
 
 def _scaled(factor: Array | np.ndarray, z: Array) -> Array:
-    """Return the product of a real and a complex number, of two multiplications."""
     return jax.lax.complex(factor * z.real, factor * z.imag)
 
 
@@ -266,7 +263,6 @@ class LearnedFftFile(Sealed):
         return self
 
     def model(self) -> LearnedFft:
-        """Return the model, its leaves float32 on the host."""
         return _single_precision(self)
 
 

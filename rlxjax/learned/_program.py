@@ -1,9 +1,8 @@
 """The compiled form of a pruned learned FFT: what its gates and mask switch off is not in the program.
 
-A hard network is a linear map of the samples. Each bin depends on a cone of samples; bins of one cone
-are one real matrix of `[cone, 2 * bins]`, window, mask and power weight folded in. Where few samples and bins
-are left, matrices are the faster form, because a matrix product runs many times more FLOP per
-nanosecond than butterflies do; where many are left, the live butterflies are run stage by stage.
+A hard network is a linear map of the samples. Bins that depend on one cone of samples are one real matrix of
+`[cone, 2 * bins]`, window, mask and power weight folded in: the faster form where few samples and bins are left. Where
+many are left, the live butterflies are run stage by stage.
 """
 
 import dataclasses
@@ -15,14 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Real
 
 from rlxjax._typing import RealLike
-from rlxjax.welch import (
-    WelchPeakParams,
-    default_selection,
-    hann_window,
-    one_sided_weights,
-    program_of,
-    selected_peaks,
-)
+from rlxjax.welch import WelchPeakParams, default_selection, hann_window, one_sided_weights, program_of, selected_peaks
 
 from ._model import LearnedFft, bit_reversal, butterfly_places, wanted_places
 
@@ -171,12 +163,9 @@ def learned_peaks(
 ) -> Float[Array, "batch k 2"]:
     """Return the peaks that a learned FFT finds in rows of samples, as one program.
 
-    The same selection as the exact path's: masked bins have power 0, equal powers keep the lower bin first,
-    NaN powers come last, slots beyond the bins are (0, 0.0). Samples that no live bin depends on are not
-    read, so a NaN there is not seen.
-
-    The program is that of `learned_program`, made for these params; the other arguments and the result are those
-    of `fused_peaks`.
+    The same selection as the exact path's; masked bins have power 0. Samples that no live bin depends on are not read,
+    so a NaN there is not seen. The program is that of `learned_program`, made for these params; the other arguments and
+    the result are those of `fused_peaks`.
 
     Raises:
         ValueError: params of another segment length than the program's.
@@ -252,7 +241,6 @@ def _cones(on: np.ndarray, bins: np.ndarray) -> list[_Cone]:
 
 
 def _matrices_ns(partition: list[_Cone]) -> float:
-    """Return the estimate for one segment: two FLOP an entry, and what has to be gathered."""
     flop = sum(4.0 * len(samples) * len(bins) for samples, bins in partition)
     gathered = sum(len(samples) for samples, _ in partition if not _is_even(samples))
     if len(partition) > 1:
@@ -297,6 +285,5 @@ def _butterfly_form(hard: LearnedFft, wanted: list[np.ndarray], bins: np.ndarray
 
 
 def _found(places: np.ndarray, held: np.ndarray) -> Places:
-    """Return where places are found among those that are held."""
     order = np.argsort(held)
     return Places.of(order[np.searchsorted(held, places, sorter=order)])

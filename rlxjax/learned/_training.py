@@ -17,10 +17,9 @@ from rlxjax.welch import hann_window
 
 from ._model import LearnedFft, butterfly_places, learned_spectrum
 
-#: Bins on either side of a reference peak that belong to its band.
-BAND_HALF_WIDTH = 3
-#: Power of a bin below this share of its row's mean counts as this share.
-POWER_FLOOR = 1e-6
+#: Bins on either side of a reference peak that belong to its band; the share of its row's mean that a power counts as
+#: at least.
+BAND_HALF_WIDTH, POWER_FLOOR = 3, 1e-6
 #: Rows of one training step, of those that choose a cut, of those that say which bins are wanted, and of
 #: those that choose among models.
 TRAINING_ROWS, CUT_ROWS, MASK_ROWS, VALIDATION_ROWS = 64, 256, 2048, 512
@@ -28,18 +27,15 @@ TRAINING_ROWS, CUT_ROWS, MASK_ROWS, VALIDATION_ROWS = 64, 256, 2048, 512
 LEAST_WANTED = 0.01
 #: Rounds of growth, and the weight of the mean gate in its loss.
 GROWTH_ROUNDS, GATE_WEIGHT = 10, 0.02
-#: Step size of Adam at the start of fine-tuning (twiddles and mask).
-FINE_TUNING_RATE = 0.002
-#: Fine-tuned models are compared this many times.
-COMPARISONS = 10
+#: Step size of Adam at the start of fine-tuning (twiddles and mask), and how often fine-tuned models are compared.
+FINE_TUNING_RATE, COMPARISONS = 0.002, 10
 
 
 @dataclasses.dataclass(frozen=True)
 class ToneSignals:
     """Sums of tones in white noise: what a learned FFT is trained and judged on.
 
-    A row has a uniformly drawn number of tones; each has a uniform frequency and phase and a
-    log-uniform amplitude.
+    A row has a uniformly drawn number of tones; each has a uniform frequency and phase and a log-uniform amplitude.
 
     Attributes:
         low: lowest frequency of a tone, cycles a sample (a fraction of the sampling rate), at least 0.
@@ -181,17 +177,14 @@ def train_learned_fft(
 ) -> TrainingResult:
     """Prune the exact transform to a share of its gates and train what is left to find the same peaks.
 
-    *Mask.* Bins that are next to never among the k strongest of training rows are masked.
-    *Cuts.* The places of the network are halved along the bits of their address: a cut keeps one value of
-    one bit and switches off every butterfly of every stage that touches a place with the other value. All
-    values of all bits left are tried on training rows, and the one that keeps the greatest recall stays,
-    until the gates that reach a bin are within the budget.
-    *Growth.* What is left of the budget is filled with single gates in equal rounds. Of the loss, `peak_loss`
-    plus a weight times the mean gate, each round averages the derivative by every gate over its steps,
-    at hard gates (straight through), and the gates that would lower it most are switched on. The
-    gates of the best recall on validation rows are kept, those before growth included.
-    *Fine-tuning.* With those gates fixed, twiddles and mask descend `peak_loss`; again the best is kept,
-    the model before included.
+    *Mask.* Bins that are next to never among the k strongest of training rows are masked. *Cuts.* The places of the
+    network are halved along the bits of their address: a cut keeps one value of one bit and switches off every
+    butterfly of every stage that touches a place with the other value. Of all values of all bits left the one that
+    keeps the greatest recall on training rows stays, until the gates that reach a bin are within the budget. *Growth.*
+    What is left of the budget is filled with single gates in equal rounds: those switch on that would lower the loss
+    (`peak_loss` plus a weight times the mean gate) most, by its mean derivative at hard gates (straight through). The
+    gates of the best recall on validation rows are kept. *Fine-tuning.* With those gates fixed, twiddles and mask
+    descend `peak_loss`; again the best is kept.
 
     Args:
         n_fft: samples of a segment, a power of two.
@@ -344,7 +337,6 @@ class _Best:
         self.history: list[TrainingRound] = []
 
     def try_out(self, model: LearnedFft, step: int, loss: Array, gate_weight: float) -> None:
-        """Compare a model, and note the round that it is of."""
         recall = float(_recall(model, self.validation, k=self.k))
         self.history.append(TrainingRound(step, float(loss), gate_weight, model.active_gates, recall))
         if recall > self.recall:

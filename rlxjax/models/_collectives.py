@@ -69,8 +69,6 @@ class CollectivesModel(LatencyModel):
     prior = prior_of(CollectiveCoefficients)  # pyright: ignore
 
     def terms_ns(self, coefficients: CollectiveCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
-        """Return the start, the hops and the busiest link's part in ns, `[*batch]`."""
-        del facts
         shares = [jnp.asarray(getattr(coefficients, f"{kind}_share")) for kind in self.variants]
         share = jnp.choose(jnp.asarray(runs.variant), shares, mode="clip")
         return {
@@ -102,11 +100,10 @@ def collective_inputs(
     """Return what the links take for a collective at their full rate: the inputs of `COLLECTIVES`.
 
     With `b` bytes and `n` devices, all-gather and reduce-scatter move `(n - 1) / n * b` to each device, an all-reduce
-    moves twice that. A device receives by one link of a switch; on a torus by two links for each dimension that closes
-    to a ring, and by one for each line. An all-to-all loads a link of a ring by `n / 8 * b`, of a line by `n / 4 * b`,
-    and of a switch by `(n - 1) / n * b`. A permutation loads a link by `b` for each pair whose way shares it. Groups
-    that share links share their rates. A group of more devices than the nearest link joins gathers across before it
-    gathers inside, so that each device moves its own part of the bytes across; both overlap.
+    twice that. A device receives by one link of a switch; on a torus by two for each dimension that closes to a ring,
+    and by one for each line. An all-to-all loads a link of a ring by `n / 8 * b`, of a line by `n / 4 * b`, and of a
+    switch by `(n - 1) / n * b`. A permutation loads a link by `b` for each pair whose way shares it. Groups that share
+    links share their rates. A group beyond the nearest link gathers across before it gathers inside; both overlap.
 
     Args:
         kind: of `COLLECTIVES.variants`.

@@ -56,8 +56,6 @@ class FftModel(LatencyModel):
     prior = prior_of(FftLatencyCoefficients)  # pyright: ignore
 
     def terms_ns(self, coefficients: FftLatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
-        """Return the call's and the transforms' part in ns, `[*batch]`."""
-        del facts
         batch, n_fft = jnp.asarray(runs.inputs["batch"]), jnp.asarray(runs.inputs["n_fft"])
         speedup = (1.0 + batch / coefficients.onset_rows) ** BATCH_EXPONENT
         compute_ns = (coefficients.row_ns + fft_flop(n_fft) / coefficients.flop_per_ns) / speedup

@@ -24,7 +24,7 @@ NEAR, FAR, STRIDED = 2.0, 3.0, 3.0
 BUSY = 2.0
 #: Sizes of a program, and columns of a kernel, with the unit of each.
 PROGRAM_INPUTS: Mapping[str, str] = {
-    **{"arrays": "arrays", "results": "arrays", "trips": "trips", "hand_overs": "programs", "peak_bytes": "bytes"},
+    **{"arrays": "arrays", "results": "arrays", "trips": "trips", "hand_overs": "programs", "peak_bytes": "bytes"}
 }
 #: What a profile tells of a program beside its kernels.
 PROFILE_FIELDS = ("arrays", "results", "trips", "static_ops", "peak_bytes")
@@ -95,7 +95,6 @@ class CountsModel(LatencyModel):
         return [np.arange(runs.shape[0])]
 
     def grid(self) -> Runs:
-        """Return no runs, `[0]`."""
         return self.runs([])
 
     def runs(self, rows: Sequence[Mapping[str, float]]) -> Runs:
@@ -130,8 +129,6 @@ class FunctionsModel(CountsModel):
         return LatencyPrior(FunctionCoefficients(**known.median), FunctionCoefficients(**known.log_sd))
 
     def terms_ns(self, coefficients: FunctionCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
-        """Return the parts of what runs take in ns by name, `[*batch]`; their sum is the prediction."""
-        del facts
         parts = _parts_ns(coefficients, runs)
         # Each part of a kernel's work takes its share of the kernel's time.
         factor = parts.kernel_ns / (jnp.sum(parts.work_ns, -1) + parts.memory_ns + 1e-3)
@@ -143,8 +140,6 @@ class FunctionsModel(CountsModel):
         }
 
     def time_ns(self, coefficients: FunctionCoefficients, runs: Runs, facts: Facts) -> RealLike:
-        """Return what runs take in ns, `[*batch]`: the sum of the terms."""
-        del facts
         parts = _parts_ns(coefficients, runs)
         return parts.call_ns + parts.launch_ns + parts.loop_ns + jnp.sum(parts.kernel_ns, -1)
 
@@ -177,7 +172,6 @@ class _Parts(NamedTuple):
 
 
 def _parts_ns(c: FunctionCoefficients, runs: Runs) -> _Parts:
-    """Return the parts of what runs take in ns."""
     x = {name: jnp.asarray(runs.inputs[name]) for name in runs.model.inputs}
     of_run, c = c, jax.tree.map(lambda leaf: jnp.asarray(leaf)[..., None] if jnp.ndim(leaf) else leaf, c)
     one, peak_bytes = jnp.maximum(x["launches"], 1.0), x["peak_bytes"][..., None]
@@ -267,15 +261,10 @@ def functions_table(profiles: Sequence[FunctionProfile]) -> Any:
 
     rows = function_runs(profiles).inputs
     lengths = [len(profile.kernels) for profile in profiles]
-    lists = {name for name, entry in FUNCTIONS.inputs.items() if entry.is_list}
-    return pa.table(
-        {
-            name: [row[:length].tolist() for row, length in zip(rows[name], lengths, strict=True)]
-            if name in lists
-            else rows[name]
-            for name in FUNCTIONS.inputs
-        }
-    )
+    columns: dict[str, Any] = {name: rows[name] for name in FUNCTIONS.inputs}
+    for name in (name for name, entry in FUNCTIONS.inputs.items() if entry.is_list):
+        columns[name] = [row[:length].tolist() for row, length in zip(rows[name], lengths, strict=True)]
+    return pa.table(columns)
 
 
 def kernel_runs(kernels: Kernels, weights: Any = None, **sizes: Any) -> Runs:

@@ -35,37 +35,22 @@ STEPS = 250
 
 
 class TimedPrograms(NamedTuple):
-    """Programs that were timed, all with the same number of rows of kernels; columns `[n]`.
+    """Programs that were timed, all with the same number of rows of kernels; columns `[n]`."""
 
-    Attributes:
-        kernels: of the programs, `[n, kernels]`.
-        sizes: of the programs by name: arrays, results, trips, static_ops, peak_bytes.
-        time_ns: of a run.
-        batch: in which batch of programs each was timed, over all machines.
-        machine: on which machine, from 0.
-        influence: how much each counts, 1 as a rule.
-    """
-
-    kernels: Kernels
-    sizes: Mapping[str, Any]
+    kernels: Kernels  # `[n, kernels]`
+    sizes: Mapping[str, Any]  # by name: arrays, results, trips, static_ops, peak_bytes
     time_ns: Float[np.ndarray, "n"]
-    batch: Int[np.ndarray, "n"]
-    machine: Int[np.ndarray, "n"]
-    influence: Float[np.ndarray, "n"]
+    batch: Int[np.ndarray, "n"]  # of programs that were timed together, over all machines
+    machine: Int[np.ndarray, "n"]  # from 0
+    influence: Float[np.ndarray, "n"]  # how much each counts, 1 as a rule
 
 
 class Learned(NamedTuple):
-    """What timings of programs tell.
+    """What timings of programs tell."""
 
-    Attributes:
-        known: the weights, with what they say of a further machine.
-        machines: the coefficients of each machine, `[machines]`.
-        pace: the logarithm of how much slower a machine was while a batch was timed, `[batches]`.
-    """
-
-    known: KnownWeights
-    machines: FunctionCoefficients
-    pace: Float[np.ndarray, "batches"]
+    known: KnownWeights  # with what they say of a further machine
+    machines: FunctionCoefficients  # of each machine, `[machines]`
+    pace: Float[np.ndarray, "batches"]  # the logarithm of how much slower a machine was while a batch was timed
 
 
 def timed_programs(
@@ -77,10 +62,8 @@ def timed_programs(
 ) -> list[TimedPrograms]:
     """Return programs grouped by how many rows of kernels they have, to a power of four, so that little is padded."""
     width = np.array([-(-max(len(profile.kernels) - 1, 3).bit_length() // 2) for profile in profiles])
-    columns = [
-        np.asarray(each) for each in (time_ns, batch, machine, np.ones(len(width)) if influence is None else influence)
-    ]
-    groups = []
+    columns, groups = [np.asarray(each) for each in (time_ns, batch, machine)], []
+    columns.append(np.ones(len(width)) if influence is None else np.asarray(influence))
     for own in np.unique(width).tolist():
         rows = np.flatnonzero(width == own)
         chosen = [profiles[row] for row in rows.tolist()]
@@ -91,7 +74,6 @@ def timed_programs(
 
 
 def _unknowns(machines: int, batches: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the unknowns' logarithms beforehand, and their standard deviations."""
     prior, wide = prior_of(FunctionCoefficients, log_sd=0.8), wide_weights()
     names = list(FunctionCoefficients.__dataclass_fields__)
     start = {
@@ -124,10 +106,8 @@ def _weights(logs: Mapping[str, Any]) -> Weights:
 
 
 def _log_ns(logs: Mapping[str, Any], group: TimedPrograms) -> Array:
-    """Return the logarithms of what programs take, with the pace of their batches."""
-    coefficients = FunctionCoefficients(
-        **{n: jnp.exp(jnp.asarray(v))[group.machine] for n, v in logs["coefficients"].items()}
-    )
+    own = {name: jnp.exp(jnp.asarray(value))[group.machine] for name, value in logs["coefficients"].items()}
+    coefficients = FunctionCoefficients(**own)
     runs = kernel_runs(group.kernels, _weights(logs), **group.sizes)
     return jnp.log(predicted_ns(coefficients, runs, {})) + jnp.asarray(logs["pace"])[group.batch]
 
@@ -138,13 +118,7 @@ def learned_weights(
     steps: int = STEPS,
     scatter: float = WIDE_SCATTER,
 ) -> Learned:
-    """Return the weights that explain timings best.
-
-    Args:
-        groups: of `timed_programs`, over all machines.
-        provenance: what the file of weights says of where they are from.
-        steps: of L-BFGS.
-        scatter: how far off programs are that no fit saw, see `KnownWeights`.
+    """Return the weights that explain timings best: `timed_programs` of all machines, by some steps of L-BFGS.
 
     Raises:
         ValueError: no program.
@@ -173,12 +147,10 @@ def learned_weights(
     weights = jax.device_get(_weights(logs))
     weights = dataclasses.replace(weights, operation_log_sd=_operation_log_sd(logs, groups))
     means = {name: float(np.mean(value)) for name, value in logs["coefficients"].items()}
-    log_sd = {
-        name: float(
-            min(np.sqrt((COEFFICIENT_SD**2 + np.sum((value - means[name]) ** 2)) / machines), sds["coefficients"][name])
-        )
-        for name, value in logs["coefficients"].items()
-    }
+    log_sd = {}
+    for name, value in logs["coefficients"].items():
+        own_sd = np.sqrt((COEFFICIENT_SD**2 + np.sum((value - means[name]) ** 2)) / machines)
+        log_sd[name] = float(min(own_sd, sds["coefficients"][name]))
     median = {name: float(np.exp(mean)) for name, mean in means.items()}
     known = KnownWeights(weights, median, log_sd, scatter, dict(provenance or {}))
     machines_own = FunctionCoefficients(**{name: np.exp(value) for name, value in logs["coefficients"].items()})
@@ -186,7 +158,6 @@ def learned_weights(
 
 
 def _minimised(loss: Any, z: Any, steps: int) -> Any:
-    """Return where a loss is least, by so many steps of L-BFGS."""
     solver = optax.lbfgs(memory_size=20)
     value_and_grad = optax.value_and_grad_from_state(loss)
 

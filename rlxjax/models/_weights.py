@@ -165,9 +165,8 @@ class Weights:
         untiled_ns = each_ns[..., _UNTILED]
         moved_bytes = k["read_bytes"] + k["written_bytes"]
         intensity = k["flops"] / (moved_bytes + 1.0)
-        flop = k["flops"] * xp.where(
-            family == FAMILIES.index(LOOPS[0]), _beyond(xp, intensity, own["intensity"], INTENSE), 1.0
-        )
+        is_loop, busy = family == FAMILIES.index(LOOPS[0]), _beyond(xp, intensity, own["intensity"], INTENSE)
+        flop = k["flops"] * xp.where(is_loop, busy, 1.0)
         size = (
             k["read_bytes"] / own["shared_read_bytes"][family]
             + k["written_bytes"] / own["shared_written_bytes"][family]
@@ -206,44 +205,25 @@ def _beyond(xp: Any, size: Any, threshold: Any, sharpness: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class KnownWeights:
-    """A file of weights: these, medians and spreads of machines' coefficients, and where all of it is from.
-
-    Attributes:
-        weights: of operations, families and classes.
-        median: of the coefficients of a further machine, by name.
-        log_sd: standard deviations of their logarithms.
-        scatter: standard deviation of the logarithm of the time of a program of operations in settings that no fit saw.
-        provenance: machines, versions, numbers of programs, the date, and the command.
-    """
+    """A file of weights: these, medians and spreads of machines' coefficients, and where all of it is from."""
 
     weights: Weights
-    median: Mapping[str, float]
-    log_sd: Mapping[str, float]
-    scatter: float
-    provenance: Mapping[str, Any]
+    median: Mapping[str, float]  # of the coefficients of a further machine, by name
+    log_sd: Mapping[str, float]  # standard deviations of their logarithms
+    scatter: float  # of the logarithm of a program's time, its operations in settings that no fit saw
+    provenance: Mapping[str, Any]  # machines, versions, numbers of programs, the date, and the command
 
     def text(self) -> str:
-        """Return the file."""
         weights = self.weights
         pairs = zip(np.asarray(weights.operation_ns), np.asarray(weights.operation_log_sd), strict=True)
         each = zip(OPERATIONS, pairs, strict=True)
         operations = {name: {"ns": _short(ns), "log_sd": _short(sd)} for name, (ns, sd) in each}
-        others = {
-            name: dict(zip(believed.per, _short(getattr(weights, name)), strict=True))
-            if believed.per
-            else _short(getattr(weights, name))
-            for name, believed in BELIEVED.items()
-        }
+        own = {name: _short(getattr(weights, name)) for name in BELIEVED}
+        others = {n: dict(zip(one.per, own[n], strict=True)) if one.per else own[n] for n, one in BELIEVED.items()}
         coefficients = {name: [_short(self.median[name]), _short(self.log_sd[name])] for name in self.median}
-        kept = {
-            "version": VERSION,
-            "vocabulary": vocabulary_version(),
-            "provenance": dict(self.provenance),
-            "scatter": _short(self.scatter),
-            "coefficients": coefficients,
-            "weights": others,
-            "operations": operations,
-        }
+        kept = {"version": VERSION, "vocabulary": vocabulary_version(), "provenance": dict(self.provenance)}
+        kept |= {"scatter": _short(self.scatter), "coefficients": coefficients}
+        kept |= {"weights": others, "operations": operations}
         # A line an entry: what changes from one corpus to another is read by people.
         lines = [
             f' "{name}": {{\n' + ",\n".join(f'  "{key}": {json.dumps(each)}' for key, each in value.items()) + "\n }"
@@ -255,7 +235,6 @@ class KnownWeights:
 
 
 def _short(value: Any) -> Any:
-    """Return numbers of five digits."""
     return [_short(each) for each in value] if np.ndim(value) else float(f"{float(value):.5g}")
 
 
@@ -293,14 +272,8 @@ def read_weights(path: str | os.PathLike[str]) -> KnownWeights:
         is_positive = all(np.all(np.isfinite(own) & (own > 0)) for own in vars(weights).values())
         if not is_positive or {weights.operation_ns.shape, weights.operation_log_sd.shape} != {shape}:
             raise ValueError(f"expected positive numbers, {WIDTHS} of each operation")
-        pairs = kept["coefficients"]
-        return KnownWeights(
-            weights,
-            {name: float(pair[0]) for name, pair in pairs.items()},
-            {name: float(pair[1]) for name, pair in pairs.items()},
-            float(kept["scatter"]),
-            kept["provenance"],
-        )
+        median, log_sd = ({name: float(pair[side]) for name, pair in kept["coefficients"].items()} for side in (0, 1))
+        return KnownWeights(weights, median, log_sd, float(kept["scatter"]), kept["provenance"])
     except (AttributeError, IndexError, KeyError, TypeError, json.JSONDecodeError) as reason:
         raise ValueError(f"{path}: is no file of weights ({type(reason).__name__}: {reason})") from None
     except ValueError as reason:

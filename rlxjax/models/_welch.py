@@ -86,7 +86,6 @@ class WelchModel(LatencyModel):
     )
 
     def terms_ns(self, coefficients: LatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
-        """Return the parts of what runs take in ns by name, `[*batch]`; their sum is the prediction."""
         return welch_terms_ns(coefficients, runs, {**self.facts, **facts})
 
     def same_result(self, runs: Runs, facts: Facts) -> Bool[Array | np.ndarray, "*batch variants"]:
@@ -101,11 +100,9 @@ class WelchModel(LatencyModel):
         return xp.concatenate([others, found[..., None]], axis=-1)
 
     def impossible(self, facts: Facts) -> Sequence[str]:
-        """Return the learned variant where there is no learned model."""
         return () if np.size({**self.facts, **facts}["learned_n_fft"]) else (VARIANTS[LEARNED],)
 
     def check(self, values: Mapping[str, Any]) -> None:
-        """Refuse more peaks than bins."""
         if is_traced(values["k"], values["n_fft"]):
             return
         k, n_fft = (one.ravel() for one in np.broadcast_arrays(values["k"], values["n_fft"]))

@@ -39,9 +39,8 @@ def axis_of(ax: Any, lines: float | None = None) -> Axes:
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
-        raise ImportError(
-            "rlxjax.plot: matplotlib is not installed; get it with `pip install 'rlxjax[plot]'`"
-        ) from None
+        mend = "get it with `pip install 'rlxjax[plot]'`"
+        raise ImportError(f"rlxjax.plot: matplotlib is not installed; {mend}") from None
     if isinstance(ax, matplotlib.axes.Axes):
         return ax
     if ax is not None:

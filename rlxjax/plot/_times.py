@@ -64,8 +64,7 @@ def predicted_vs_measured(
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: timings of another model or of none, a level that is not between 0 and 1, or noise that is
-            negative.
+        ValueError: timings of another model or of none, a level that is not between 0 and 1, or noise that is negative.
 
     Examples:
         >>> from matplotlib.figure import Figure
@@ -202,7 +201,6 @@ def time_by(
 def _measured(
     whole: CalibratedModel, timings: Timings, name: str, along: str, values: np.ndarray, sizes: Mapping[str, Any]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return where a strategy was timed at these sizes, and its times in ns."""
     inputs, code = timings.runs.inputs, np.asarray(timings.runs.variant)
     at, time_ns = np.asarray(inputs[along]), np.asarray(timings.time_ns)
     wanted = all_inputs(whole.model, name, (), {**sizes, along: at})
@@ -285,9 +283,8 @@ def decision_map(
     colours = [*(hue.colour for hue in hues(whole.model, named).values()), NEUTRAL]
     x, y = _edges(columns), _edges(rows)
     # One image in a vector file: between transparent rectangles, seams would show.
-    mesh = ax.pcolormesh(
-        x, y, winner, cmap=ListedColormap(colours), vmin=-0.5, vmax=len(colours) - 0.5, rasterized=True
-    )
+    options: dict[str, Any] = {"cmap": ListedColormap(colours), "vmin": -0.5, "vmax": len(colours) - 0.5}
+    mesh = ax.pcolormesh(x, y, winner, **options, rasterized=True)
     keep(ax, figures)
     mesh.set_alpha(np.where(is_timed, TIMED, BEYOND).ravel().tolist())
     _draw_borders(ax, x, y, fastest, "solid")

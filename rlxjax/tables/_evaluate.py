@@ -30,9 +30,9 @@ class Evaluation:
         parts: of the output.
         resumed: parts that were there already.
         seconds: that it took.
-        decode_s: seconds of reading, evaluating and writing, each summed over the processors that work side by side.
-        evaluate_s: likewise.
-        encode_s: likewise.
+        decode_s: seconds of reading, each of these summed over the processors that work side by side.
+        evaluate_s: of evaluating.
+        encode_s: of writing.
     """
 
     sink: FilePath
@@ -143,13 +143,5 @@ def evaluate(
     job, parts = job_of(program, source, sink, columns, rows_per_batch, strict)
     totals, resumed = run_job(job, parts, resume, advance or (lambda done, total: None), engine, address)
     rows, rejected, *working_s = totals.tolist()
-    return Evaluation(
-        sink=sink,
-        rows=int(rows),
-        rejected=int(rejected),
-        rejects=job.rejects if rejected else None,
-        parts=len(parts),
-        resumed=resumed,
-        seconds=time.perf_counter() - begun_s,
-        **dict(zip(("decode_s", "evaluate_s", "encode_s"), working_s, strict=True)),
-    )
+    rejects, seconds = job.rejects if rejected else None, time.perf_counter() - begun_s
+    return Evaluation(sink, int(rows), int(rejected), rejects, len(parts), resumed, seconds, *working_s)

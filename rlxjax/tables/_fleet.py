@@ -167,10 +167,7 @@ def fleet_of(
         "device": Field("device", names=("any",)),
         "variant": Field("variant", names=variants, default=variants[0] if len(variants) == 1 else None),
         "time_ns": Field("time"),
-        **{
-            name: Field(entry.unit, default=entry.default, is_list=entry.is_list)
-            for name, entry in model.inputs.items()
-        },
+        **{name: Field(own.unit, default=own.default, is_list=own.is_list) for name, own in model.inputs.items()},
     }
     mapped, _, types = columns_of(found, fields, given)
     used = {*mapped.values()}

@@ -1,7 +1,4 @@
-"""A job: its manifest, the parts that are missing, and the processors that share them.
-
-A part's rows are read, evaluated and written batch by batch, and its file appears whole.
-"""
+"""A job: its manifest, the parts that are missing, each read and written by batches, and who shares them."""
 
 import contextlib
 import functools
@@ -74,11 +71,9 @@ class Job(NamedTuple):
     is_strict: bool  # the first row that cannot be evaluated ends the job
 
     def file(self, part: Part) -> FilePath:
-        """Return what is written for a part."""
         return self.sink / f"{part.name}.parquet"
 
     def rejected(self, part: Part) -> FilePath:
-        """Return where the rows of a part are that cannot be evaluated."""
         return self.rejects / f"{part.name}.parquet"
 
 
@@ -160,14 +155,11 @@ def _begin(job: Job, parts: Sequence[Part], resume: bool) -> None:
             raise ValueError(f"{sink}: holds another job: {differs} differs; give another folder{hint}")
     if not resume:
         done = sum(job.file(part).exists() for part in parts)
-        raise ValueError(
-            f"{sink}: holds {done} of the {len(parts)} parts of this job; go on with --resume "
-            "(resume=True), or give another folder"
-        )
+        mend = "go on with --resume (resume=True), or give another folder"
+        raise ValueError(f"{sink}: holds {done} of the {len(parts)} parts of this job; {mend}")
 
 
 def _remove_leftovers(job: Job) -> None:
-    """Remove what killed processes of this folder's job have left half written."""
     for folder in (job.sink, job.rejects) if job.manifest.exists() else ():
         for left in folder.glob(".*.tmp"):
             left.unlink(missing_ok=True)
@@ -184,10 +176,7 @@ def _rejects_of(job: Job, part: Part) -> int | None:
 
 
 def _on_threads(job: Job, parts: Sequence[Part], say: Callable[[int], None]) -> Iterator[Totals]:
-    """Evaluate parts side by side, one more than processors, which so have work while one goes to the disk.
-
-    What one raises ends all of them.
-    """
+    """Evaluate parts side by side, one more than processors; what one raises ends all of them."""
     compiled, ended = Compiled(job.program), threading.Event()
 
     def advance(rows: int) -> None:
@@ -208,7 +197,6 @@ def _on_threads(job: Job, parts: Sequence[Part], say: Callable[[int], None]) -> 
 
 
 def _on_ray(job: Job, parts: Sequence[Part], say: Callable[[int], None]) -> Iterator[Totals]:
-    """Evaluate parts on the workers of the cluster that this process is connected to."""
     gone = []
 
     def lost(part: Part, why: str) -> Totals:
@@ -230,9 +218,8 @@ def _part_worker(job: Job) -> Callable[[Part], Totals]:
     def work(part: Part) -> Totals:
         for path in (part.file, job.manifest):
             if not os.path.exists(path):
-                raise ValueError(
-                    f"{path}: not there on {socket.gethostname()}; all machines have to see the input and the output"
-                )
+                mend = "all machines have to see the input and the output"
+                raise ValueError(f"{path}: not there on {socket.gethostname()}; {mend}")
         return _evaluate_part(job, part, compiled, lambda rows: None)
 
     return work
@@ -241,9 +228,7 @@ def _part_worker(job: Job) -> Callable[[Part], Totals]:
 def _evaluate_part(job: Job, part: Part, compiled: Compiled, advance: Callable[[int], None]) -> Totals:
     """Read, evaluate and write one part; `advance` is called with the rows of each batch, and may end it by raising."""
     totals, clock, rejects, first_row = np.zeros(5), time.perf_counter, [], part.first_row
-    carried = [
-        job.source.schema.field(name) if name not in job.keys else (name, job.keys[name]) for name in job.carried
-    ]
+    carried = [(n, job.keys[n]) if n in job.keys else job.source.schema.field(n) for n in job.carried]
     kinds = {name: pa.string() if isinstance(kind, tuple) else kind for name, kind in job.program.outputs.items()}
     schema = pa.schema([*carried, *(pa.field(name, kind, nullable=False) for name, kind in kinds.items())])
     names = [*job.carried, *(name for name, own in job.program.outputs.items() if isinstance(own, tuple))]
@@ -290,7 +275,6 @@ def _batches(job: Job, part: Part) -> Iterator[pa.RecordBatch]:
 
 
 def _check_same(job: Job, part: Part, metadata: Any) -> None:
-    """Refuse a file that is not what it was when the job began."""
     if digest_of_file(part.file, metadata) != job.source.files[part.file]:
         raise ValueError(f"{part.file}: has changed since the job began; begin again with another folder to write")
 
@@ -337,7 +321,6 @@ def _evaluated(
 
 
 def _given(job: Job, part: Part, name: str, batch: pa.RecordBatch) -> pa.Array:
-    """Return a column of a batch, of its path if it stands there."""
     if name not in job.keys:
         return batch.column(name)
     return pa.repeat(pa.scalar(job.source.keys[part.file][name], pa.string()).cast(job.keys[name]), batch.num_rows)
@@ -390,7 +373,6 @@ def _lengths(lists: pa.ListArray) -> np.ndarray:
 
 
 def _wrong(value: Any, field: Field) -> str:
-    """Return what is expected in place of a value."""
     if value is None:
         return f"a {field.what}, got null"
     if field.names:

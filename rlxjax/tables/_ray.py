@@ -96,10 +96,7 @@ def on_ray(
 
 @contextlib.contextmanager
 def connected(address: str | None = None) -> Iterator[Any]:
-    """Give Ray, connected to a cluster and quiet.
-
-    That is what this process is connected to, the cluster at an address, that of `RAY_ADDRESS`, or one that is started
-    on this machine, which alone is shut down at the end.
+    """Give Ray, quiet: of this process, an address or `RAY_ADDRESS`, else started here, and shut down at the end.
 
     Raises:
         ImportError: Ray is not installed.
@@ -201,9 +198,7 @@ def _share_of(ray: Any, room_s: float) -> tuple[dict[str, float], int]:
     has_room = room.wait(room_s)
     ray.util.remove_placement_group(room)
     if not has_room:
-        free = {
-            name: f"{ray.available_resources().get(name, 0):g} of {resources.get(name, 0):g} free" for name in asked
-        }
+        free = {n: f"{ray.available_resources().get(n, 0):g} of {resources.get(n, 0):g} free" for n in asked}
         each = " and ".join(f"{amount:g} {name} ({free[name]})" for name, amount in asked.items())
         raise ValueError(f"Ray has no room for a worker, which needs {each} on one machine")
     return {f"num_{name.lower()}s": amount for name, amount in asked.items()}, max(1, gpus or cpus)

@@ -1,7 +1,4 @@
-"""What is asked of each row of a table: the columns that it needs, the columns that it gives, and one jitted program.
-
-A row is a pair of profiles, for a gate, or the inputs of a calibrated latency model.
-"""
+"""What is asked of each row, two profiles or the inputs of a model: columns it needs, columns it gives, one program."""
 
 import dataclasses
 import functools
@@ -107,9 +104,7 @@ def model_rows(
 ) -> RowProgram:
     """Return what evaluates workloads by a calibrated model: a row has the model's inputs."""
     model, impossible = calibrated.model, calibrated.model.impossible(calibrated.posterior.facts)
-    variants = tuple(
-        name for name in calibrated.strategies if not set(model.strategies[name].variants) <= set(impossible)
-    )
+    variants = tuple(n for n in calibrated.strategies if not set(model.strategies[n].variants) <= set(impossible))
     default = ("pick", "time_ns", "probability") if len(variants) > 1 else ("time_ns", "low_ns", "high_ns")
     names = _wanted(want, MODEL_COLUMNS, default)
     picks = [name for name in names if name in ("pick", "margin_ns", "probability", "undecided")]
@@ -120,16 +115,10 @@ def model_rows(
     if strategy is not None and strategy not in variants:
         raise ValueError(f"strategy: expected one of {', '.join(variants)}, got {strategy!r}")
     timed = variants if strategy is None else (strategy,)
-    fields: dict[str, Field] = {
-        name: Field(
-            f"number of {entry.unit}",
-            entry.least,
-            entry.step if entry.step > 1 else 0,
-            entry.default,
-            is_list=entry.is_list,
-        )
-        for name, entry in model.inputs.items()
-    }
+    fields: dict[str, Field] = {}
+    for name, entry in model.inputs.items():
+        step = entry.step if entry.step > 1 else 0
+        fields[name] = Field(f"number of {entry.unit}", entry.least, step, entry.default, is_list=entry.is_list)
     shapes = {name: (1, 1) if field.is_list else (1,) for name, field in fields.items()}
     one = {name: jax.ShapeDtypeStruct(shape, np.dtype("float64")) for name, shape in shapes.items()}
     if has_strategy_column:
@@ -223,9 +212,7 @@ class Compiled:
         filled = self._mesh.size * max(LEAST_ROWS, 1 << (share - 1).bit_length())
         if filled != n_rows:
             more = (0, filled - n_rows)
-            columns = {
-                name: np.pad(values, [more, *[(0, 0)] * (values.ndim - 1)], "edge") for name, values in columns.items()
-            }
+            columns = {name: np.pad(own, [more, *[(0, 0)] * (own.ndim - 1)], "edge") for name, own in columns.items()}
         with jax.enable_x64(True):
             if self._mesh.size > 1:
                 columns = jax.device_put(columns, NamedSharding(self._mesh, PartitionSpec("rows")))
@@ -247,7 +234,6 @@ class Compiled:
 
 
 def _in_chunks(program: RowProgram, most: int, columns: Columns) -> Any:
-    """Return the answers, and whether each row has one."""
     n_rows = len(next(iter(columns.values())))  # a power of two
     chunks = jax.tree.map(lambda column: column.reshape(-1, min(most, n_rows), *column.shape[1:]), columns)
     return jax.tree.map(jnp.ravel, jax.lax.map(program.program, chunks))

@@ -251,9 +251,8 @@ def _check_type(type_: pa.DataType, field: Field, where: str) -> None:
     is_list = pa.types.is_list(type_) or pa.types.is_large_list(type_)
     of = type_.value_type if field.is_list and is_list else type_
     if is_list != field.is_list or not (pa.types.is_integer(of) or pa.types.is_floating(of)):
-        raise ValueError(
-            f"{where}: expected {'lists of ' if field.is_list else ''}integers or floats, got {type_}; cast it first"
-        )
+        wanted = f"{'lists of ' if field.is_list else ''}integers or floats"
+        raise ValueError(f"{where}: expected {wanted}, got {type_}; cast it first")
 
 
 def check_carried(source: Source, carried: Sequence[str]) -> None:

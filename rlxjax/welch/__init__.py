@@ -1,9 +1,8 @@
 """The Welch-peaks workload: parameters, the paths that run it, its graphs and its strategy costs.
 
 `welch_peaks` runs it with `WelchPeakParams`, `stream_welch_peaks` on many signals; a `WelchVariant` is what runs, and
-`choose_variant` says which, and why.
-`estimate_welch_peaks_costs` and `pick_welch_peaks_strategy` have the published design's prices and rules,
-of which a `ReferenceStrategy` is a choice.
+`choose_variant` says which, and why. `estimate_welch_peaks_costs` and `pick_welch_peaks_strategy` have the published
+design's prices and rules, of which a `ReferenceStrategy` is a choice.
 """
 
 from rlxjax._schedule import RUNNER_VERSION as RUNNER_VERSION

@@ -78,7 +78,6 @@ class Call(NamedTuple):
 
     @property
     def several(self) -> bool:
-        """Whether several devices hold the rows."""
         return self.where is not None and len(self.where.device_set) > 1
 
 
@@ -192,7 +191,6 @@ class Question:
         return _with_work(calibrated, n_fft, program_of(self.model, self.call.params).work)
 
     def _content(self) -> str:
-        """Return the digest of the learned FFT."""
         leaves, structure = jax.tree.flatten(self.model)
         found = hashlib.sha256(str(structure).encode())
         for leaf in leaves:
@@ -220,10 +218,8 @@ def question(
     own_batch = rows_of_a_device(where, call.shape) if call.several else batch
     is_here = where is None or where.is_fully_addressable
     if call.several and not is_here and RUNS[names[0]].selection == "numpy":
-        raise ValueError(
-            f"strategy: expected 'fused' or 'learned' where other processes hold rows, got {call.strategy!r}: "
-            f"{_WHY_NOT_TRACED[names[0]]}"
-        )
+        why = f"got {call.strategy!r}: {_WHY_NOT_TRACED[names[0]]}"
+        raise ValueError(f"strategy: expected 'fused' or 'learned' where other processes hold rows, {why}")
     _check_peaks_fit((batch if is_here else own_batch, params.k, 2))
     if measure is not None:
         from rlxjax.choices import measure_word  # loaded when first used
@@ -244,10 +240,9 @@ def question(
         forms = forms if selection == "kernel" else ("fused_maxima", "fused_top_k")
     variants = tuple(variant for name in names for variant in (forms if name == "fused" else (name,)))
     sizes = {"batch": own_batch, "n_fft": params.n_fft, "k": min(params.k, params.n_bins)}
+    sizes["n_segments"] = params.n_segments
     is_open = not (call.traced or call.forked or call.several) and (asked or by is not None)
-    return Question(
-        *(call, model, measure, run, names, variants, sizes | {"n_segments": params.n_segments}, by, is_open)
-    )
+    return Question(call, model, measure, run, names, variants, sizes, by, is_open)
 
 
 def _candidates(call: Call, has_model: bool) -> tuple[str, ...]:
@@ -263,10 +258,8 @@ def _candidates(call: Call, has_model: bool) -> tuple[str, ...]:
         why = f"got {call.strategy!r}: {_WHY_NOT_TRACED[names[0]]}"
         raise ValueError(f"strategy: expected 'fused' or 'learned' inside traced code, {why}")
     if call.forked and all(RUNS[name].transform != "numpy" for name in names):
-        raise ValueError(
-            f"strategy: expected 'host', got {call.strategy!r}: JAX cannot run in this process, which was forked "
-            "(start processes by spawn)"
-        )
+        why = "JAX cannot run in this process, which was forked (start processes by spawn)"
+        raise ValueError(f"strategy: expected 'host', got {call.strategy!r}: {why}")
     if len(names) == 1:
         return names
     if call.traced or (call.several and not call.forked):  # what each process of several chooses alike

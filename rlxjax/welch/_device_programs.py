@@ -67,10 +67,7 @@ def segment_spectra(
 
 
 def mean_power(
-    signal: Real[Array | np.ndarray, "batch length"],
-    params: WelchPeakParams,
-    start: Start = 0,
-    count: Any = None,
+    signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams, start: Start = 0, count: Any = None
 ) -> Float[Array, "count n_bins"]:
     """Return the mean one-sided power of the windowed segments.
 

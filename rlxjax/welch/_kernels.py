@@ -67,10 +67,7 @@ def kernel_peaks(
 
 
 def _select(powers: tuple[Array, Array], bins: Array, k: int, axis: int, kept: Any, keep: Any) -> Any:
-    """Find the k largest of the powers of bins in any order along an axis, and of Nyquist's.
-
-    Each is kept by `keep(kept, turn, bin, power)`, and all of them are returned.
-    """
+    """Return the k largest powers of bins in any order along an axis, and of Nyquist's, each kept by `keep`."""
     nyquist_bin = bins.shape[axis]
     others, nyquist = (jnp.where(power != power, _NAN, power) for power in powers)
 

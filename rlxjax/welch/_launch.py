@@ -77,7 +77,6 @@ def program_of(model: object, params: WelchPeakParams) -> Any:
     A program is a pytree of arrays. `program.peaks(signal, params, selection, platform)` are the peaks of rows of
     samples, in traced code, and `program.work` has the fields `flop` and `live_bins` for latency models.
     """
-    del params
     raise ValueError(f"model: expected a LearnedFft (load_learned_fft), got {type(model).__name__}")
 
 
@@ -234,11 +233,7 @@ def plan_of(
 
 
 def _compiled(
-    variant: WelchVariant,
-    params: WelchPeakParams,
-    platform: str,
-    signal: jax.ShapeDtypeStruct,
-    shapes: tuple[Any, ...],
+    variant: WelchVariant, params: WelchPeakParams, platform: str, signal: jax.ShapeDtypeStruct, shapes: tuple[Any, ...]
 ) -> Callable[..., jax.Array]:
     """Return a program for a shape, of one row too, compiled: it runs at once wherever it is called, on any thread."""
     # JAX keeps what it compiles for as long as the jitted function: this program has its own, and goes with it.

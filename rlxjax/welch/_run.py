@@ -41,15 +41,14 @@ def welch_peaks(
         signal: `[batch, length]` or one row `[length]`, any real dtype, converted to float32. Each row's
             first `params.frame_len` samples are used.
         params: segments, segment length and number of peaks: they alone decide the result.
-        strategy: how it is computed. "host" (NumPy, no device), "fused" (one program on the device, only
-            peaks come back), "block" (the spectrum comes back, the host selects), "learned" (fused, with
-            the pruned program of `model`, whose peaks are approximate), "auto" (the cheapest by the
-            calibration; learned among them if a model is given), or
-            any name that `parse_welch_peaks_strategy` knows (ultra and fast mean host, rlx the cheaper of
-            fused and block). "fused_maxima" and "fused_top_k" say how the device selects peaks, which are
-            the same; "fused" takes the faster form, by the calibration where one is given, else as measured on
-            such devices. Inside a caller's own jit, grad or vmap only fused and learned can run, and
-            auto means fused, as it does for rows on several devices.
+        strategy: how it is computed. "host" (NumPy, no device), "fused" (one program on the device, only peaks come
+            back), "block" (the spectrum comes back, the host selects), "learned" (fused, with the pruned program of
+            `model`, whose peaks are approximate), "auto" (the cheapest by the calibration; learned among them if a
+            model is given), or any name that `parse_welch_peaks_strategy` knows (ultra and fast mean host, rlx the
+            cheaper of fused and block). "fused_maxima" and "fused_top_k" say how the device selects peaks, which are
+            the same; "fused" takes the faster form, by the calibration where one is given, else as measured on such
+            devices. Inside a caller's own jit, grad or vmap only fused and learned can run, and auto means fused, as it
+            does for rows on several devices.
         calibration: a calibration of this machine, for auto and rlx; `default_calibration()` unless given: the one
             that `rlxjax calibrate` saved, else what known CPUs say. "reference" means the reference's built-in
             coefficients, which platforms without either fall back on.
@@ -60,10 +59,9 @@ def welch_peaks(
             "never" where that is not set.
 
     Returns:
-        float32 `[batch, k, 2]` of (bin, power), descending by power; equal powers keep the lower bin
-        first, NaN powers come last, and slots beyond the bins are (0, 0.0). Of infinite samples come
-        infinite and NaN powers; which bin has which depends on the strategy. NumPy, the caller's own to write
-        to, for a NumPy signal, a JAX array for a JAX one, on the same devices and sharded as its rows.
+        float32 `[batch, k, 2]` of (bin, power), descending by power; equal powers keep the lower bin first, NaN powers
+        come last, and slots beyond the bins are (0, 0.0). Which bins infinite samples make infinite or NaN depends on
+        the strategy. NumPy for a NumPy signal, a JAX array for a JAX one, on the same devices and sharded as its rows.
 
     Raises:
         ValueError: a complex or masked signal, one of three or more axes or shorter than `frame_len`, one whose
@@ -72,12 +70,10 @@ def welch_peaks(
             process, where JAX cannot run and auto means host, or another word for `measure`.
         MemoryError: peaks that memory cannot hold.
 
-    Few rows are one call of one program. They are padded with copies of the last row to the next of four
-    sizes an octave (`padded_batch`), so that varying batches compile a bounded number of programs. More rows are
-    computed in chunks, on every processor: memory beyond the signal and the peaks follows from the chunk and
-    from how many processors there are.
-
-    In traced code no rows are padded; a gradient keeps the transforms of all of them.
+    Few rows are one call of one program. They are padded to the next of four sizes an octave (`padded_batch`), so that
+    varying batches compile a bounded number of programs. More rows are computed in chunks, on every processor: memory
+    beyond signal and peaks follows from the chunk and the processors. Traced code pads no rows, and its gradient keeps
+    the transforms of all of them.
 
     Rows with a `NamedSharding` over several devices stay there: fused and learned are one program, each device has its
     own rows, and other processes may hold some. Host and block read all rows. In traced code rows stay where their type
@@ -128,15 +124,7 @@ def choose_variant(
 ) -> "Choice":
     """Return which variant `welch_peaks` runs for a call with these arguments, and by what that is decided.
 
-    The choice is called with a signal, and computes its peaks by that variant.
-
-    Args:
-        signal: as of `welch_peaks`, concrete.
-        params: as there, like all others.
-        strategy: that may run several variants.
-        calibration: of this machine.
-        model: a learned FFT.
-        measure: "undecided", "always" or "never"; `RLXJAX_MEASURE` unless given, and "never" where that is not set.
+    The choice is called with a signal, and computes its peaks by that variant. Arguments as of `welch_peaks`.
 
     Raises:
         ValueError: as of `welch_peaks`, rows that are traced or on several devices, or nothing to decide by.
@@ -220,21 +208,17 @@ def keep_programs(most_bytes: int) -> None:
 
 
 def _placed_as(peaks: np.ndarray | jax.Array, signal: Any) -> jax.Array:
-    """Return peaks where a signal's rows lie, sharded as they are."""
-    where = signal.sharding
-    if isinstance(peaks, jax.Array) and (
-        isinstance(peaks.sharding, NamedSharding) or not isinstance(where, NamedSharding)
-    ):
+    where, is_named = signal.sharding, isinstance(signal.sharding, NamedSharding)
+    if isinstance(peaks, jax.Array) and (isinstance(peaks.sharding, NamedSharding) or not is_named):
         return peaks
     place: Any = next(iter(where.device_set)) if signal.committed else None
-    if isinstance(where, NamedSharding):
+    if is_named:
         place = NamedSharding(where.mesh, split_rows(row_axes(where, signal.shape)))
     with jax.ensure_compile_time_eval():
         return jax.device_put(peaks, place)
 
 
 def _held(signal) -> np.ndarray | jax.Array:
-    """Return a signal that its source does not change."""
     if is_traced(signal):
         raise ValueError("signals: expected concrete ones, got a traced one; use welch_peaks in traced code")
     return signal if isinstance(signal, jax.Array) else np.array(signal)

@@ -101,11 +101,8 @@ def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"
         rows = lax.optimization_barrier(tiles).swapaxes(1, 2).reshape(batch, n_bins)
         return by_top_k(rows, k).T.reshape(k, n_tiles, n_rows)
 
-    found = lax.cond(
-        is_nearly_in_order & lax.cond(is_clear, lambda: is_clear, all_tie_with_the_last),
-        neighbours_swapped,
-        by_heaps,
-    )
+    is_whole = lax.cond(is_clear, lambda: is_clear, all_tie_with_the_last)
+    found = lax.cond(is_nearly_in_order & is_whole, neighbours_swapped, by_heaps)
     return found.reshape(k, batch).T
 
 
@@ -156,7 +153,6 @@ def _largest_below(keys: UInt[Array, "tiles bins rows"], limit: UInt[Array, "til
 
 
 def _maximum(arrays: Sequence[Array]) -> Array:
-    """Return the elementwise maximum, as a balanced tree."""
     arrays = list(arrays)
     while len(arrays) > 1:
         paired = [jnp.maximum(*pair) for pair in zip(arrays[::2], arrays[1::2], strict=False)]

@@ -54,8 +54,7 @@ def estimate_welch_peaks_costs(
         coefficients: "arch", "portable", or a set of your own (differentiable as a whole).
 
     Raises:
-        ValueError: an unknown device or set, an odd n_fft, a k or n_fft that is too small, a negative
-            batch.
+        ValueError: an unknown device or set, an odd n_fft, a k or n_fft that is too small, a negative batch.
 
     Examples:
         >>> costs = estimate_welch_peaks_costs("cuda", 8192, 256, 16)
@@ -80,8 +79,8 @@ def soft_estimate_welch_peaks_costs(
 ) -> WelchPeaksEvaluation:
     """Return the smooth form of `estimate_welch_peaks_costs`, and of the gate, at a temperature in ns, `[*batch]`.
 
-    Batch thresholds are relaxed in rows, with the temperature relative to the cost that they act on. Other arguments
-    and errors as of `estimate_welch_peaks_costs`; `temperature_ns` is positive, a scalar or `[*batch]`.
+    Batch thresholds are relaxed in rows. `temperature_ns` is positive, a scalar or `[*batch]`; all other arguments and
+    errors are as of `estimate_welch_peaks_costs`.
 
     Examples:
         >>> soft = soft_estimate_welch_peaks_costs("cuda", 8192, 256, 16, temperature_ns=1e3)
@@ -106,9 +105,8 @@ def evaluate_welch_peaks(
 ) -> WelchPeaksEvaluation:
     """Return the gate's breakdown, its probability and all strategy costs of a table in one program.
 
-    The fields are those of `welch_peaks_fusion_gate_breakdown` and `estimate_welch_peaks_costs`. Counts
-    come as floats, since exact ones would be made row by row on the host. `temperature_ns` is that of the
-    probability, positive, a scalar or `[*batch]`. Other arguments and errors as of `estimate_welch_peaks_costs`.
+    The fields are those of `welch_peaks_fusion_gate_breakdown` and `estimate_welch_peaks_costs`, counts as floats.
+    `temperature_ns` is that of the probability. Other arguments and errors as of `estimate_welch_peaks_costs`.
 
     Examples:
         >>> table = evaluate_welch_peaks("cuda", jnp.array([64, 8192]), 256, 16, temperature_ns=1e6)
@@ -120,11 +118,7 @@ def evaluate_welch_peaks(
 
 
 def welch_peaks_fusion_gate_breakdown(
-    device: str | Code,
-    batch: RealLike,
-    n_fft: RealLike,
-    k: RealLike,
-    coefficients: str | CoefficientSet = "arch",
+    device: str | Code, batch: RealLike, n_fft: RealLike, k: RealLike, coefficients: str | CoefficientSet = "arch"
 ) -> WelchPeaksGateBreakdown:
     """Return why a run of two segments fuses or not, every field `[*batch]`.
 
@@ -136,15 +130,9 @@ def welch_peaks_fusion_gate_breakdown(
         (True, 32505856, 0)
     """
     table = evaluation(Workload.checked(device, batch, n_fft, k, coefficients=coefficients))
-    return WelchPeaksGateBreakdown(
-        table.score_ns,
-        table.min_gain_ns,
-        readback_bytes_saved(batch, n_fft, k),
-        jnp.asarray(table.benefit.sync_points_saved).astype(int),
-        table.should_fuse_io,
-        table.should_fuse,
-        table.compute_floor_ok,
-    )
+    saved = readback_bytes_saved(batch, n_fft, k), jnp.asarray(table.benefit.sync_points_saved).astype(int)
+    decided = table.should_fuse_io, table.should_fuse, table.compute_floor_ok
+    return WelchPeaksGateBreakdown(table.score_ns, table.min_gain_ns, *saved, *decided)
 
 
 def pick_welch_peaks_strategy(
@@ -189,11 +177,10 @@ def soft_pick_welch_peaks_strategy(
 ) -> StrategyWeights:
     """Return the weight of each strategy, `[*batch, 4]` in the order of `ReferenceStrategy`.
 
-    The law of total probability over the fuse decision: with probability `p` the run may fuse and the
-    weights are the softmin over all available strategies; otherwise over those that need no fusion. Its
-    limit is the hard pick everywhere. The single softmin with `log(p)` as log-availability is
-    `pick_weights(costs, log_availability=...)`; its limit differs where a run that may not fuse would
-    be cheaper by more than its gate misses.
+    The law of total probability over the fuse decision: with probability `p` the run may fuse and the weights are the
+    softmin over all available strategies; otherwise over those that need no fusion. Its limit is the hard pick
+    everywhere. The single softmin with `log(p)` as log-availability is `pick_weights(costs, log_availability=...)`; its
+    limit differs where a run that may not fuse would be cheaper by more than its gate misses.
 
     With `straight_through_gradient`, the hard pick is returned as a one-hot row, with this gradient; `temperature_ns`
     is positive, a scalar or `[*batch]`. Other arguments and errors as of `estimate_welch_peaks_costs`.
@@ -212,16 +199,13 @@ def soft_pick_welch_peaks_strategy(
 
 
 def pick_weights(
-    costs: WelchPeaksCostEstimates | Columns,
-    *,
-    temperature_ns: RealLike,
-    log_availability: RealLike = 0.0,
+    costs: WelchPeaksCostEstimates | Columns, *, temperature_ns: RealLike, log_availability: RealLike = 0.0
 ) -> jax.Array:
     """Return the softmin of costs over the last axis: `exp(-cost / temperature) * availability`.
 
     Args:
-        costs: estimates, or an array `[*batch, n]` of costs in ns. An infinite cost has weight 0, and
-            neither its value nor its gradient is NaN; if all are infinite, all weights are 0.
+        costs: estimates, or an array `[*batch, n]` of costs in ns. An infinite cost has weight 0, and no NaN comes of
+            it; if all are infinite, all weights are 0.
         temperature_ns: scalar or `[*batch]`.
         log_availability: `[*batch, n]`; minus infinity is impossible.
 

@@ -107,13 +107,11 @@ class Workload:
         check_shapes(device=codes, **sizes, **others, temperature_ns=temperature_ns)
         rows = {name: without_provenance(getattr(coefficients, name)) for name in ("host", "backend")}
         table = dataclasses.replace(coefficients, **rows)
-        return cls(
-            codes, table, *(size_as_float(size, name) for name, size in sizes.items()), temperature_ns=temperature_ns
-        )
+        floats = (size_as_float(size, name) for name, size in sizes.items())
+        return cls(codes, table, *floats, temperature_ns=temperature_ns)
 
     @functools.cached_property
     def strategy(self) -> StrategyCoefficients:
-        """The strategies' coefficients of each run's device."""
         return take_row(self.table.strategy, self.codes)
 
     def rates(self, of: Callable[[CoefficientSet], list[RealLike]], rules: Choices) -> list[RealLike]:

@@ -57,8 +57,7 @@ _ALIASES: Mapping[str, str] = FrozenDict(
         **dict.fromkeys(("", AUTO), AUTO),
         **dict.fromkeys(("ultra", "ultra-fast", "ultra-fast-rustfft", "1seg"), ReferenceStrategy.ULTRA),
         **dict.fromkeys(
-            ("fast", "streaming", "fast-streaming", "fast-streaming-rustfft", "rustfft", "2seg"),
-            ReferenceStrategy.FAST,
+            ("fast", "streaming", "fast-streaming", "fast-streaming-rustfft", "rustfft", "2seg"), ReferenceStrategy.FAST
         ),
         **dict.fromkeys(("rlx", "rlx-compiled", "compiled", "gpu", "fused"), ReferenceStrategy.RLX),
         **dict.fromkeys(("learned", "learned-compiled"), ReferenceStrategy.LEARNED),
@@ -222,10 +221,7 @@ def welch_peaks_graph(batch: int, params: WelchPeakParams, fused: bool = True) -
 
 
 #: Work of the graphs in all, for each sample of a segment, and for each peak: fft only, and fused.
-FFT_WORKS = (
-    GraphWork(GraphIoProfile(3, 0, 0, 0), 0, 0, 3, 3),
-    GraphWork(GraphIoProfile(0, 0, 8, 44), 19, 20, 0, 0),
-)
+FFT_WORKS = (GraphWork(GraphIoProfile(3, 0, 0, 0), 0, 0, 3, 3), GraphWork(GraphIoProfile(0, 0, 8, 44), 19, 20, 0, 0))
 FUSED_WORKS = (
     GraphWork(GraphIoProfile(4, 1, 0, 0), 0, 0, 4, 4),
     GraphWork(GraphIoProfile(0, 0, 0, 52), 13, 20, 0, 0),
