@@ -53,15 +53,10 @@ class CollectivesSuite(Suite):
             pairs = [(group[place - 1], group[place]) for group in groups for place in range(size)]
             for kind in COLLECTIVES.variants:
                 for n_bytes in sizes:
-                    inputs = collective_inputs(
-                        kind, n_bytes, pairs if kind == "permute" else groups, links, coordinates
-                    )
-                    name, held_out, held_bytes = (
-                        f"{kind} {n_bytes} of {size}",
-                        n_bytes in HELD_OUT,
-                        2 * devices * n_bytes,
-                    )
-                    cells.append(Cell(name, kind, inputs, held_out=held_out, n_bytes=held_bytes))
+                    own = pairs if kind == "permute" else groups
+                    inputs = collective_inputs(kind, n_bytes, own, links, coordinates)
+                    held = {"held_out": n_bytes in HELD_OUT, "n_bytes": 2 * devices * n_bytes}
+                    cells.append(Cell(f"{kind} {n_bytes} of {size}", kind, inputs, **held))
         return cells
 
     def program(self, cell: Cell) -> Callable[[], Any]:

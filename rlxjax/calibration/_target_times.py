@@ -142,7 +142,7 @@ def times_for_target(
     """
     if device.platform == "tpu":
         known = KnownDevice(*_known_tpu(device))
-        runs = TPU_KERNELS.runs(_padded([tpu_inputs(profile) for profile in profiles]))
+        runs = TPU_KERNELS.runs([tpu_inputs(profile) for profile in profiles])
     else:
         programs = [profile.target.gpu for profile in profiles if profile.target and profile.target.gpu]
         known, runs = known_gpu(device, calibration), gpu_runs(programs)
@@ -285,15 +285,6 @@ def _known_tpu(device: TargetDevice) -> tuple[CalibratedModel, str]:
     provenance = dict.fromkeys(coefficient_names(posterior.coefficients), Provenance.UNCALIBRATED)
     said = f"device: XLA's estimate of cycles by the data sheet of {device.title}; host: a guess; nothing was measured"
     return CalibratedModel(posterior, provenance, {}, {}), said
-
-
-def _padded(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return inputs whose lists are equally long."""
-    most = max([1, *(len(value) for row in rows for value in row.values() if np.ndim(value))])
-    return [
-        {name: np.pad(value, (0, most - len(value))) if np.ndim(value) else value for name, value in row.items()}
-        for row in rows
-    ]
 
 
 def known_gpu(device: TargetDevice, calibration: Any = None) -> KnownDevice:

@@ -61,14 +61,7 @@ def collectives_in(
 def exchange_of(
     found: Instruction, inside: Computation, around: Instruction, devices: int
 ) -> tuple[Exchange, str] | None:
-    """Return a collective as an exchange, and its channel; None where nothing is exchanged.
-
-    Args:
-        found: the collective.
-        inside: the computation that holds it.
-        around: the instruction that runs it: itself, or a fusion.
-        devices: that the program runs on.
-    """
+    """Return a collective that an instruction is or fuses, with its channel; None where nothing is exchanged."""
     kind, channel = KINDS[base(found.opcode)], _CHANNEL.search(found.attributes)
     operands = sum(each.bytes for each in inside.operands(found))
     moved = operands

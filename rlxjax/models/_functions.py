@@ -11,7 +11,7 @@ import numpy as np
 from rlxjax._files import check_pyarrow
 from rlxjax._typing import RealLike
 from rlxjax._values import FrozenDict
-from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs
+from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs, columns_of
 from rlxjax.gate import Coefficients
 from rlxjax.jaxpr import CLASSES, OPERATIONS, FunctionProfile, Kernels, stacked
 
@@ -99,9 +99,7 @@ class CountsModel(LatencyModel):
 
     def runs(self, rows: Sequence[Mapping[str, float]]) -> Runs:
         """Return the runs of programs by their counts, `[n]`."""
-        none = {name: np.zeros((0, 1) if entry.is_list else 0) for name, entry in self.inputs.items()}
-        columns = {name: np.array([row[name] for row in rows], float) for name in self.inputs} if len(rows) else none
-        return Runs(self, np.zeros(len(rows), np.int32), columns)
+        return Runs(self, np.zeros(len(rows), np.int32), columns_of(self.inputs, self.inputs, rows))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from rlxjax._numerics import soft_excess, soft_roofline
 from rlxjax._typing import RealLike
 from rlxjax._values import FrozenDict
 from rlxjax.devices import TargetDevice, target_device, target_names
-from rlxjax.fit import Facts, Input, Runs, columns_of
+from rlxjax.fit import Facts, Input, Runs
 from rlxjax.gate import Coefficients
 from rlxjax.jaxpr import OPERATIONS, GpuProgram
 
@@ -152,10 +152,6 @@ class GpuKernelsModel(CountsModel):
     def extents(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
         """Return what a domain bounds: each count by itself, that of a list summed."""
         return [(name, value.sum(-1) if self.inputs[name].is_list else value) for name, value in values.items()]
-
-    def runs(self, rows: Sequence[Mapping[str, Any]]) -> Runs:
-        """Return the runs of programs by their counts, `[n]`."""
-        return Runs(self, np.zeros(len(rows), np.int32), columns_of(self.inputs, self.inputs, rows))
 
     def terms_ns(self, coefficients: GpuCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
         """Return the parts of what runs take in ns by name, `[*batch]`; their sum is the prediction."""

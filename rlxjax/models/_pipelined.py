@@ -30,23 +30,15 @@ class PipelinedModel(CountsModel):
 
     @property
     def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The name of the other model, and what is asked of it."""
         return f"{self.called.name}, pipelined"
 
     @property
     def inputs(self) -> Mapping[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The inputs of the other model."""
         return self.called.inputs
 
     @property
     def prior(self) -> LatencyPrior[Any]:
-        """What is believed of the other model's coefficients."""
         return self.called.prior
-
-    @property
-    def facts(self) -> Facts:
-        """The facts of the other model."""
-        return self.called.facts
 
     def terms_ns(self, coefficients: Any, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
         """Return what the device takes, and what the host takes longer, in ns, `[*batch]` each."""
