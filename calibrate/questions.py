@@ -248,7 +248,7 @@ def _asked(file: FilePath | None) -> "rlxjax.Calibration":
 @command(
     "rlxjax profile stages:scale --arg 'f32[2048,1024]'",
     "rlxjax profile stages:scale --arg 'f32[64,8]' --target tpu-v5e --mesh x=4",
-    "rlxjax profile stages:scale --arg 'f32[batch,1024]' --target tpu-v5e --largest batch",
+    "rlxjax profile stages:scale --args stages:of_size --target l4 --largest size",
     statuses={1: "part of what it does is not counted, or it does not fit a target"},
 )
 def profile(

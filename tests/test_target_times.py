@@ -140,7 +140,7 @@ def test_a_call_is_the_device_and_the_host_of_every_target_and_a_loop_takes_the_
 
 @pytest.mark.parametrize("model", [TPU_KERNELS, GPU_KERNELS])
 def test_the_step_of_a_loop_is_at_least_both_parts_and_hardly_more_than_the_longer_one(model):
-    from rlxjax.calibration._target_times import PIPELINED  # the pair of a model and its parts
+    from rlxjax.models import PIPELINED
 
     piped, rng = PIPELINED[model.name], np.random.default_rng(0)
     rows = []

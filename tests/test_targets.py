@@ -226,7 +226,8 @@ while True:
     time.sleep(1)
 """
 ASKS = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background process ignores
 from rlxjax.devices import _compile
 _compile.Worker("tpu", (sys.executable, "-c", {hangs!r})).ask({{"name": "hangs"}}, b"x", 60)
 """

@@ -11,7 +11,6 @@ from rlxjax._typing import Provenance
 from rlxjax.devices import TargetDevice, target_device
 from rlxjax.fit import (
     COVERED_SDS,
-    LatencyModel,
     LatencyPosterior,
     Runs,
     coefficient_names,
@@ -23,17 +22,15 @@ from rlxjax.models import (
     COLLECTIVES,
     FUNCTIONS,
     GPU_KERNELS,
+    PIPELINED,
     TPU_KERNELS,
-    PipelinedModel,
     collective_inputs,
     gpu_facts,
     gpu_facts_of_kind,
-    gpu_parts_ns,
     gpu_runs,
     product_ns,
     tpu_facts,
     tpu_inputs,
-    tpu_parts_ns,
 )
 
 from ._artefact import population
@@ -49,11 +46,6 @@ PACE_LOG_SD, HOST_LOG_SD = 0.08, 0.27
 PIPELINED_SPREAD, CARD_LOG_SD = 0.19, 0.1
 #: A kernel takes so many times what its author says by a data sheet's rates; standard deviation of its logarithm.
 CUSTOM_SLOWNESS, CUSTOM_LOG_SD = 2.0, 0.5
-#: A step of a loop that does not wait, by the model of one call.
-PIPELINED: Mapping[str, LatencyModel] = {
-    GPU_KERNELS.name: PipelinedModel(GPU_KERNELS, gpu_parts_ns),
-    TPU_KERNELS.name: PipelinedModel(TPU_KERNELS, tpu_parts_ns),
-}
 
 
 def predict_function(
@@ -141,7 +133,7 @@ def times_for_target(
         ValueError: a GPU whose figures do not suffice, or profiles of another level.
     """
     if device.platform == "tpu":
-        known = KnownDevice(*_known_tpu(device))
+        known = _known_tpu(device)
         runs = TPU_KERNELS.runs([tpu_inputs(profile) for profile in profiles])
     else:
         programs = [profile.target.gpu for profile in profiles if profile.target and profile.target.gpu]
@@ -181,17 +173,15 @@ def _of_target(
     compiled, terms = profile.target, step.terms_ns
     assert compiled is not None  # a profile for a target has one
     device_ns = step.time_ns - terms.get("dispatch_ns", 0.0)
-    exchanged_ns = terms.get("collectives_ns", 0.0)
     memory_ns = float(profile.io.device_traffic_bytes) / device.bandwidth_bytes_per_ns
     compute_ns = product_ns(device, compiled.products)
-    parts = {"collectives": exchanged_ns, "host": terms.get("dispatch_ns", 0.0)}
-    busy = "memory" if memory_ns >= compute_ns else "compute"
-    parts[busy] = device_ns - exchanged_ns
+    parts = {name: terms.get(f"{term}_ns", 0.0) for name, term in (("collectives",) * 2, ("host", "dispatch"))}
+    parts["memory" if memory_ns >= compute_ns else "compute"] = device_ns - parts["collectives"]
     # The products of the function as it is written, at the rates that those of the compiled program have in the mean.
     counts = np.asarray(profile.kernels.counts, float).sum(0)
     flop = counts[np.isin(list(OPERATIONS), PRODUCT_OPERATIONS)].sum() / compiled.devices
-    made, made_ns = sum(compiled.products.values()), product_ns(device, compiled.products)
-    model_ns = flop * made_ns / made if made else 0.0
+    made = sum(compiled.products.values())
+    model_ns = flop * compute_ns / made if made else 0.0
     return called._replace(
         target=device.name,
         stands_on=stands_on,
@@ -279,12 +269,12 @@ class KnownDevice(NamedTuple):
     stands_on: str
 
 
-def _known_tpu(device: TargetDevice) -> tuple[CalibratedModel, str]:
+def _known_tpu(device: TargetDevice) -> KnownDevice:
     """Return what is known of a TPU, none of which was timed."""
     posterior = prior_posterior(TPU_KERNELS, spread=0.12, facts=tpu_facts(device))
     provenance = dict.fromkeys(coefficient_names(posterior.coefficients), Provenance.UNCALIBRATED)
     said = f"device: XLA's estimate of cycles by the data sheet of {device.title}; host: a guess; nothing was measured"
-    return CalibratedModel(posterior, provenance, {}, {}), said
+    return KnownDevice(CalibratedModel(posterior, provenance, {}, {}), said)
 
 
 def known_gpu(device: TargetDevice, calibration: Any = None) -> KnownDevice:

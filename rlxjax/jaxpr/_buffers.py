@@ -4,12 +4,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from rlxjax._values import by_value
+
 from ._function_profile import NO_USERS
 from ._primitives import UNKNOWN_LINE
 from ._xla import FRAME
 from ._xla_text import NOTHING, Instruction, computations, frame_lines
 
 
+@by_value
 class Buffer(NamedTuple):
     """Arrays of one type and size that a compiled program makes at one line, or an argument.
 
@@ -47,7 +50,7 @@ def buffers_of(text: str, arguments: Sequence[str] = ()) -> tuple[Buffer, ...]:
 
     Examples:
         >>> import jax, jax.numpy as jnp
-        >>> text = jax.jit(jnp.tanh).lower(jnp.ones((8, 2))).compile().as_text()
+        >>> text = jax.jit(jnp.tanh).lower(jnp.ones((8, 2), jnp.float32)).compile().as_text()
         >>> [(one.bytes, one.dtype, one.shape) for one in buffers_of(text, ["x"]) if one.source == "x"]
         [(64, 'f32', (8, 2))]
     """

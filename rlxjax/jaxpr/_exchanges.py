@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rlxjax._values import by_value
+
 from ._xla_text import COLLECTIVES, Computation, Instruction, fused_in
 
 #: Kinds of exchanges by the opcodes of collectives.
@@ -24,6 +26,7 @@ _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 Groups = tuple[tuple[int, ...], ...]
 
 
+@by_value
 class Exchange(NamedTuple):
     """A collective of a compiled program; figures are those of one device.
 

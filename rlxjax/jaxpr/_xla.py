@@ -10,14 +10,13 @@ from ._exchanges import Exchange, collectives_in, exchange_of
 from ._kernels import Kernels, kernel_table, mark_looped
 from ._known import Number, Scalar, turns
 from ._primitives import UNKNOWN_LINE
-from ._rules import OperationCounts
+from ._rules import OperationCounts, names
 from ._totals import CYCLES, EXCHANGE, OWN_CYCLES, PRODUCT, Totals, UnknownLoop
 from ._xla_kernels import GpuProgram, add_kernels, end_row, products_of, unknown_targets
 from ._xla_text import COLLECTIVES, ENDS, NOTHING, TRANSFERS, Computation, Instruction, computations, frame_lines
 
 #: What a TPU's compiler has code of its own for.
-_OWN = ("reduce-window", "select-and-scatter", "sort", "scatter", "gather", "rng-bit-generator", "fft", "cholesky")
-_OWN += ("triangular-solve",)
+_OWN = names("reduce-window select-and-scatter sort scatter gather rng-bit-generator fft cholesky triangular-solve")
 #: Calls that stand for another view of memory.
 _VIEWS = ("ConcatBitcast", "AllocateBuffer")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)')

@@ -25,13 +25,12 @@ from ._gpu_kernels import gpu_facts_of_kind as gpu_facts_of_kind
 from ._gpu_kernels import gpu_inputs as gpu_inputs
 from ._gpu_kernels import gpu_parts_ns as gpu_parts_ns
 from ._gpu_kernels import gpu_runs as gpu_runs
-from ._pipelined import PipelinedModel as PipelinedModel
+from ._pipelined import PIPELINED as PIPELINED
 from ._tpu_kernels import TPU_KERNELS as TPU_KERNELS
 from ._tpu_kernels import TpuCoefficients as TpuCoefficients
 from ._tpu_kernels import product_ns as product_ns
 from ._tpu_kernels import tpu_facts as tpu_facts
 from ._tpu_kernels import tpu_inputs as tpu_inputs
-from ._tpu_kernels import tpu_parts_ns as tpu_parts_ns
 from ._weights import Weights as Weights
 from ._weights import read_weights as read_weights
 from ._welch import WELCH as WELCH

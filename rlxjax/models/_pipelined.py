@@ -9,6 +9,8 @@ from rlxjax._typing import RealLike
 from rlxjax.fit import Facts, LatencyModel, LatencyPrior, Runs
 
 from ._functions import CountsModel
+from ._gpu_kernels import GPU_KERNELS, gpu_parts_ns
+from ._tpu_kernels import TPU_KERNELS, tpu_parts_ns
 
 #: How sharply the longer one decides.
 SHARPNESS = 4
@@ -45,3 +47,10 @@ class PipelinedModel(CountsModel):
         device_ns, dispatch_ns = self.parts_ns(coefficients, runs, facts)
         step_ns = soft_roofline(device_ns, dispatch_ns, SHARPNESS)
         return {"device_ns": device_ns, "dispatch_ns": step_ns - device_ns}
+
+
+#: A step of a loop that does not wait, by the name of the model of one call.
+PIPELINED: Mapping[str, PipelinedModel] = {
+    GPU_KERNELS.name: PipelinedModel(GPU_KERNELS, gpu_parts_ns),
+    TPU_KERNELS.name: PipelinedModel(TPU_KERNELS, tpu_parts_ns),
+}

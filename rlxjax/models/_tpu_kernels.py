@@ -27,8 +27,7 @@ STAGE_OPERATIONS = 5
 #: What counts as no operation of the vector unit.
 NO_OPERATIONS = ("movement", "transpose", "indexing", "sort", "factorisation", "product")
 #: Inputs of a program, and lists of one entry for each row of the table of kernels that go over their arrays.
-SUMS = {"arrays": "arrays", "cycles": "cycles", "moved_bytes": "bytes", "places": "places", "columns": "columns"}
-SUMS |= {"product_ns": "ns"}
+SUMS = dict.fromkeys(("arrays", "cycles", "places", "columns"), "1") | {"moved_bytes": "bytes", "product_ns": "ns"}
 LISTS = {"launches": "kernels", "kernel_bytes": "bytes", "operations": "operations"}
 
 
@@ -121,13 +120,7 @@ def _device_ns(c: TpuCoefficients, x: Mapping[str, Any], facts: Facts) -> dict[s
 
 
 def tpu_parts_ns(coefficients: TpuCoefficients, runs: Runs, facts: Facts) -> tuple[RealLike, RealLike]:
-    """Return what a TPU and its host take for runs, each by itself: `device_ns` and `dispatch_ns`, `[*batch]` each.
-
-    Args:
-        coefficients: of the model.
-        runs: of the model, as `tpu_inputs` gives them.
-        facts: of the device, by `tpu_facts`.
-    """
+    """Return what a TPU and its host take for runs, each by itself: `device_ns` and `dispatch_ns`, `[*batch]` each."""
     x = {name: jnp.asarray(value) for name, value in runs.inputs.items()}
     dispatch_ns = coefficients.dispatch_ns + coefficients.array_ns * x["arrays"]
     return sum(_device_ns(coefficients, x, facts).values()), dispatch_ns
