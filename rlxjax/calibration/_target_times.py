@@ -163,11 +163,7 @@ def _pipelined(known: CalibratedModel) -> CalibratedModel:
 
 
 def _of_target(
-    called: FunctionPrediction,
-    step: FunctionPrediction,
-    profile: FunctionProfile,
-    device: TargetDevice,
-    stands_on: str,
+    called: FunctionPrediction, step: FunctionPrediction, profile: FunctionProfile, device: TargetDevice, stands_on: str
 ) -> FunctionPrediction:
     """Return a prediction with what is said of a target alone."""
     compiled, terms = profile.target, step.terms_ns

@@ -192,7 +192,11 @@ def compile_for(
     with contextlib.suppress(ValueError):  # none, or none that is whole
         answer = json.loads(read_file(path)) if use_cache else None
     if not isinstance(answer, dict) or not answer.keys() >= {"text", "memory", "costs", "coordinates", "seconds"}:
-        answer = worker_of(device.platform).ask(request, program, limit_s)
+        worker = worker_of(device.platform)
+        answer = worker.ask(request, program, limit_s)
+        if "Failed to materialize symbols" in answer.get("error", ""):  # Mosaic, beside other programs
+            worker.close()
+            answer = worker.ask(request, program, limit_s)
         if "error" in answer:
             raise _refusal(device, answer)
         seconds = answer["seconds"]
