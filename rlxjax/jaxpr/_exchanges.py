@@ -35,7 +35,7 @@ class Exchange(NamedTuple):
         bytes: of the operand; of an all-gather, of the result.
         groups: of partition ids that take part together; of a permutation, pairs of source and target.
         times: how often it runs.
-        beside_cycles: that a TPU's compiler estimates of the kernels that run until it is waited for.
+        beside_cycles: that a TPU's compiler estimates of the products that run until it is waited for.
         beside_bytes: that these kernels move.
         beside_flop: floating-point operations of their products.
     """

@@ -77,7 +77,7 @@ class CompiledProgram:
         self.products = {name: flop for (what, name, _), flop in self.totals.work.items() if what == PRODUCT}
         starts = self.totals.loop_starts
         self.unknown_loops = [loop._replace(starts=starts.get(i, 0)) for i, loop in enumerate(self.unknown_loops)]
-        #: What a call launches, of a GPU; its kernels, of a CPU too; of a TPU those that have no cycles.
+        #: What a call launches, of a GPU; its kernels, of a CPU too; of a TPU those that go over their arrays.
         self.gpu = GpuProgram(
             len(entry.parameters),
             results,
@@ -125,8 +125,8 @@ class CompiledProgram:
                 if made is None:
                     continue
                 exchange, channel = made
-                # Of one that starts alone the end names the start; fusions of one channel are steps of one exchange.
-                key = instruction.name if instruction.opcode.endswith("-start") else channel
+                # Fusions of one channel are steps of one exchange; an end names its start.
+                key = channel if instruction.opcode == "fusion" else instruction.name
                 if key in begun:
                     names.append(key)
                 else:
@@ -138,7 +138,7 @@ class CompiledProgram:
         """Return the cycles, the bytes and the FLOP of products that are done so far."""
         flop = sum(count for (what, *_), count in totals.work.items() if what == PRODUCT)
         rows = totals.rows("family").items()
-        return totals.work[CYCLES], sum(row.bytes or 0 for name, row in rows if name not in COLLECTIVES), flop
+        return totals.work[OWN_CYCLES], sum(row.bytes or 0 for name, row in rows if name not in COLLECTIVES), flop
 
     def _add(self, instruction: Instruction, computation: Computation, totals: Totals) -> None:
         opcode, called = instruction.opcode, instruction.called
