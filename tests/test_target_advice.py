@@ -141,6 +141,8 @@ SLOW = {name: figures(kilocycles=300) for name in "ab"}
         (SLOW | {"ab": figures(2, 16, 720)}, "undecided", "too_close", ""),
         # A form that needs less of one thing and more of nothing is better, whatever kernels take.
         (SLOW | {"ab": figures(2, 15, 600)}, "fuse", None, ""),
+        # A call is one of these things: stages apart have more of them.
+        (SLOW | {"ab": figures(2, 17, 600)}, "fuse", None, ""),
         (SLOW | {"ab": figures(1, 16, 300)}, "fuse", None, ""),
         (SLOW | {"ab": figures(1, 400, 300)}, "undecided", "too_close", "384 MB more"),
         # A program without cycles takes what its bytes take.

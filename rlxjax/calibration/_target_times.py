@@ -44,6 +44,8 @@ PACE_LOG_SD, HOST_LOG_SD = 0.08, 0.27
 #: The same of a step in a loop that does not wait: 190 loops on an H100 are off by 0.19. A card that was not timed is
 #: off by 0.1 where data sheets say what differs, as the H200 is by the fit of the H100.
 PIPELINED_SPREAD, CARD_LOG_SD = 0.19, 0.1
+#: Relative standard deviation of what is a program's own on a TPU, as published times of steps leave it.
+TPU_SPREAD = 0.12
 #: A kernel takes so many times what its author says by a data sheet's rates; standard deviation of its logarithm.
 CUSTOM_SLOWNESS, CUSTOM_LOG_SD = 2.0, 0.5
 
@@ -213,9 +215,9 @@ def _on_top(profile: FunctionProfile, device: TargetDevice, calibration: Any) ->
     compiled, found = profile.target, {}
     assert compiled is not None  # a profile for a target has one
     if compiled.custom.launches:
-        said_ns = (compiled.custom.bytes or 0) / device.bandwidth_bytes_per_ns
-        said_ns = CUSTOM_SLOWNESS * max(said_ns, product_ns(device, {"half": compiled.custom.flops}))
-        found["custom_ns"] = said_ns, CUSTOM_LOG_SD * said_ns
+        moved_ns = (compiled.custom.bytes or 0) / device.bandwidth_bytes_per_ns
+        said_ns = CUSTOM_SLOWNESS * max(moved_ns, product_ns(device, {"half": compiled.custom.flops}))
+        found["custom_ns"] = said_ns - moved_ns, CUSTOM_LOG_SD * said_ns  # the table of kernels has its bytes
     if compiled.exchanges:
         if not device.links:
             raise ValueError(f"target {device.name}: expected links in its data, over which devices exchange")
@@ -251,11 +253,10 @@ def _exchanges(profile: FunctionProfile, device: TargetDevice, calibration: Any)
         for one in compiled.exchanges
     ]
     runs = Runs.checked(COLLECTIVES, kinds, **{name: [row[name] for row in rows] for name in rows[0]})
-    if calibration is not None and COLLECTIVES.name in calibration.models:
-        kind = str(calibration.fingerprint.get("device_kind", "")).lower()
-        if device.name in kind.replace("-", " ").split():
-            return calibration.models[COLLECTIVES.name].posterior, runs
-    return prior_posterior(COLLECTIVES), runs
+    own = None
+    if calibration is not None and calibration.fingerprint.get("device_kind") == device.kind:
+        own = calibration.models.get(COLLECTIVES.name)
+    return prior_posterior(COLLECTIVES) if own is None else own.posterior, runs
 
 
 class KnownDevice(NamedTuple):
@@ -267,7 +268,7 @@ class KnownDevice(NamedTuple):
 
 def _known_tpu(device: TargetDevice) -> KnownDevice:
     """Return what is known of a TPU, none of which was timed."""
-    posterior = prior_posterior(TPU_KERNELS, spread=0.12, facts=tpu_facts(device))
+    posterior = prior_posterior(TPU_KERNELS, spread=TPU_SPREAD, facts=tpu_facts(device))
     provenance = dict.fromkeys(coefficient_names(posterior.coefficients), Provenance.UNCALIBRATED)
     said = f"device: XLA's estimate of cycles by the data sheet of {device.title}; host: a guess; nothing was measured"
     return KnownDevice(CalibratedModel(posterior, provenance, {}, {}), said)

@@ -356,11 +356,11 @@ class _Question:
             before, after = (sum(one.profile.fused_traffic_bytes for one in side) for side in sides)
             traffic_ns = (before - after) / self.device.bandwidth_bytes_per_ns
             sd_ns = math.hypot(sd_ns, traffic_ns if traffic_ns * margin_ns < 0 else 0.0)
-            if margin_ns >= asked_ns and self.dominates(times, form, other):
-                return margin_ns, 1.0
-            if self.dominates(times, other, form):
-                return margin_ns, 0.0
         margin_ns += self.price * (other.peak_bytes - form.peak_bytes)
+        if self.device is not None and margin_ns >= asked_ns and self.dominates(times, form, other):
+            return margin_ns, 1.0
+        if self.device is not None and self.dominates(times, other, form):
+            return margin_ns, 0.0
         odds = (margin_ns - asked_ns) / temperature_from_sd(sd_ns)
         return margin_ns, 0.5 + 0.5 * math.tanh(0.5 * odds)
 
@@ -373,7 +373,8 @@ class _Question:
             kernels = sum(int(one.io.kernel_launches) for one in profiles)
             cycles = sum(one.cycles or 0 for one in made)
             exchanged = sum(each.bytes * each.times for one in made for each in one.exchanges)
-            return [kernels, sum(one.fused_traffic_bytes for one in profiles), cycles, exchanged, own.peak_bytes]
+            moved = sum(one.fused_traffic_bytes for one in profiles)
+            return [len(profiles), kernels, moved, cycles, exchanged, own.peak_bytes]
 
         pairs = list(zip(figures(form), figures(other), strict=True))
         is_whole = not any(one.uncounted for own in (form, other) for one in self.predictions(times, own))
