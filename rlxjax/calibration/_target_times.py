@@ -160,8 +160,7 @@ def _pipelined(known: CalibratedModel) -> CalibratedModel:
     posterior, is_gpu = known.posterior, known.model.name == GPU_KERNELS.name
     spread = np.minimum(posterior.spread, PIPELINED_SPREAD) if is_gpu else posterior.spread
     posterior = dataclasses.replace(posterior, model=PIPELINED[known.model.name], spread=spread)
-    pace_log_sd = min(known.pace_log_sd, CARD_LOG_SD)
-    return dataclasses.replace(known, posterior=posterior, domain={}, pace_log_sd=pace_log_sd)
+    return dataclasses.replace(known, posterior=posterior, domain={}, pace_log_sd=min(known.pace_log_sd, CARD_LOG_SD))
 
 
 def _of_target(
