@@ -111,7 +111,8 @@ def columns_of(entries: Mapping[str, Any], names: Iterable[str], rows: Sequence[
     columns = {name: [row.get(name, np.nan) for row in rows] for name in names}
     lists = [name for name in columns if name in entries and entries[name].is_list]
     numbers = {name: np.array(column, float) for name, column in columns.items() if name not in lists}
-    return as_lists(entries, columns | numbers | {name: [*map(np.atleast_1d, columns[name])] for name in lists})
+    own = {name: [*map(np.atleast_1d, columns[name])] or np.zeros((0, 1)) for name in lists}  # of no run, no list
+    return as_lists(entries, columns | numbers | own)
 
 
 def places_of(column: Any) -> np.ndarray:

@@ -121,9 +121,8 @@ def _device_ns(c: TpuCoefficients, x: Mapping[str, Any], facts: Facts) -> dict[s
 
 def tpu_parts_ns(coefficients: TpuCoefficients, runs: Runs, facts: Facts) -> tuple[RealLike, RealLike]:
     """Return what a TPU and its host take for runs, each by itself: `device_ns` and `dispatch_ns`, `[*batch]` each."""
-    x = {name: jnp.asarray(value) for name, value in runs.inputs.items()}
-    dispatch_ns = coefficients.dispatch_ns + coefficients.array_ns * x["arrays"]
-    return sum(_device_ns(coefficients, x, facts).values()), dispatch_ns
+    c, x = coefficients, {name: jnp.asarray(value) for name, value in runs.inputs.items()}
+    return sum(_device_ns(c, x, facts).values()), c.dispatch_ns + c.array_ns * x["arrays"]
 
 
 TPU_KERNELS = TpuKernelsModel()
