@@ -165,11 +165,3 @@ def _short(value: Any) -> str:
         return f"({', '.join(map(_short, value))})"
     version = getattr(value, "version", None)  # of a latency model
     return f"{type(value).__name__}(...)" if version is None else f"{getattr(value, 'name', '')} {version}"
-
-
-def in_bytes(count: float) -> str:
-    """Return bytes as people write them, as "134 MB", "8 B", "17.2 GB"."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:.0f} B"

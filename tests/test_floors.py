@@ -19,6 +19,7 @@ FLOORS = (
         "_tracing",
         "_values",
         "clock",
+        "units",
     ),
     ("devices", "graph"),
     ("jaxpr",),

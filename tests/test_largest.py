@@ -11,10 +11,10 @@ from _shapes import real
 from typer.testing import CliRunner
 
 from calibrate.cli import app
-from rlxjax._values import in_bytes
 from rlxjax.devices import CompiledFor
 from rlxjax.jaxpr import buffers_of
 from rlxjax.targets import DoesNotFitError, check_compiler, largest, target_device
+from rlxjax.units import bytes_text
 
 TPU = target_device("tpu-v5e")
 HAS = TPU.memory_bytes
@@ -181,7 +181,9 @@ def test_arrays_of_a_program_are_those_of_its_main_memory_and_updates_in_place_a
 def test_bad_sizes_are_refused_in_one_line(compiler):
     compiler(lambda size: HAS + size, is_refused=True)
     for said, ask in {
-        f"the smallest size, 1, needs {in_bytes(HAS)} of {in_bytes(HAS)}: does not fit": lambda: largest(sized, TPU),
+        f"the smallest size, 1, needs {bytes_text(HAS)} of {bytes_text(HAS)}: does not fit": lambda: largest(
+            sized, TPU
+        ),
         "the smallest size, 64, needs": lambda: largest(sized, TPU, least=60, multiple=8),
         "least: expected an integer of at least 1, got 0": lambda: largest(sized, TPU, least=0),
         "most: expected at least 8, the smallest size, got 4": lambda: largest(sized, TPU, most=4, multiple=8),

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlxjax._checks import check_at_least, is_traced
 from rlxjax._numerics import temperature_from_sd
-from rlxjax._values import counted, in_bytes, whole_ns
+from rlxjax._values import counted, whole_ns
 from rlxjax.calibration import (
     CalibratedModel,
     Calibration,
@@ -31,6 +31,7 @@ from rlxjax.fit import SURE
 from rlxjax.fusion import plan_stages
 from rlxjax.jaxpr import FunctionProfile, TripCounts, profile_function
 from rlxjax.models import FUNCTIONS
+from rlxjax.units import bytes_text
 
 from ._advice import Advice, Grouping, as_code, compared, flip, why_measured, why_not, why_predicted
 from ._calls import ALONE, Party
@@ -325,7 +326,7 @@ class _Question:
             if programs == one and one not in planned:
                 failed = f"one program of all needs {counted(peak_bytes, 'byte')} at once, more than the device has"
                 if one[0] in self.refused:
-                    needs = in_bytes(peak_bytes) if peak_bytes else "more"
+                    needs = bytes_text(peak_bytes) if peak_bytes else "more"
                     failed = f"one program needs {needs} at once, more than the device has: its compiler refuses it"
             own = Grouping(name, failed=failed, groups=groups, peak_bytes=peak_bytes, programs=programs)
             each = self.predictions(times, own)
@@ -458,17 +459,17 @@ class _Question:
         if chances and together.failed:
             reason += f"; {together.failed}"
         if device is not None and programs:
-            has = f"{in_bytes(device.memory_bytes)} at once"
+            has = f"{bytes_text(device.memory_bytes)} at once"
             if chances and apart.peak_bytes > device.memory_bytes:
                 verdict, code = fuses, "peak_memory"
-                reason = f"the stages apart need {in_bytes(apart.peak_bytes)} of {has}, which does not fit; {reason}"
+                reason = f"the stages apart need {bytes_text(apart.peak_bytes)} of {has}, which does not fit; {reason}"
             found = dict(zip([*map("+".join, grouped.groups), *self.names], [*programs, *each], strict=True))
             changed = change_in_words([own.profile for own in each], [own.profile for own in programs])
             targets = {name: own.profile.target for name, own in found.items()}
             unfit = [f"{name} {own.memory}" for name, own in targets.items() if own and not own.fits]
             steps_ns = [sum(one.pipelined_ns or 0.0 for one in side) for side in (each, programs)]
             loop = f"in a loop that does not wait {whole_ns(steps_ns[0] - steps_ns[1])} ns a step"
-            reason = "; ".join([reason, loop, f"{changed}, {in_bytes(grouped.peak_bytes)} of {has}", *unfit])
+            reason = "; ".join([reason, loop, f"{changed}, {bytes_text(grouped.peak_bytes)} of {has}", *unfit])
             figures["stands_on"] = f"predicted by {stands_on([*each, *programs])}"
         runs = grouped if verdict == fuses else apart
         joined = [range(first, last + 1) for first, last in runs.programs] if len(self.whole) > 1 else [(0,)]
@@ -527,7 +528,7 @@ def change_in_words(apart: Sequence[FunctionProfile], grouped: Sequence[Function
     before, after = (sum(int(own.io.kernel_launches) for own in side) for side in sides)
     moved, left = (sum(own.fused_traffic_bytes for own in side) for side in sides)
     cycles = [[own.target.cycles if own.target else None for own in side] for side in sides]
-    change = f"{in_bytes(abs(moved - left))} {'less' if moved > left else 'more'}"
+    change = f"{bytes_text(abs(moved - left))} {'less' if moved > left else 'more'}"
     parts = [f"{counted(after, 'kernel')} for {before:,}", change if moved != left else "as many bytes"]
     if None not in (*cycles[0], *cycles[1]):
         parts.append("{:,} cycles for {:,}".format(*(sum(own or 0 for own in side) for side in cycles[::-1])))

@@ -12,9 +12,10 @@ import jax
 import numpy as np
 
 from rlxjax._tracing import traced
-from rlxjax._values import FrozenDict, by_value, in_bytes
+from rlxjax._values import FrozenDict, by_value
 from rlxjax.devices import CompiledFor, DoesNotFitError, TargetDevice, compile_for, context_for, mesh_of, target_device
 from rlxjax.jaxpr import Buffer, buffers_of
+from rlxjax.units import bytes_text
 
 #: The most programs that are compiled in search of a size, and arrays that are named.
 _COMPILATIONS, _NAMED = 6, 10
@@ -74,20 +75,20 @@ class LargestSize:
         made = self.made
         mesh = ", ".join(f"{name} {size}" for name, size in made.mesh.items())
         each = f", each of {made.devices} devices ({mesh})" if made.devices > 1 else ""
-        has = f"needs {in_bytes(made.peak_bytes)} of {in_bytes(self.memory_bytes)}"
+        has = f"needs {bytes_text(made.peak_bytes)} of {bytes_text(self.memory_bytes)}"
         sizes = (
-            f"{size:,} ({'refused' if count is None else in_bytes(count)})" for size, count in self.compiled.items()
+            f"{size:,} ({'refused' if count is None else bytes_text(count)})" for size, count in self.compiled.items()
         )
         ways = {f"{', '.join(self.state)} donated": self.donated_bytes, "checkpoint": self.checkpoint_bytes}
         lines = [
             f"the largest size is {self.size:,} on {made.target.name}{each}: {has}",
             f"compiled: {', '.join(sizes)}",
-            f"peak: {', '.join(f'{in_bytes(count)} {name}' for name, count in self.parts.items())}",
-            *(f"with {way}: {in_bytes(count)}" for way, count in ways.items() if count is not None),
+            f"peak: {', '.join(f'{bytes_text(count)} {name}' for name, count in self.parts.items())}",
+            *(f"with {way}: {bytes_text(count)}" for way, count in ways.items() if count is not None),
             *self.notes,
             "the largest arrays, which may share memory:",
         ]
-        return "\n".join(lines + [f"{in_bytes(one.bytes):>8}  {one}" for one in self.buffers])
+        return "\n".join(lines + [f"{bytes_text(one.bytes):>8}  {one}" for one in self.buffers])
 
 
 def largest(
@@ -153,8 +154,8 @@ def largest(
             tried[guess] = None  # compilers fail at sizes that no device has the memory for
             notes.append(f"{guess * step:,} counts as too large: {error}")
         if not made:
-            needs = "more" if (needed := tried[first]) is None else in_bytes(needed)
-            said = f"the smallest size, {first * step:,}, needs {needs} of {in_bytes(memory_bytes)}: does not fit"
+            needs = "more" if (needed := tried[first]) is None else bytes_text(needed)
+            said = f"the smallest size, {first * step:,}, needs {needs} of {bytes_text(memory_bytes)}: does not fit"
             raise DoesNotFitError(f"target {device.name}: {said}", needed, memory_bytes)
         guess = _next(tried, sorted(made), memory_bytes, last) if len(tried) < _COMPILATIONS else None
     found = max(made)

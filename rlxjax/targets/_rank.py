@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
-from rlxjax._values import FrozenDict, by_value, in_bytes
+from rlxjax._values import FrozenDict, by_value
 from rlxjax.calibration import stands_on, times_for_target
 from rlxjax.devices import DoesNotFitError, TargetDevice, check_compiler, target_device, target_names
 from rlxjax.jaxpr import TripCounts, profile_function
+from rlxjax.units import bytes_text
 
 from ._prices import Prices, load_prices
 
@@ -114,9 +115,9 @@ class TargetRanking:
                 low, high = row.interval_ns
                 ends = f"{_digits(low / size)} to {_digits(high / size)}" if math.isfinite(high) else "at least"
                 figures = [_digits(row.time_ns / size), ends, _digits((row.pipelined_ns or math.nan) / size)]
-            needs = "more" if row.peak_bytes is None else in_bytes(row.peak_bytes)
+            needs = "more" if row.peak_bytes is None else bytes_text(row.peak_bytes)
             fits, cost = "yes" if row.fits else "no", "" if row.cost is None else f"{row.cost:.3g}"
-            has = "" if self.currency else in_bytes(row.memory_bytes)  # a table with costs has no place for it
+            has = "" if self.currency else bytes_text(row.memory_bytes)  # a table with costs has no place for it
             cells.append((row.name, *figures, needs, has, fits, row.binds, cost))
         shown = [column for column in zip(*cells, strict=True) if any(column[1:])]
         widths = [max(map(len, column)) for column in shown]

@@ -1,0 +1,80 @@
+"""Times, intervals and bytes as people read them: `19 ms (12 to 32)`, `134 MB`."""
+
+import math
+
+TIME_UNITS = (("s", 1e9), ("ms", 1e6), ("us", 1e3), ("ns", 1.0))
+BYTE_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
+
+
+def time_text(time_ns: float, digits: int = 3) -> str:
+    """Return a time in the largest unit that keeps it at 1 or above.
+
+    Args:
+        time_ns: a time in ns, of either sign.
+        digits: significant digits; whole numbers keep theirs up to three digits.
+
+    Examples:
+        >>> time_text(19_378_384.0), time_text(508_710, digits=2), time_text(-950.0), time_text(0.0)
+        ('19.4 ms', '509 us', '-950 ns', '0 ns')
+    """
+    unit, size = _unit(time_ns, TIME_UNITS)
+    return f"{number_text(time_ns / size, digits)} {unit}"
+
+
+def interval_text(time_ns: float, low_ns: float, high_ns: float) -> str:
+    """Return a time and the ends of its interval, all in the unit of the time.
+
+    Args:
+        time_ns: a time in ns.
+        low_ns: the lower end, in ns.
+        high_ns: the upper end, in ns.
+
+    Examples:
+        >>> interval_text(19_378_384.0, 11_557_900.0, 32_490_484.0)
+        '19 ms (12 to 32)'
+        >>> interval_text(590_000.0, 350_000.0, 1_090_000.0)
+        '590 us (350 to 1,090)'
+    """
+    unit, size = _unit(time_ns, TIME_UNITS)
+    time, low, high = (number_text(one / size, 2) for one in (time_ns, low_ns, high_ns))
+    return f"{time} {unit} ({low} to {high})"
+
+
+def bytes_text(count: float) -> str:
+    """Return bytes in the largest unit that keeps the number at 1 or above.
+
+    Args:
+        count: bytes.
+
+    Examples:
+        >>> bytes_text(8), bytes_text(134_217_728), bytes_text(17_179_869_184)
+        ('8 B', '134 MB', '17.2 GB')
+    """
+    unit, size = _unit(count, BYTE_UNITS)
+    return f"{number_text(count / size, 3)} {unit}"
+
+
+def number_text(value: float, digits: int) -> str:
+    """Return a number in so many significant digits, without a power of ten: `12`, `0.35`, `1,090`.
+
+    Args:
+        value: any number.
+        digits: significant digits; a number of 100 or more shows three.
+
+    Examples:
+        >>> number_text(12.34, 2), number_text(0.348, 2), number_text(1_093.0, 2), number_text(1e-6, 2)
+        ('12', '0.35', '1,090', '0')
+    """
+    if not abs(value) < 1e15 or (abs(value) < 1e3 and value == int(value)):
+        return f"{value:z.3g}"
+    digits = max(digits, 3) if abs(value) >= 99.5 else digits
+    value = float(f"{value:.{digits - 1}e}")
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    if decimals > digits + 2:  # less than a thousandth of the unit
+        return "0"
+    return f"{value:,.{max(decimals, 0)}f}"
+
+
+def _unit(value: float, units: tuple[tuple[str, float], ...]) -> tuple[str, float]:
+    rounded = float(f"{value:.3g}")
+    return next(((unit, size) for unit, size in units if abs(rounded) >= size), units[-1])
