@@ -50,20 +50,15 @@ def predict(
     segments: Segments = 2,
     as_json: AsJson = False,
 ) -> None:
-    """Predict what each strategy of Welch peaks takes, and pick the cheapest of the same result.
-
-    With two segments, ultra is shown as well: the host's path with one, another result.
-    """
+    """Predict the time of each strategy of Welch peaks, and name the fastest one."""
     with Progress().waiting("predicting"):
         sizes = workload(batch, n_fft, k, segments)
         known = calibration_of(file)
         own = known.of("welch")
-        candidates = [own.name_of(name, **sizes) for name in own.alternatives(**sizes)]
-        runs: dict[str, Any] = {"ultra": {**sizes, "n_segments": 1}} if segments == 2 else {}
-        runs |= dict.fromkeys(candidates, sizes)
-        times_ns = {name: finite_ns(own.predict_ns(name, **run), name) for name, run in runs.items()}
-        ends_ns = {name: [finite_ns(end, name) for end in own.interval_ns(name, **run)] for name, run in runs.items()}
-        pick, next_best = sorted(candidates, key=times_ns.__getitem__)[:2]  # of equals the earlier one
+        names = own.alternatives(**sizes)
+        times_ns = {name: finite_ns(own.predict_ns(name, **sizes), name) for name in names}
+        ends_ns = {name: [finite_ns(end, name) for end in own.interval_ns(name, **sizes)] for name in names}
+        pick, next_best = sorted(names, key=times_ns.__getitem__)[:2]  # of equals the earlier one
         decided = own.compare(pick, next_best, **sizes)
         probability, in_domain = float(decided.probability), bool(decided.in_domain)
         verdict = pick if decided.verdict() == "fuse" else "undecided"

@@ -1,14 +1,15 @@
 """A user's function as JAX traces it: arrays and positional numbers are arguments, all else is closed over."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 
-#: The file from which functions are traced: no user's line.
-TRACER = Path(__file__).name
+#: The folder of this package: a profile attributes no work to lines of these files.
+PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 
 def jitted(

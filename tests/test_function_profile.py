@@ -3,13 +3,17 @@
 import functools
 import operator
 import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 from _shapes import real
 from jax import lax
+from jax.experimental import sparse
+from jax.extend import source_info_util
 
 import rlxjax as rx
 
@@ -211,6 +215,24 @@ def test_families_and_lines_each_sum_to_the_whole():
         assert total[:3] == [profile.flops, profile.transcendentals, profile.integer_ops]
         assert total[3:] == [profile.io.device_traffic_bytes, profile.io.kernel_launches]
     assert all(re.fullmatch(r"test_function_profile\.py:\d+", line) for line in profile.by_line)
+
+
+def test_work_of_a_librarys_function_stands_at_the_users_line_or_under_the_name_that_the_user_called():
+    for wrapper in (str(Path(jaxtyping.__file__).parent), "<@beartype"):  # these wrap the package in tests alone
+        source_info_util.register_exclusion(wrapper)
+    gate, counts = rx.io_fusion_gate_for_target("cuda"), rx.FusionBenefit(*[real(8)] * 4)
+    for fn, *args in (
+        (lambda a: lax.scan(lambda c, _: (c + gate.score_ns(a), None), jnp.zeros(8, "float32"), length=2)[0], counts),
+        (lambda m, x: jnp.median(m @ x), sparse.BCOO.fromdense(jnp.eye(4, dtype="float32")), real(4)),
+        (gate.score_ns, counts),
+        (jnp.linalg.norm, real(8)),
+    ):
+        line, name = r"test_function_profile\.py:\d+", fn.__qualname__
+        is_users = "<lambda>" in name
+        for level in ("jaxpr", "compiled"):  # instructions that the compiler adds have no line
+            wanted = line if is_users and level == "jaxpr" else f"{line}|{re.escape(name)}" if is_users else name
+            lines = rx.profile_function(fn, *args, level=level).by_line
+            assert all(re.fullmatch(wanted, own) for own in lines), (level, name, [*lines])
 
 
 def test_counts_are_exact_beyond_64_bits():

@@ -2,12 +2,11 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
 
-from rlxjax._tracing import TRACER, traced
+from rlxjax._tracing import traced
 from rlxjax._values import FrozenDict
 from rlxjax.devices import (
     CompiledFor,
@@ -21,7 +20,7 @@ from rlxjax.devices import (
 from rlxjax.graph import GraphIoProfile
 
 from ._kernels import kernel_table
-from ._primitives import lowered
+from ._primitives import UNKNOWN_LINE, lowered
 from ._profile import Disagreement, FunctionProfile, TargetProfile, dearest_first
 from ._rules import OperationCounts, nbytes
 from ._totals import CUSTOM, FUSED_BYTES, SYNC_POINTS, TRIPS, TripCounts, Trips, summed
@@ -29,8 +28,6 @@ from ._walk import Walk
 from ._xla import CompiledProgram
 
 _USERS_KERNELS = ("tpu_custom_call",)
-#: Files of this package that a compiled program names: no user's lines.
-NO_USERS = (TRACER, Path(__file__).name, "_child.py", "_compile.py")
 
 
 def profile_function(
@@ -94,11 +91,13 @@ def profile_function(
         raise ValueError("mesh: expected none without a target")
     with context_for(mesh_of((args, kwargs), mesh) if target is not None else None):
         program = traced(fn, args, kwargs)
-    written = _as_written(program, trips, strict)
-    if level == "jaxpr":
-        return written
-    made = None if target is None else compile_for(fn, *args, target=target, mesh=mesh, **kwargs)
-    return _as_compiled(written, program, made, trips.by_line())
+    found = _as_written(program, trips, strict)
+    if level == "compiled":
+        made = None if target is None else compile_for(fn, *args, target=target, mesh=mesh, **kwargs)
+        found = _as_compiled(found, program, made, trips.by_line())
+    # Work of a library's function that you profile itself has no line of yours.
+    entry = {UNKNOWN_LINE: getattr(fn, "__qualname__", type(fn).__name__)}
+    return dataclasses.replace(found, by_line=FrozenDict({entry.get(n, n): row for n, row in found.by_line.items()}))
 
 
 def _as_written(program: Any, trips: Trips, strict: bool) -> FunctionProfile:
@@ -171,10 +170,10 @@ def _as_compiled(
     """Return a profile by what a compiler made of the function, for a target or here; operations by its equations."""
     if made is None:
         text, peak_bytes, costs = _compiled_here(traced)
-        program = CompiledProgram(text, trips, NO_USERS)
+        program = CompiledProgram(text, trips)
     else:
         peak_bytes, costs = made.peak_bytes, made.costs
-        program = CompiledProgram(made.text, trips, NO_USERS, made.target.platform, made.devices)
+        program = CompiledProgram(made.text, trips, made.target.platform, made.devices)
     totals = program.totals
     sums = totals.sums()
     for what, counted in (("family", written.by_family), ("line", written.by_line)):

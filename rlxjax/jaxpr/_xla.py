@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Container, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 
 import numpy as np
 
@@ -44,7 +44,6 @@ class CompiledProgram:
         self,
         text: str,
         trips: Mapping[str, int],
-        no_users: Container[str] = (),
         platform: str = "cpu",
         devices: int = 1,
     ) -> None:
@@ -57,7 +56,7 @@ class CompiledProgram:
         self._trips, self._platform, self._devices = trips, platform, devices
         try:
             self._computations, name = computations(text)
-            self._lines = frame_lines(text, no_users)
+            self._lines = frame_lines(text)
             #: Launches and bytes by kind of instruction and by the user's line.
             self.totals = self._count(name)
             entry = self._computations[name]

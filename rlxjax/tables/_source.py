@@ -214,7 +214,11 @@ def ends_of_groups(part: Part) -> np.ndarray:
 
 
 def columns_of(
-    source: Source, fields: Mapping[str, Field], given: Mapping[str, str] | None, outputs: Sequence[str] = ()
+    source: Source,
+    fields: Mapping[str, Field],
+    given: Mapping[str, str] | None,
+    outputs: Sequence[str] = (),
+    keeps_fields: bool = False,
 ) -> tuple[dict[str, str], list[str], dict[str, Any]]:
     """Return the column of each field that has one, the columns that are carried along, and the types of path keys."""
     given, file = dict(given or {}), next(iter(source.files))
@@ -236,7 +240,7 @@ def columns_of(
         else:
             type_ = pa.string() if column in keys else source.schema.field(column).type
             _check_type(type_, field, f"{where}: {column}")
-    carried = [name for name in everything if name not in columns.values()]
+    carried = [name for name in everything if keeps_fields or name not in columns.values()]
     if taken := [name for name in carried if name in outputs]:
         raise ValueError(f"{where}: {taken[0]}: a column of this name is to be added; rename it, or ask for less")
     return columns, carried, {name: source.key_type(name) for name in keys} | types
