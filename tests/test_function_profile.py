@@ -16,6 +16,7 @@ from jax.experimental import sparse
 from jax.extend import source_info_util
 
 import rlxjax as rx
+from rlxjax.units import bytes_text
 
 
 def counted(function, *args, **options):
@@ -336,10 +337,14 @@ def test_callbacks_and_ordered_effects_are_sync_points():
 # --- What the profile says, and bad input --------------------------------------------------------
 
 
-def test_a_table_begins_with_the_coverage():
+def test_a_table_names_what_its_counts_assume_and_prints_bytes_as_people_read_them():
     profile = rx.profile_function(block, WEIGHTS, real(B, T, D))
     lines = str(profile).splitlines()
-    assert lines[0].startswith(f"covered by rules: 100 % of {profile.equations} equations, 100 % of ")
+    assert lines[1].startswith(f"{bytes_text(profile.io.device_traffic_bytes)} of memory traffic if nothing is fused, ")
+    assert lines[2].startswith(f"{profile.io.kernel_launches} launches if nothing is fused, ")
+    assert lines[4] == f"rules cover 100 % of {profile.equations} equations and 100 % of the traffic"
+    assert lines[6].startswith("if nothing is fused ")
+    assert "nothing is fused" not in str(rx.profile_function(jnp.sin, real(8), level="compiled"))
     assert len([line for line in lines if line.startswith("test_function_profile.py:")]) <= 10
     assert {*profile.by_family} <= {line.split("  ")[0] for line in lines}
 
