@@ -577,7 +577,7 @@ def test_the_command_does_the_same_and_its_status_says_whether_rows_were_rejecte
     assert_documented("evaluate", json.loads(good.stdout))
     evaluate(source, tmp_path / "same", GATE)
     assert read(out).equals(read(tmp_path / "same"))
-    assert "1 of them from an earlier run" in run(source, out, "--gate", "cuda", "--resume").stdout
+    assert "(1 from an earlier run)" in run(source, out, "--gate", "cuda", "--resume").stdout
     columns[FIELDS[0]][3] = -1
     bad = write(tmp_path / "b.parquet", columns)
     found = run(bad, tmp_path / "some", "--gate", "cuda", "--column", f"{FIELDS[1]}={FIELDS[1]}")
