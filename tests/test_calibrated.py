@@ -201,7 +201,7 @@ REFUSED = {
     ],
     "model: expected one of line, tiled, got 'other'": [lambda: CALIBRATION.predict_ns("host", 1, model="other")],
     "model: expected tiled, got 'line'": [lambda: TILES.predict_ns("tile", 1, model="line")],
-    "models: this calibration holds none that is known; see load_calibration(models=)": [
+    "models: this calibration holds no known model; see load_calibration(models=)": [
         lambda: two_models(models=[]).pick(1)
     ],
     **{
