@@ -181,7 +181,7 @@ class Question:
             return self.names[0]
         if self.calibration is None:
             return built_in_pick(self.names, self.sizes["batch"], self.call.params, self.model, self.call.platform)
-        return self._own(self.calibration.of(MODEL_NAME)).cheapest(self.names, **self.sizes)
+        return self._own(self.calibration.of(MODEL_NAME)).pick(candidates=self.names, **self.sizes)
 
     def _own(self, calibrated: "CalibratedModel") -> "CalibratedModel":
         """Return the latency model where a learned FFT runs with the work of the one that is given."""
