@@ -208,7 +208,7 @@ class WelchPeaksEvaluation:
     available: StrategyWeights | None = None
 
     def log_availability(self) -> StrategyLogWeights:
-        """Return the log-availability of each strategy in the smooth form. Rlx and learned have the log fuse probability."""
+        """Return the log-availability of each strategy in the smooth form: log fuse probability for rlx and learned."""
         fuse = jnp.asarray(self.log_fuse_probability)
         always = jnp.zeros_like(fuse)
         return jnp.where(jnp.asarray(self.available) > 0.5, jnp.stack([always, always, fuse, fuse], -1), -jnp.inf)
