@@ -1,4 +1,4 @@
-"""A user's function as JAX traces it: arrays and positional numbers are arguments, all else is closed over."""
+"""Trace a user's function: arrays and positional numbers are arguments, everything else is captured."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -7,14 +7,14 @@ from typing import Any
 
 import jax
 
-#: The file from which functions are traced: no user's line.
+#: The name of this file: a stack frame in this file is no line of the user's.
 TRACER = Path(__file__).name
 
 
 def jitted(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Return a jitted function, and the arguments to trace it with; one that is jitted already is called as it is."""
+    """Return a jitted function and the arguments to trace; a function that is jitted already stays as it is."""
     if isinstance(fn, jax.stages.Wrapped):
         return fn, args, kwargs
     leaves, tree = jax.tree.flatten((args, kwargs))
@@ -35,20 +35,20 @@ def jitted(
 
 @contextlib.contextmanager
 def refusals_in_one_line(fn: Callable[..., Any]) -> Iterator[None]:
-    """Say in one `ValueError` what a function raises while it is traced."""
+    """Turn an exception of a function that is being traced into a `ValueError` of one line."""
     try:
         yield
     except Exception as error:  # noqa: BLE001  (a user's function may raise anything)
         name = getattr(fn, "__name__", type(fn).__name__)
         reason = str(error).strip().partition("\n")[0]
         if "cuDNN not found" in reason:
-            reason += " JAX asks for a GPU that is there; take another implementation than cudnn"
+            reason += "; JAX needs a local GPU for cuDNN; use another implementation"
         raised = f"{name} raised {type(error).__name__}: {reason}"
         raise ValueError(f"fn: expected a function that JAX traces, but {raised}") from error
 
 
 def traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return a function as JAX traces it."""
+    """Return the traced function, as `jax.jit(fn).trace` does."""
     with refusals_in_one_line(fn):
         function, given, named = jitted(fn, args, kwargs)
         return function.trace(*given, **named)
