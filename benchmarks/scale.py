@@ -149,7 +149,7 @@ def model_table(found: dict[str, Any]) -> str:
         speed = found["rows"] / figures["seconds"] / 1e3
         rows.append([title, *(f"{value:,.0f}" for value in (*figures.values(), speed))])
     _, shown = ratios(runs, "model", "memory", "seconds")
-    title = f"{found['rows']:,} rows of the Welch model, pick with probability, take {shown} of the time in memory."
+    title = f"Picks with probability for {found['rows']:,} Welch rows: files take {shown} times the seconds of memory."
     return f"{title}\n\n{table(['', 's', 'CPU s', 'peak MB', 'thousand rows a s'], rows)}"
 
 
