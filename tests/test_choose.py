@@ -351,6 +351,7 @@ BAD_WAYS = (
     ({"a": 3}, "expected a function as 'a', got 3"),
     ({1: jnp.sin}, "expected names that are texts, got 1"),
     ({"a": jax.jit(lambda x: x @ x)}, "none of them runs: a: raised TypeError: dot_general"),
+    ({"a": jax.jit(lambda x, y: x)}, "none of them runs: a: <lambda> takes 2 arguments, got 1"),
 )
 BAD_THIRD = (
     (lambda x: x[0], "expected the same result of all, but that of 'c' is .*check=False"),

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlxjax._tracing import wrong_count
 from rlxjax._values import Handle, by_value, handle
 from rlxjax.calibration import CalibratedModel, Calibration, FunctionPrediction, FunctionTimes, predict_profiles
 from rlxjax.fit import SURE, Cell, Runs, Suite, as_lists, batch_shape, decision, estimate, size_text
@@ -87,9 +88,13 @@ def in_order(stages: Sequence[Callable[..., Any]], args: tuple[Any, ...]) -> lis
             result = jitted.eval_shape(*given)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's function may raise anything, and may exit)
             reason = str(error).strip().partition("\n")[0]
-            before = "these arguments" if number == 0 else f"what {found[-1].name} gives"
+            before = "these arguments" if number == 0 else f"the result of {found[-1].name}"
+            wrong = wrong_count(fn, given, {}) if isinstance(error, TypeError) else ""
+            said = f"{wrong} from {found[-1].name}" if wrong and number else wrong
             raise ValueError(
-                f"stages: expected {name} (number {number + 1}) to take {before}, but it raised "
+                f"stages: {said}"
+                if wrong
+                else f"stages: expected {name} (number {number + 1}) to take {before}, but it raised "
                 f"{type(error).__name__}: {reason}"
             ) from error
         found.append(Stage(name, jitted, given, result))
@@ -137,7 +142,7 @@ def work_of_functions(
         try:
             whole = in_order([given], args)[0]
         except ValueError as error:
-            said = str(error).partition("but it ")[2] or str(error)
+            said = str(error).partition("but it ")[2] or str(error).removeprefix("stages: ")
             ways.append(Way(name, content=digest("fails", name), fn=given, failed=said))
             parts.append(list)
             continue
