@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ import jax
 
 from ._values import counted
 
-#: The name of this file: a stack frame in this file is no line of the user's.
-TRACER = Path(__file__).name
+#: The folder of this package: a profile attributes no work to lines of these files.
+PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 
 def jitted(

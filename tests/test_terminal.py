@@ -22,7 +22,7 @@ def test_a_table_holds_every_character_of_its_cells_on_any_terminal():
         {"strategy": name, **{f"time {i} (ns)": 1e4 * (i + 1) for i in range(6)}}
         for name in ("fused", "host", "[red]block")
     ]
-    cells = [text for row in rows for text in (row["strategy"], *(f"{i + 1}0,000" for i in range(6)))]
+    cells = [text for row in rows for text in (row["strategy"], *(f"{i + 1}0 us" for i in range(6)))]
     for width in (40, 1000):
         shown = Console(file=io.StringIO(), width=width)
         print_rows(shown, "What each [red]takes", rows)
