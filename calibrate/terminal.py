@@ -123,7 +123,7 @@ def print_table(
 
 
 class Deadline:
-    """A point in time that a phase has to end by, and whether the user asked to stop."""
+    """The time by which a phase has to end, and whether the user interrupted it."""
 
     def __init__(self, at_s: float):
         self.at_s = at_s
@@ -134,15 +134,15 @@ class Deadline:
 
 
 class Progress:
-    """Shows on standard error which phase a command is in, how far it is, and how long the command still takes."""
+    """Shows on standard error the phase of a command, its progress, and the time that is left."""
 
     def __init__(self, console: Console | None = None, *, ends_s: float | None = None, is_quiet: bool = False):
         self._console = console or Console(stderr=True)
-        self._ends_s, self._is_quiet = ends_s, is_quiet  # the end in `time.perf_counter()`, as far as that is known
+        self._ends_s, self._is_quiet = ends_s, is_quiet  # the planned end of the command in `time.perf_counter()`
 
     @contextlib.contextmanager
     def waiting(self, name: str, total: float | None = None) -> Iterator[Callable[..., None]]:
-        """Show what is waited for, on a terminal; nothing stays of it. Yield what changes the bar."""
+        """Show a bar on a terminal while the block runs; yield the function that updates it."""
         if self._is_quiet or not self._console.is_terminal:
             yield lambda **_: None
             return
@@ -158,9 +158,12 @@ class Progress:
 
     @contextlib.contextmanager
     def phase(
-        self, name: str, deadline: Deadline | None = None, total: int | None = None
+        self, name: str, deadline: Deadline | None = None, total: int | None = None, what: str = "round"
     ) -> Iterator[Callable[[], None]]:
-        """Show a phase; yield what to call at each step. With a deadline, the bar shows time."""
+        """Show a phase; yield the function to call after each step. With a deadline, the bar shows time.
+
+        `what` names a step where no total is known.
+        """
         begun_s, steps = time.perf_counter(), 0
         span_s = None if deadline is None else max(deadline.left_s(), 0.1)
 
@@ -168,7 +171,7 @@ class Progress:
             nonlocal steps
             steps += 1
             done = steps if span_s is None else time.perf_counter() - begun_s
-            update(completed=done, steps=f"{steps}/{total}" if total else counted(steps, "round"))
+            update(completed=done, steps=f"{steps}/{total}" if total else counted(steps, what))
 
         with self.waiting(name, total if span_s is None else span_s) as update:
             yield advance
@@ -177,12 +180,12 @@ class Progress:
 
     @contextlib.contextmanager
     def counting(self, name: str, what: str) -> Iterator[Callable[[int, int], None]]:
-        """Show how many of something are done, and how fast; yield what to call with those done and those there are."""
+        """Show the count and rate of `what`; yield the function to call with the counts done and in all."""
         begun: tuple[float, int] | None = None
 
         def advance(done: int, total: int) -> None:
             nonlocal begun
-            begun = begun or (time.perf_counter(), done)  # what an earlier run did has no speed
+            begun = begun or (time.perf_counter(), done)  # an earlier run's share has no rate
             rate = (done - begun[1]) / max(time.perf_counter() - begun[0], 1e-3)
             update(completed=done, total=total, steps=f"{done:,} of {counted(total, what)}, {rate:,.0f} a second")
 
@@ -191,7 +194,7 @@ class Progress:
 
 
 class _TimeLeft(rich_progress.ProgressColumn):
-    """Seconds until the command ends, or until the phase does where that alone can be told."""
+    """Seconds until the planned end of the command, or of the phase where the command has none."""
 
     def __init__(self, ends_s: float | None):
         super().__init__()
@@ -199,4 +202,4 @@ class _TimeLeft(rich_progress.ProgressColumn):
 
     def render(self, task: rich_progress.Task) -> Text:
         left_s = task.time_remaining if self._ends_s is None else self._ends_s - time.perf_counter()
-        return Text("" if left_s is None else f"{max(left_s, 0.0):.0f} s left")
+        return Text("" if left_s is None else f"{left_s:.0f} s left" if left_s > 0.5 else "takes longer than planned")

@@ -258,12 +258,14 @@ def test_bad_input_and_no_calibration_are_one_sentence(here, tmp_path, monkeypat
         ("peak_price_ns_per_byte: expected a number of", [real(8)], {"peak_price_ns_per_byte": float("nan")}),
         ("peak_price_ns_per_byte: expected a number of", [real(8)], {"peak_price_ns_per_byte": float("inf")}),
         ("memory_bytes: expected a number of at least 0", [real(8)], {"memory_bytes": float("nan")}),
-        (r"stages: expected total \(number 2\) to take what square gives, but it raised", [real()], {}),
-        ("expected square .number 1. to take these arguments", [], {}),
+        (r"stages: expected total \(number 2\) to take the result of square, but it raised", [real()], {}),
+        ("stages: square takes 1 argument, got 0", [], {}),
         ("trip_counts", [real(8, 8)], {"trip_counts": [-1]}),
     ):
         with pytest.raises(ValueError, match=match):
             rx.advise([square, total], *args, calibration=here, **options)
+    with pytest.raises(ValueError, match="stages: look_up takes 2 arguments, got 1 from square"):
+        rx.advise([square, look_up], real(8), calibration=here)
     with pytest.raises(ValueError, match="stages: expected a function"):
         rx.advise([], calibration=here)
     monkeypatch.setenv("RLXJAX_HOME", str(tmp_path))

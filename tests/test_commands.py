@@ -167,12 +167,12 @@ def test_a_mistake_in_the_arguments_is_one_line_too(capsys, monkeypatch, tmp_pat
 def test_a_package_that_is_not_installed_is_one_line_and_status_2(capsys):
     @one_line_errors
     def command():
-        raise ImportError("pictures take matplotlib:\npip install 'rlxjax[plot]'")
+        raise ImportError("pictures take matplotlib:\npip install 'matplotlib>=3.9'")
 
     with pytest.raises(Exception) as ended:  # noqa: PT011  (of typer, whose exit has no common base)
         command()
     assert ended.value.exit_code == 2
-    assert capsys.readouterr().err == "error: pictures take matplotlib: pip install 'rlxjax[plot]'\n"
+    assert capsys.readouterr().err == "error: pictures take matplotlib: pip install 'matplotlib>=3.9'\n"
 
 
 def test_bad_input_is_one_line_and_status_2(file, monkeypatch):

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import rlxjax as rx
 from calibrate.cli import app
+from rlxjax.extras import install_command
 from rlxjax.fit import prior_posterior
 from rlxjax.models import FUNCTIONS
 from rlxjax.tables import GATE_COLUMNS, MODEL_COLUMNS, evaluate
@@ -148,7 +149,7 @@ KEYS = [
     (["k=1/a", "a"], "in", "in/a.parquet: expected a folder k=... in its path, as "),
     (["k=1/a", "b=1/a"], "in", "in/k=1/a.parquet: expected a folder b=... in its path, as "),
     ([f"{FIELDS[0]}=1/a"], "in", f"/a.parquet: {FIELDS[0]}: expected a column or a folder of the path, got both"),
-    (["score_ns=1/a"], "in", "score_ns: a column of this name is to be added"),
+    (["score_ns=1/a"], "in", "score_ns: the output adds a column of this name"),
 ]
 
 
@@ -421,7 +422,7 @@ def test_what_a_job_writes_is_not_its_input_whatever_names_it(tmp_path, monkeypa
         assert (first.rows, first.rejected) == (8, 2), source
         again = evaluate(source, sink, GATE, resume=True)
         assert (again.rows, again.rejected, again.resumed) == (8, 2, 2), source
-    with pytest.raises(ValueError, match="part-.*parquet: expected a file to read, got one that is written"):
+    with pytest.raises(ValueError, match="part-.*parquet: expected a file to read, got a file that the job writes"):
         evaluate(["in", *map(str, Path(sink).glob("*.parquet"))], sink, GATE, resume=True)
 
 
@@ -447,7 +448,7 @@ def test_an_input_that_changes_between_stop_and_resume_or_while_it_is_read_is_fo
     def change(done, total):
         source.write_bytes(good)
 
-    with pytest.raises(ValueError, match="a.parquet: has changed since the job began; begin again with another folder"):
+    with pytest.raises(ValueError, match="a.parquet: the file changed after the job began; start again"):
         evaluate(source, tmp_path / "changing", GATE, rows_per_batch=500, advance=change)
     assert not [*(tmp_path / "changing").iterdir()]
 
@@ -491,9 +492,9 @@ WRONG = {
     "views in lists": (
         pairs(2) | {"a": pa.array([["a"], None], pa.list_(pa.string_view()))},
         None,
-        r"a.parquet: a: list<\w+: string_view> cannot be carried along \(",
+        r"a.parquet: a: pyarrow cannot write list<\w+: string_view> \(",
     ),
-    "taken": (pairs(1000) | {"score_ns": [0] * 1000}, None, "score_ns: a column of this name is to be added"),
+    "taken": (pairs(1000) | {"score_ns": [0] * 1000}, None, "score_ns: the output adds a column of this name"),
     "no rows": ({name: column[:0] for name, column in pairs(1).items()}, None, "expected rows, got none"),
     "empty": (pairs(1000), lambda path: path.write_bytes(b""), "cannot be read as Parquet"),
     "no Parquet": (pairs(1000), lambda path: path.write_text("a,b\n1,2\n"), "cannot be read as Parquet"),
@@ -524,27 +525,27 @@ def test_places_and_arguments_that_cannot_be_are_one_line(tmp_path):
         ({"source": tmp_path / "none.parquet"}, "none.parquet: no such file"),
         ({"source": tmp_path / "*.parquet"}, "expected Parquet files, found none"),
         ({"source": tmp_path / "empty"}, "expected Parquet files, found none"),
-        ({"source": [source, source]}, "names a file twice"),
+        ({"source": [source, source]}, "expected each file once"),
         ({"source": [source, other]}, "more: expected no such column, got int64"),
         ({"sink": source}, "expected a folder, or none, got a file"),
         (
             {"source": tmp_path / "in", "sink": tmp_path / "in"},
-            "expected Parquet files, found none but those that are written",
+            "expected Parquet files, found none except those that the job writes",
         ),
-        ({"sink": tmp_path / "in"}, "in/a.parquet: expected a file to read, got one that is written"),
+        ({"sink": tmp_path / "in"}, "in/a.parquet: expected a file to read, got a file that the job writes"),
         ({"sink": other.parent}, "expected a new or empty folder"),
         ({"what": "cuda"}, "what: expected an IoFusionGate or a CalibratedModel, got str"),
         (
             {"want": ["price"]},
             "want: expected some of score_ns, should_fuse, fuse_probability, fuse_log_odds, got 'price'",
         ),
-        ({"want": ["fuse_probability"]}, "temperature_ns: expected one"),
+        ({"want": ["fuse_probability"]}, "temperature_ns: expected a temperature"),
         ({"temperature_ns": -1.0}, "temperature_ns: expected a positive"),
         ({"strategy": "tile"}, "a gate has no strategies"),
         ({"columns": {"launches": "a"}}, "columns: expected fields among"),
         ({"rows_per_batch": 0}, "rows_per_batch: expected an integer of at least 1"),
         ({"what": TILES, "strategy": "tyle"}, "strategy: expected one of loop, tile, got 'tyle'"),
-        ({"what": TILES, "temperature_ns": 1.0}, "a calibrated model knows its own doubt"),
+        ({"what": TILES, "temperature_ns": 1.0}, "a calibrated model has its own uncertainty"),
     ):
         with pytest.raises(ValueError, match=said) as refused:
             evaluate(**good | wrong)
@@ -602,7 +603,7 @@ def test_ray_that_is_not_installed_and_engines_that_are_none_are_one_line(tmp_pa
     source = write(tmp_path / "pairs.parquet", pairs(10))
     monkeypatch.setitem(sys.modules, "ray", None)
     refused = CliRunner().invoke(app, ["evaluate", str(source), str(tmp_path / "out"), "--gate=cuda", "--engine=ray"])
-    said = "ray is not installed; get it with `pip install 'rlxjax[scale]'`"
+    said = f"ray is not installed; get it with `{install_command('scale')}`"
     assert (refused.exit_code, refused.stderr) == (2, f"error: {said}\n")
     with pytest.raises(ValueError, match="engine: expected local or ray, got 'spark'"):
         evaluate(source, tmp_path / "out", GATE, engine="spark")

@@ -14,8 +14,9 @@ from matplotlib import pyplot, style
 from matplotlib.axes import Axes
 
 import rlxjax
-from calibrate.terminal import Row, heading_text, headings_of, plain, shown
 from rlxjax import plot
+
+from ..terminal import Row, heading_text, headings_of, plain, shown
 
 #: Text is text, and not markup of its own. A picture is as wide as a phone, and black on white in any theme.
 STYLE: dict[str, Any] = {
@@ -57,7 +58,7 @@ class Section(NamedTuple):
 def page(title: str, subtitle: str, sections: Sequence[Section], command: str) -> str:
     """Return a whole HTML file of sections in their order, with the command that makes it at its foot."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("calibrate.report", "."),
+        loader=jinja2.PackageLoader(__package__ or "", "."),
         autoescape=True,
         finalize=_finalized,
         trim_blocks=True,
