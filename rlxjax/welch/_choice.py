@@ -21,6 +21,7 @@ from rlxjax._checks import is_symbolic, is_traced
 from rlxjax._schedule import RUNNER_VERSION
 from rlxjax._values import FrozenDict, handle
 from rlxjax.gate import Device, backend_coefficients, jax_device, normalised
+from rlxjax.units import bytes_text
 
 from ._device_programs import default_fused_selection
 from ._launch import MOST_CALLS, program_of, rows_of_a_device, whole_program
@@ -290,7 +291,7 @@ def _check_peaks_fit(shape: tuple[Any, ...]) -> None:
     if is_symbolic(n_bytes) or n_bytes < LEAST_CHECKED_BYTES:
         return
     if hasattr(os, "sysconf") and n_bytes > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
-        raise MemoryError(f"peaks of shape {shape} take {n_bytes:,} bytes, more than this machine has")
+        raise MemoryError(f"peaks of shape {shape} take {bytes_text(n_bytes)}, more than this machine has")
     np.empty((COPIES_OF_PEAKS, *shape), np.float32)
 
 
