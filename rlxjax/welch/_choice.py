@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 #: The name of this workload among a calibration's models, and the word for built-in coefficients.
 MODEL_NAME, REFERENCE = "welch", "reference"
-#: The runs that each name of the reference, and "auto", allows; ties go to the earlier name.
+#: The allowed names in `RUNS`, by a name of the reference or "auto"; ties go to the earlier name.
 CANDIDATES: Mapping[str, tuple[str, ...]] = FrozenDict(
     {
         ReferenceStrategy.ULTRA: ("host",),
