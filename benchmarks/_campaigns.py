@@ -1,4 +1,4 @@
-"""Samples of Welch peaks, as the calibrate job keeps and takes them: the one place of the benchmarks that knows how."""
+"""Samples of Welch peaks in the format of the calibrate job: read, write and predict."""
 
 import contextlib
 import functools

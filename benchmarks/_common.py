@@ -1,4 +1,4 @@
-"""What the benchmarks share: options, rounds of visits in random order, tables, and the JSON of a run."""
+"""Shared code of the benchmarks: options, rounds of visits in random order, tables, and the JSON of a run."""
 
 import argparse
 import datetime

@@ -1,7 +1,7 @@
-"""Programs drawn from a grammar: a few lines of JAX each, over all operations that latency models know.
+"""Draw programs from a grammar: a few lines of JAX each, over all operations that latency models know.
 
-A program is its source, `v2 = jnp.exp(v0)` and the like, and what its arguments are. Both are data, so that whoever has
-them can run and count the program again, whatever became of the grammar.
+A program is its source, such as `v2 = jnp.exp(v0)`, and the description of its arguments. Both are data, so programs
+can run again and be counted again after the grammar has changed.
 """
 
 import math

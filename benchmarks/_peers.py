@@ -1,9 +1,9 @@
-"""Who takes part in `benchmarks.welch_peers`: this library, the naive form, and every peer that is installed.
+"""The contenders of `benchmarks.welch_peers`: this library, the naive form, and every installed peer.
 
-A run goes from samples to finished peaks (bins and powers) and returns when they are there. On a CPU the samples are a
-NumPy array, and so are the peaks; `fused-jax` and `naive-jax` take and give JAX arrays. Where JAX runs on another
-device, the samples are on it before the clock starts for ours (but for `host`), naive, jax.scipy, torch and cupy alike,
-and the peaks stay there; the other peers work on the host from NumPy arrays as ever.
+A run takes samples and returns finished peaks (bins and powers). On a CPU, samples and peaks are NumPy arrays;
+`fused-jax` and `naive-jax` take and return JAX arrays. On another device, the samples are on the device before the
+clock starts, and the peaks stay there, for our paths (except `host`), naive, jax.scipy, torch and cupy. The other peers
+work on the host with NumPy arrays.
 """
 
 import functools

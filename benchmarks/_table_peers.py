@@ -1,6 +1,6 @@
-"""Who evaluates files of rows, each in a process of its own: `python -m benchmarks._table_peers PEER SINK FILE...`.
+"""Evaluate files of rows, each peer in its own process: `python -m benchmarks._table_peers PEER SINK FILE...`.
 
-It prints the seconds of the work without those of starting, as JSON. Polars and DuckDB import no JAX.
+The process prints the seconds of the work, without startup, as JSON. Polars and DuckDB import no JAX.
 """
 
 import json

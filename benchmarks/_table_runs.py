@@ -1,4 +1,4 @@
-"""Files of rows from a seed, and processes that evaluate them."""
+"""Make files of rows from a seed, and run the processes that evaluate them."""
 
 import contextlib
 import json

@@ -1,10 +1,10 @@
-"""What a calibration is worth, from the samples of campaigns: errors, decisions, probabilities, intervals.
+"""Judge calibrations by the samples of campaigns: errors, decisions, probabilities, intervals.
 
     python -m benchmarks.calibration_evidence SAMPLES [SAMPLES ...] [--json FILE] [--markdown FILE]
 
-Each campaign is fitted without the held-out workloads and judged on them; beside it, simpler predictions of
-the same timings. The tables have a column for each campaign; `--markdown` puts them between the two comments of a page
-that mark their place.
+Each campaign is fitted without the held-out workloads and judged on these workloads. Simpler predictions of the same
+timings are judged too. The tables have a column for each campaign. `--markdown` writes them between the two comments of
+a page that mark their place.
 """
 
 from collections.abc import Mapping, Sequence

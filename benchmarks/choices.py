@@ -1,11 +1,11 @@
-"""What choices lose, made by the model alone, by measuring where it is not sure, and by measuring all.
+"""Measure the regret of choices: by the model alone, by measuring when the model is unsure, by measuring always.
 
     python -m benchmarks.choices CALIBRATION [--sizes 150] [--seed 45] [--judge-s 1.2] [--json FILE]
 
-Workloads of Welch peaks are drawn at random, in no grid: neither their rows, nor their segments, nor their peaks are
-those of the calibrate job. Each way to choose is a process of its own with an empty memory, `undecided` twice; then all
-variants are timed by turns, in two passes over all workloads, which judge. The regret of a choice is by how much it is
-slower than the fastest variant. The noise of a judgement is the difference between the regrets of its two passes.
+Workloads of Welch peaks are drawn at random, with rows, segments and peaks that the calibrate job does not time. Each
+strategy of choosing runs in its own process with an empty memory; `undecided` runs twice. Then all variants are timed
+in random order, in two passes over all workloads, and these times judge. The regret of a choice is its slowdown against
+the fastest variant. The noise is the difference between the regrets of the two passes.
 """
 
 import functools

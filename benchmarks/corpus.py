@@ -1,11 +1,11 @@
-"""Time programs that a grammar draws, in two halves of a campaign: a model of any function is judged on these.
+"""Time programs that a grammar draws, in two halves of a campaign, to judge models of any function.
 
     python -m benchmarks.corpus --machine-minutes 40 --out FILE.jsonl [--programs 3000] [--resume] [--single]
 
-The first run draws and times programs until half of the minutes are spent. A run with `--resume` goes on with what the
-file lacks: first with the first half, if it was interrupted, else with the second one. Let hours pass between them: how
-far the halves differ is the noise of a time. The file may be compressed with gzip once both are done. With `--single`
-each program has one operation, in a usual shape, of numbers of 32 bits at most.
+The first run draws and times programs until half of the minutes are spent. A run with `--resume` continues: first the
+first half, if it was interrupted, then the second half. Let hours pass between the halves, because their difference is
+the noise of a time. You may compress the file with gzip after both halves. With `--single`, each program has one
+operation, a usual shape and numbers of at most 32 bits.
 """
 
 import dataclasses

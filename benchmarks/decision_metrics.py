@@ -1,7 +1,7 @@
-"""What predictions are worth for decisions: error, regret, ordering, probabilities, intervals.
+"""Judge predictions as decisions: error, regret, ordering, probabilities, intervals.
 
-Tables are `[workloads, alternatives]`, the strategies of the same result of each workload in the order of
-`SAME_RESULT`, NaN where one was not timed.
+Tables are `[workloads, alternatives]`. The alternatives are the strategies with the same result, in the order of
+`SAME_RESULT`. An alternative without timings is NaN.
 """
 
 import itertools

@@ -1,12 +1,12 @@
-"""What the calibrate command gives at its default budget, on a cold cache, run after run, by independent timings.
+"""Judge the calibrate command at its default budget, on a cold cache, run after run, by independent timings.
 
     python -m benchmarks.default_runs FOLDER [--runs 10] [--truth-s 25] [--workloads 70] [--arguments "--only welch"]
     python -m benchmarks.default_runs FOLDER --judge [--json FILE]
 
-Each run is a process of its own with an empty RLXJAX_HOME. Between the runs, this process times workloads that are
-in no grid, by the job's own protocol: batches, segment lengths and numbers of peaks drawn at random, powers of two or
-not. FOLDER keeps the calibrations, what the command printed, and the samples of the independent timings; `--judge`
-reads them, of as many runs as there are.
+Each run is its own process with an empty RLXJAX_HOME. Between the runs, this process times workloads outside every grid
+with the job's protocol: random batches, segment lengths and numbers of peaks, powers of two or not. FOLDER keeps the
+calibrations, the command's output and the samples of the independent timings. `--judge` reads the finished runs in
+FOLDER.
 """
 
 import os

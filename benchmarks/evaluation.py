@@ -1,10 +1,10 @@
-"""Whole tables against a copy of the same bytes, and gradients against values, interleaved in one process.
+"""Compare whole tables with a copy of the same bytes, and gradients with values, interleaved in one process.
 
 python -m benchmarks.evaluation [--rows 4000000] [--rounds 15] [--dtypes float32 float64] [--json FILE]
 
-The copy is a jitted program that reads as many arrays and writes as many of the same types; a share is the
-copy's time over the table's. A ratio is the time of a loss with its gradient over that of the loss alone. In
-chunks, the gradient is `jax.lax.map` of the same loss over parts of the rows. Times are the rounds' smallest.
+The copy is a jitted program that reads and writes as many arrays of the same types. A share is the copy's time over the
+table's time. A ratio is the time of a loss with its gradient over the time of the loss. In chunks, the gradient is
+`jax.lax.map` of the same loss over parts of the rows. Times are the smallest of all rounds.
 """
 
 import functools

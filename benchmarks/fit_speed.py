@@ -1,9 +1,9 @@
-"""The time of a fit, with compilation and then again: of a posterior of many timings, and of the terms of many devices.
+"""Time fits with compilation and again without: the posterior of many timings, and the terms of many devices.
 
     python -m benchmarks.fit_speed [--x64] [--samples N] [--devices N] [--repeats N] [--json FILE]
 
-Simulated timings of runs from the Welch model's grid, 5 % noisy, of machines whose coefficients are each a factor
-of about 2 from its prior's medians.
+The timings are simulated, with 5 % noise, for runs of the Welch model's grid. The coefficients of the machines differ
+from the prior's medians by a factor of about 2.
 """
 
 import time

@@ -1,11 +1,11 @@
-"""A fleet calibrated by one command: seconds, memory, and how often the truth lies in the intervals of 90 %.
+"""Calibrate a fleet by one command: seconds, memory, and the share of true values in the 90 % intervals.
 
     python -m benchmarks.fleet [--devices N] [--timings N] [--files N] [--seed N] [--noise SD] [--json FILE]
 
-Each device's coefficients are drawn from the prior of the model of Welch peaks, the weights of its correction from
-theirs. It has that many timings, workloads drawn from the grid of the suite, with noise. Judged are workloads of the
-grid that were not among them: the time without noise against the interval of what the fit knows, a further noisy
-timing against `interval_ns`; and the coefficients. Memory is that of the command and its processes together.
+The priors of the Welch model give each device's coefficients and correction weights. Each device has `--timings` noisy
+timings of workloads from the suite's grid. All other workloads of the grid judge the fit: the time without noise
+against the fit's interval, and a new noisy timing against `interval_ns`. The coefficients are judged too. The memory is
+the sum over the command and its processes.
 """
 
 import operator

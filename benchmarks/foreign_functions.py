@@ -1,8 +1,8 @@
-"""What the rules of `rlxjax.profile_function` cover of functions that nobody here wrote; nothing is run or timed.
+"""Measure which functions of other authors the rules of `rlxjax.profile_function` cover, without running them.
 
     python -m benchmarks.foreign_functions [--which functions] [--json FILE]
 
-`pip install 'rlxjax[foreign]'` installs the libraries. The exit status is 1 if rules do not cover a function.
+`pip install '.[foreign]'` installs the libraries. The exit status is 1 if rules do not cover a function.
 """
 
 import json

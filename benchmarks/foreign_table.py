@@ -1,6 +1,6 @@
-"""Functions that nobody here wrote, with arguments to run them on: a call of a library, or a tutorial's few lines.
+"""Functions of other authors with arguments to run them on: a call of a library, or a few lines of a tutorial.
 
-Rules and fits may be looked at beside `FUNCTIONS`; `SPARE` is kept to judge what was never looked at.
+Use `FUNCTIONS` while you change rules and fits. Keep `SPARE` unseen, as the held-out set.
 """
 
 import functools

@@ -1,17 +1,16 @@
-"""What the model of GPU kernels is worth: errors on unseen kinds and sizes, on another card, on pairs of stages.
+"""Judge the model of GPU kernels: errors on unseen kinds and sizes, on another card, and on pairs of stages.
 
     python -m benchmarks.gpu_kernels [--card FOLDER] [--target NAME] [--other SAMPLES] [--page] [--json FILE]
 
-Both models are fitted to the same samples of one card: that of its kernels to what was compiled of each function, that
-of functions to what their equations say. The errors are those of cells that a fit never saw. For the model of kernels,
-each kind of function is also left out of a fit with all its sizes, and the largest size of every kind. The fit then
-predicts the other card's samples, with the facts of that one's data sheet; the sizes of larger.json, which no fit
-saw; and which form of a pair of stages is faster. The other card's programs are taken to be those of the first, which
-is of its architecture.
+Two models are fitted to the same samples of one card: the kernels model to the compiled programs, the functions model
+to the jaxprs. Errors are on held-out cells. For the kernels model, further fits leave out each kind of function with
+all sizes, and the largest size of every kind. The fit then predicts three more sets: the other card's samples, with
+that card's data sheet; the sizes of larger.json, which no fit saw; and the faster form of each pair of stages. The
+other card has the same architecture, so its programs count as the first card's programs.
 
-`kept` judges answers for the targets h100 and h200, as the package ships them: the errors, and the share of timings
-inside the 90 % interval, for the suite in two sessions, larger sizes, pairs of stages, facts, and all. `--kept` does no
-more.
+`kept` judges the shipped answers for the targets h100 and h200: the errors, and the share of timings inside the 90 %
+interval, for the suite in two sessions, larger sizes, pairs of stages, facts, and all together. `--kept` prints only
+this.
 """
 
 import gzip

@@ -1,10 +1,10 @@
-"""Train learned FFTs and set them beside the exact path: recall of unseen peaks, XLA's FLOP, time of a call.
+"""Train learned FFTs and compare them with the exact path: recall of unseen peaks, XLA's FLOP, time of a call.
 
     python -m benchmarks.learned_fft [--quick] [--n-fft 256 1024] [--out FOLDER]
 
-writes `learned-fft.json` and one model file a model. Times are ratios to the exact fused path within one run: every
-round runs all programs of one n_fft, in a random order, and the minimum over the rounds counts. The exit status is 1 if
-a model of 256 samples or more with a quarter of the gates finds less than twice what as many find by magnitude.
+The benchmark writes `learned-fft.json` and one file per model. Times are ratios to the exact fused path within one run.
+Every round runs all programs of one n_fft in random order, and the minimum over the rounds counts. The exit status is 1
+if a model with a quarter of the gates, for 256 samples or more, has less than twice the recall of gates by magnitude.
 """
 
 import argparse

@@ -1,13 +1,13 @@
-"""Learn the weights that machines share from the timings of corpora, and judge them on programs that a fit never saw.
+"""Learn the weights that machines share from timed corpora, and judge them on held-out programs.
 
     python -m benchmarks.learned_weights CORPUS [CORPUS ...] [--functions SAMPLES ...] [--write] [--steps 250]
         [--json FILE]
 
-CORPUS is a file of `benchmarks.corpus`; files of equal fingerprints are of one machine. SAMPLES are of `rlxjax
-calibrate`: the cells that are not held out count. Programs of some templates, about one in ten, are held out by kind:
-the first fit does not see them. Errors are without the pace of each batch. First halves are learned from; the noise is
-how far the second ones are from them. `--write` then learns from all programs and writes the file in the package: the
-same files give the same weights.
+CORPUS is a file of `benchmarks.corpus`; files with equal fingerprints come from one machine. SAMPLES come from `rlxjax
+calibrate`; only cells that are not held out are used. The first fit leaves out the programs of some templates, about
+one in ten. Errors are without the pace of each batch. The first halves are for learning, and the noise is the
+difference to the second halves. `--write` then learns from all programs and writes the file in the package. The same
+files give the same weights.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""What one call takes in a warm process, each with sizes that were not asked for before, so that no cache answers.
+"""Time single calls in a warm process, each with new sizes, so that no cache answers.
 
 PYTHONPATH=CHECKOUT python benchmarks/one_call.py [--calls 200]
 
-Run it by turns with the PYTHONPATH of two checkouts to compare them.
+To compare two checkouts, alternate runs with the PYTHONPATH of each.
 """
 
 import argparse

@@ -1,10 +1,9 @@
-"""The pictures of a page, drawn by the page's own code.
+"""Draw the pictures of a page with the page's own code.
 
 python -m benchmarks.pictures [PAGE]
 
-Each block of Python is run; where an image follows, the figure of its `ax` is saved as that image. The calibration
-is that of the notebooks, and `timings` are those of the campaign that it was fitted to. Run from the root of the
-repository.
+Each block of Python runs. If an image follows the block, the figure of its `ax` is saved as that image. The notebooks'
+calibration is used, and `timings` are the timings of its campaign. Run this in the root of the repository.
 """
 
 import argparse

@@ -1,14 +1,14 @@
-"""What several machines say of another one: makes the prior that is shipped, and judges it with each machine left out.
+"""Make the shipped prior from several machines, and judge the prior with each machine left out.
 
     python -m benchmarks.population_prior [SAMPLES ...] [--functions FILE ...] [--programs FILE]
         [--platform gpu] [--write] [--json FILE]
 
-SAMPLES are campaigns of Welch peaks, one a machine; `--functions` names samples of functions, and `--programs` the
-texts of these as a GPU's compiler made them, to which the model of GPU kernels is fitted, with the data sheet of each
-card. Each campaign is fitted by itself, from the model's own wide prior. The fits are pooled by `transferred_prior`.
-Judging pools all but one and predicts that one's campaign without any of its timings; the last column adds twenty of
-its workloads, chosen by the job's design, over a fit of all that it sees. `--write` writes the file in the package;
-models without samples keep their sections.
+SAMPLES are campaigns of Welch peaks, one per machine. `--functions` names samples of functions. `--programs` names the
+compiled GPU programs of these functions; the model of GPU kernels is fitted to them with each card's data sheet. Each
+campaign has its own fit from the model's wide prior, and `transferred_prior` pools the fits. To judge, all other
+machines predict each campaign without its timings. The last column adds twenty of the campaign's workloads, chosen by
+the job's design, and compares with a fit of all its workloads. `--write` writes the file in the package; models without
+samples keep their sections.
 """
 
 import gzip

@@ -1,4 +1,4 @@
-"""The latency model of a batched FFT against published latencies: each cell predicted from all others of its path.
+"""Compare the latency model of a batched FFT with published latencies: all other cells of a path predict each cell.
 
     python -m benchmarks.published_latency [FILE.csv] [--json FILE]
 

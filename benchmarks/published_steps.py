@@ -1,14 +1,14 @@
-"""Times that others published, of TPUs and GPUs, beside what `predict_for_target` says of the same programs.
+"""Compare published times of TPUs and GPUs with the predictions of `predict_for_target` for the same programs.
 
     python -m benchmarks.published_steps [--only WORD] [--kind product|copy|attention|collective|step] [--json FILE]
 
-`docs/evidence/published-steps.json` lists products, copies, attention, collectives and training steps: source, shapes,
-devices, and how a published figure becomes a time. Each program is written in JAX here and compiled for the devices,
-which need not be there. A figure of calls that are waited for is compared with `time_ns`, all others with
-`pipelined_ns`. A large step compiles in minutes; results are kept in the cache.
+`docs/evidence/published-steps.json` lists products, copies, attention, collectives and training steps with source,
+shapes, devices, and the conversion from a published figure to a time. This file has each program in JAX and compiles
+the program for the devices, which need not be there. Figures of calls that are waited for are compared with `time_ns`,
+all others with `pipelined_ns`. A large step compiles in minutes, and the cache keeps the results.
 
-A training step is one transformer for all models: a scan over layers, which keep what the source says, Adam, bfloat16
-products. On a TPU "flash" attention is JAX's splash kernel. On a GPU plain attention stands for a library's kernel.
+All training steps use one transformer: a scan over layers that keep the tensors named in the source, Adam, bfloat16
+products. "flash" attention is JAX's splash kernel on a TPU. On a GPU, plain attention replaces a library's kernel.
 """
 
 import functools

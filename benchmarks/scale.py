@@ -1,10 +1,10 @@
-"""Files of rows, larger than memory: what `rlxjax evaluate` costs beside Polars and DuckDB.
+"""Compare `rlxjax evaluate` with Polars and DuckDB on files of rows larger than memory.
 
     python -m benchmarks.scale [--rows 100000000] [--model-rows 20000000] [--rounds 3] [--model-rounds 1]
         [--only gate model small] [--data FOLDER] [--page docs/scale.md] [--json FILE]
 
-Every evaluation is a process of its own; the peers take turns, in another order each time. Needs polars, duckdb and the
-extra `scale`. The exit status is 1 where something falls short.
+Every evaluation is its own process, and the order of the peers changes from round to round. The benchmark needs polars,
+duckdb and the extra `scale`. The exit status is 1 if a result is worse than its limit.
 """
 
 import os

@@ -1,11 +1,11 @@
-"""Stages apart or as one program: how often `choose` is right, on pairs that no rule was made by.
+"""Measure how often `choose` is right about running stages apart or together, on pairs that no rule has seen.
 
     python -m benchmarks.stage_choices CALIBRATION [--measure undecided] [--judge-s 1.2] [--json FILE]
 
-The pairs are the judging half of `benchmarks.stage_pairs`, and those below. A process with an empty memory chooses for
-one pair after the other; then the two forms of each pair are timed by turns, in two passes over all pairs, which judge.
-A choice is right if its form is the faster one. Pairs whose forms are within 5 % of each other have no right answer
-worth having. The noise of a judgement is the difference between its two passes.
+The pairs are the judging half of `benchmarks.stage_pairs` and the pairs below. A process with an empty memory chooses
+for one pair after the other. Then the two forms of each pair are timed in random order, in two passes over all pairs,
+and these times judge. A choice is right if its form is faster. Pairs with forms within 5 % have no right answer. The
+noise is the difference between the two passes.
 """
 
 import functools

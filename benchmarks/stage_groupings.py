@@ -1,9 +1,9 @@
-"""Every grouping of four jitted stages, predicted and measured, where the best is neither one program nor four.
+"""Predict and measure every grouping of four jitted stages whose best grouping is neither one program nor four.
 
     python -m benchmarks.stage_groupings CALIBRATION [--budget 30] [--json FILE]
 
-In each case some stages save bytes as one program, and others would compute again what a stage before them keeps.
-Each round times all groupings in a random order. The noise is that between the lower quartiles of odd and even rounds.
+In each case, some stages save bytes as one program, and other stages would recompute a result that an earlier stage
+keeps. Each round times all groupings in random order. The noise compares the lower quartiles of odd and even rounds.
 """
 
 import functools

@@ -1,11 +1,10 @@
-"""Stages of JAX code jitted apart against together: a table of them, and what they take on this machine.
+"""Compare stages of JAX code that are jitted apart and together: a table of pairs and their times on this machine.
 
     python -m benchmarks.stage_pairs [--budget 80] [--half tune|judge] [--only REGEX] [--json FILE] [--merge FILES]
 
-Apart, each stage is a `jax.jit` of its own and its results stay on the device; together, one `jax.jit` runs the
-composition. A round visits all forms of all pairs in random order. The time of a form is the lower quartile over the
-rounds. `--merge` times nothing: it takes the medians of the files of several runs, which differ by more than the rounds
-of one.
+Apart, each stage is its own `jax.jit`, and results stay on the device. Together, one `jax.jit` runs the composition. A
+round visits all forms of all pairs in random order. The time of a form is the lower quartile over the rounds. `--merge`
+times nothing and takes the medians of several runs' files, because runs differ by more than rounds of one run.
 """
 
 import functools

@@ -1,9 +1,9 @@
-"""What starting costs: the import, and the first call of some public functions.
+"""Time startup: the import, and the first call of some public functions.
 
     python -m benchmarks.startup [--repeats 3] [--json FILE]
 
-The first call is one after JAX forgot all that it compiled; what XLA takes of it is its compiling, without tracing.
-The exit status is 1 if a call with new values compiled something.
+Before a first call, JAX forgets all compiled programs. XLA's part of the call is its compilation, without tracing. The
+exit status is 1 if a call with new values compiled something.
 """
 
 import os

@@ -1,21 +1,21 @@
-"""Programs compiled for a device that is not there, beside what their jaxprs say.
+"""Compare programs compiled for an absent device with their jaxprs.
 
     python -m benchmarks.target functions --target tpu-v5e|h100 [--which both] [--json FILE]
     python -m benchmarks.target pairs --target h100 [--half tune|judge] [--truth FILE] [--json FILE]
     python -m benchmarks.target programs --target h100 [--rows 8192 131072] [--json FILE]
 
-`pip install 'rlxjax[tpu-compiler]'` or `'rlxjax[cuda-compiler]'` installs a compiler, `'rlxjax[foreign]'` libraries.
+`pip install '.[tpu-compiler]'` or `'.[cuda-compiler]'` installs a compiler, `'.[foreign]'` the libraries.
 
-`functions`: ordinary functions, kernels, bytes, memory and cycles. The suite gives one size of each kind. The exit
-status is 1 if a loop of known length is not counted by its turns.
+`functions`: kernels, bytes, memory and cycles of ordinary functions, and of one size of each kind in the suite. The
+exit status is 1 if a loop of known length is not counted by its trip count.
 
-`pairs`: pairs of stages, the verdict by the compiled program and by the jaxpr. The jaxpr's verdict divides fused bytes
-by the bandwidth of the data sheet and adds a launch for each kernel (on a TPU for each program); it decides from a
-ratio of 0.95 on, the compiled program's verdict from a probability of 90 % on. Where the verdicts differ, the form with
-less kernels, bytes and cycles says who is right. `--truth` is a file of pairs that were timed on such a device.
+`pairs`: verdicts for pairs of stages by the compiled program and by the jaxpr. The jaxpr's verdict divides fused bytes
+by the data sheet's bandwidth and adds a launch for each kernel (on a TPU for each program). The jaxpr decides if the
+ratio is at most 0.95, the compiled program if the probability is at least 90 %. If the verdicts differ, the form with
+fewer kernels, bytes and cycles is right. `--truth` is a file of timed pairs from such a device.
 
-`programs`: this package's own programs. Useful bytes are a signal read once and peaks written once, or the columns of a
-table. A TPU's compiler gives no cycles of a sort or of our kernel, so totals with one are marked ">".
+`programs`: programs of this package. Useful bytes are a signal read once and peaks written once, or the columns of a
+table. A TPU's compiler gives no cycles for a sort or for our kernel; totals with such a part are marked ">".
 """
 
 import functools

@@ -1,11 +1,10 @@
-"""How often `validate` alarms without need, and how often it sees a machine that has changed, by replayed samples.
+"""Measure how often `validate` alarms on an unchanged machine and on a changed machine, by replayed samples.
 
     python -m benchmarks.validation_power FOLDER [--slowed-s 120] [--json FILE]
 
-FOLDER is that of `benchmarks.default_runs`: its calibrations are validated again and again, each time by a few rounds
-of six of the independent workloads, drawn at random. `--slowed-s` first takes samples of the same workloads while
-another process keeps a processor busy. Besides, the replayed times are made 15 % longer: all of them, or those of one
-strategy.
+FOLDER comes from `benchmarks.default_runs`. Its calibrations are validated many times, each time by a few rounds of six
+random independent workloads. `--slowed-s` first takes samples of the same workloads while another process keeps a
+processor busy. A further replay makes times 15 % longer: all times, or the times of one strategy.
 """
 
 from collections.abc import Sequence

@@ -1,11 +1,11 @@
-"""Welch peaks by this library, by the naive form and by every peer that is installed, and the ratios of their times.
+"""Compare Welch peaks by this library, by the naive form and by every installed peer.
 
     python -m benchmarks.welch_peers [--n-fft 256 1024] [--batch 1 1024] [--k 16] [--segments 2]
         [--contender fused naive ...] [--budget 5] [--json FILE]
 
-`pip install 'rlxjax[bench]'` brings three peers. Every result is checked against float64 before it is timed. Ctrl-C
-keeps what was measured. `auto` picks by the saved calibration of this machine. The exit status is 1 if a result was
-wrong or a contender failed.
+`pip install '.[bench]'` installs three peers. Every result is checked against float64 before its timing. Ctrl-C keeps
+the finished measurements. `auto` picks by this machine's saved calibration. The exit status is 1 if a result was wrong
+or a contender failed.
 """
 
 import itertools

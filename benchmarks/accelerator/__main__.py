@@ -1,12 +1,12 @@
-"""Raw timings of the accelerator that JAX finds, in two calls; `rlxjax refit` fits them on any machine.
+"""Save raw timings of the accelerator that JAX finds, in two calls; `rlxjax refit` fits them on any machine.
 
     python -m benchmarks.accelerator one|two --out FOLDER [--seconds 370] [--name accelerator] [--small]
 
-`one`: ceilings and costs of the host, samples of both suites of the calibrate job, larger functions. `two`: Welch peaks
-of rows on the device beside peers, tables of the gate, pairs of stages. Both keep the texts of what was compiled.
+`one`: ceilings and host costs, samples of both suites of the calibrate job, larger functions. `two`: Welch peaks of
+rows on the device and of peers, tables of the gate, pairs of stages. Both keep the texts of the compiled programs.
 
-Each section has a share of the seconds that are left; one that fails is noted, and the next begins. What was measured
-lies in the folder at any time. The exit status is 0, 1 if a section failed, 130 after Ctrl-C.
+Each section has a share of the remaining seconds. The log notes a failed section, and the next section begins. The
+folder has all measurements at any time. The exit status is 0, 1 if a section failed, 130 after Ctrl-C.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Ceilings of a device and costs of its host: copies, products, launches, loops, a condition, transfers."""
+"""Ceilings of a device and host costs: copies, products, launches, loops, a condition, transfers."""
 
 import functools
 import time

@@ -1,4 +1,4 @@
-"""What is judged on a device: Welch peaks beside peers, the gate over tables, stages apart and together."""
+"""Comparisons on a device: Welch peaks and peers, the gate over tables, stages apart and together."""
 
 import functools
 import time

@@ -1,4 +1,4 @@
-"""What the sections of a run share: a folder of whole files, texts of compiled programs, and times of single calls."""
+"""Shared code of a run's sections: a folder of whole files, compiled texts, and times of single calls."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""The suites of the calibrate job, which `rlxjax refit` fits elsewhere, and functions at larger sizes."""
+"""Sample the suites of the calibrate job, which `rlxjax refit` fits elsewhere, and time larger functions."""
 
 import time
 
