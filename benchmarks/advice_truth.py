@@ -23,12 +23,12 @@ from rlxjax.calibration import predict_profiles
 from rlxjax.fit import SURE
 
 MOST_NOISE = 1.15
-#: Spreads of a program's own that are tried.
+#: The tried spreads of a program's own error.
 OWN_SPREADS = (0.03, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3)
 
 
 def judged(calibration: rx.Calibration, truth: dict[str, dict[str, float]], half: str | None) -> list[dict]:
-    """Return what is said of each pair beside what it took."""
+    """Return the prediction and the measured times of each pair."""
     rows = []
     for pair in PAIRS:
         if half not in (None, pair.half) or pair.name not in truth or truth[pair.name]["noise"] > MOST_NOISE:
@@ -57,7 +57,7 @@ def judged(calibration: rx.Calibration, truth: dict[str, dict[str, float]], half
 
 
 def summary(rows: list[dict]) -> dict[str, Any]:
-    """Return how good the decisions are."""
+    """Return the quality of the decisions."""
     times = np.array([[row["apart_ns"], row["together_ns"]] for row in rows])
     probability = np.array([row["probability"] for row in rows])
     pays = times[:, 1] < times[:, 0]

@@ -26,7 +26,7 @@ from calibrate.suites.collectives import CollectivesSuite
 from calibrate.terminal import Deadline
 from rlxjax.fit import COVERED_SDS, estimate, fit_posterior, named
 
-#: Cells of the table that lie within their intervals at least, and the share of all that were held out.
+#: The least cells of the table within their intervals, and the least share of all held-out cells.
 LEAST_INSIDE, LEAST_SHARE = 12, 0.75
 
 
