@@ -19,7 +19,7 @@ from rlxjax.fit import Runs, Timings, fit_posteriors, named, predicted_ns
 from rlxjax.models import FFT
 
 PUBLISHED = ROOT / "tests" / "golden" / "published_fft_latency.csv"
-#: The median error of a path, at most; a cell whose error is larger than the second one is an outlier.
+#: The largest median error of a path; a cell with an error above the second number is an outlier.
 MEDIAN_ERROR, OUTLIER_ERROR = 0.12, 0.25
 
 

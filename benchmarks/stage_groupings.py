@@ -53,7 +53,7 @@ def energy(y: jax.Array) -> jax.Array:
     return jnp.sum(y * y, axis=-1)
 
 
-#: Stages by name, and arguments of the first one.
+#: Stages by name, and arguments of the first stage.
 CASES: dict[str, tuple[Sequence[Callable], tuple[jax.ShapeDtypeStruct, ...]]] = {
     "a tone curve of 1,024 points, a million pixels": (
         (levels, gamma, look_up, contrast),
@@ -67,7 +67,7 @@ CASES: dict[str, tuple[Sequence[Callable], tuple[jax.ShapeDtypeStruct, ...]]] = 
 
 
 def run(stages: Sequence[Callable]) -> Callable:
-    """Return functions as one that calls them one after another."""
+    """Return one function that calls several functions in order."""
 
     def composed(*args):
         for stage in stages:

@@ -82,7 +82,7 @@ def timed(call: Callable[[], Any]) -> tuple[float, float]:
 
 
 def rows(calibration: rx.Calibration) -> list[dict[str, Any]]:
-    """Return what was measured and predicted of each, functions first."""
+    """Return the measured and predicted times, functions first."""
     found = []
     for name, (fn, args) in functions().items():
         jitted = jax.jit(fn)

@@ -26,7 +26,7 @@ def of_batch(batch: int) -> Program:
 
 
 def main() -> int:
-    """Rank the meshes, find the largest batch of each, print."""
+    """Rank the meshes, find the largest batch of each mesh, and print."""
     parser = options(__doc__)
     parser.add_argument("--target", default="tpu-v5e")
     parser.add_argument("--meshes", nargs="+", default=["8x1", "4x2", "2x4"], help="sizes of the axes data and model")

@@ -55,7 +55,7 @@ def replayed(
 def share_of_alarms(
     log: SampleLog, files: Sequence[CalibrationFile], count: int, seed: int, strategy: str = "all", factor: float = 1.0
 ) -> dict[str, Any]:
-    """Return how many of so many validations alarm, a calibration in turn each."""
+    """Return the number of alarms in a number of validations, over the calibrations in turn."""
     rng = np.random.default_rng(seed)
     verdicts = [replayed(log, files[number % len(files)], rng, strategy, factor) for number in range(count)]
     drifts = [verdict.models[WELCH.name] for verdict in verdicts]
@@ -69,7 +69,7 @@ def share_of_alarms(
 
 
 def main() -> None:
-    """Take what is missing, replay, print."""
+    """Take missing samples, replay, print."""
     parser = options(__doc__, slowed_s=0.0)
     parser.add_argument("folder", type=Path)
     given = parser.parse_args()

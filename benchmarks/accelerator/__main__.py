@@ -21,7 +21,7 @@ from ._judged import gates, kernel, pairs, peaks
 from ._kept import STARTED_S, Run, clocks, say
 from ._suites import functions, larger, welch
 
-#: Of each call: its seconds, the file of its compiled programs, and its sections with their shares of the time.
+#: For each call: seconds, the file of compiled programs, and sections with their shares of the time.
 CALLS = {
     "one": (370.0, "programs.json.gz", ((facts, 0.14), (functions, 0.46), (larger, 0.16), (welch, 0.24))),
     "two": (270.0, "judged-programs.json.gz", ((kernel, 0.2), (peaks, 0.36), (gates, 0.14), (pairs, 0.3))),
@@ -68,4 +68,4 @@ def main() -> int:
 if __name__ == "__main__":
     found = main()
     sys.stdout.flush()
-    os._exit(found)  # threads that still compile are not waited for
+    os._exit(found)  # do not wait for compiling threads
