@@ -26,7 +26,7 @@ _NAMES = {"jax": jax, "jnp": jnp, "jsp": jsp, "lax": lax}
 #: Templates by what they ask of their operand: `{x}` is the operand, `{y}` another value of its shape and dtype,
 #: `{row}` and `{col}` vectors along its last axis and its first, `{s}` a scalar, `{key}` a random key, `{i}` indices
 #: of rows, `{ij}` an index for each element, `{a}` definite matrices, `{w}` a matrix that fits its last axis, `{k}` a
-#: small number, `{ax}` an axis. Those behind a number are drawn as often as it says, of 1.
+#: small number, `{ax}` an axis. A number before a template is its relative weight; 1 unless given.
 FLOAT = """
 lax.exp(-{x}) | lax.exp2({x}) | lax.expm1({x}) | lax.log({x}) | lax.log1p({x}) | lax.sqrt({x}) | lax.rsqrt({x})
 lax.cbrt({x}) | lax.sin({x}) | lax.cos({x}) | lax.tan({x}) | lax.tanh({x}) | lax.sinh({x}) | lax.cosh({x})
@@ -332,7 +332,7 @@ def drawn(number: int, cost_ns: Callable[[Callable[..., Any], tuple[Any, ...]], 
     """Return the program with a number, the same program in each call.
 
     Args:
-        number: of the program, 0 at least.
+        number: the number of the program, at least 0.
         cost_ns: the approximate ns of a function's call with abstract arguments. An expensive program is drawn again,
             smaller.
     """
@@ -374,8 +374,8 @@ def single(number: int, cost_ns: Callable[[Callable[..., Any], tuple[Any, ...]],
     """Return the one-line program with a number, in a usual shape: powers of two, sometimes three times a power.
 
     Args:
-        number: of the program, 0 at least; templates follow each other.
-        cost_ns: as of `drawn`.
+        number: the number of the program, at least 0. Consecutive numbers take consecutive templates.
+        cost_ns: the same as for `drawn`.
     """
     rng, template = np.random.default_rng([531, number]), TEMPLATES[number % len(TEMPLATES)]
     log2_elements = rng.uniform(6, 21)

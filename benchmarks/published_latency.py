@@ -39,7 +39,7 @@ def read_timings(path: Path) -> dict[str, Timings]:
 
 
 def leave_one_out(path: str, timings: Timings) -> dict[str, Any]:
-    """Return the errors of cells predicted from the others: fits as devices, one without each cell, the last of all."""
+    """Return the errors of held-out cells. Each device of the fit leaves out one cell; the last leaves out none."""
     count = len(timings.time_ns)
     weights = np.append(1.0 - np.eye(count), np.ones((1, count)), 0)
     each = jax.tree.map(lambda column: np.broadcast_to(column, weights.shape), timings)

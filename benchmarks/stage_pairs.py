@@ -306,7 +306,7 @@ def pair(name: str, shapes: str, *stages: Callable) -> Pair:
     """Return a pair.
 
     Args:
-        name: of it.
+        name: the name of the pair.
         shapes: shapes of each stage's arguments between bars: `1024,64 i32[512] | 64` are an array of floats and one of
             integers for the first stage, and floats for the second.
         *stages: functions.

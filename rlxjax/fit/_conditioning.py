@@ -33,7 +33,7 @@ LEAST_SPREAD = 0.01
 #: The median of a normal variable's absolute value, and the number of standard deviations at which errors are clipped.
 MEDIAN_SDS, MOST_SDS = 0.6745, 3.0
 #: Uncorrelated works that the prior adds to the timed works: `n` timed works keep the share `n / (n + 4)` of their
-#: correlation. The prior of `learned_spread` counts as so many probes.
+#: correlation. The prior of `learned_spread` counts as `BELIEVED` probes.
 PSEUDO_WORKS = BELIEVED = 4.0
 #: Share of errors that an interval covers, and the number of standard deviations that covers this share.
 COVERED, COVERED_SDS = 0.9, 1.6449

@@ -21,7 +21,7 @@ from ._timings import MIN_TIMINGS, Timings, check_enough, filled_up
 
 C = TypeVar("C")
 
-#: A fit has so many starts: the prior's medians, and points around them at this share of the prior's standard
+#: The number of starts of a fit: the prior's medians, and points around them at this share of the prior's standard
 #: deviations. A single start may end in a local minimum with wrong cache sizes.
 STARTS, START_SHARE = 8, 0.25
 #: A minimum from another start replaces the first minimum only if the loss is lower by more than this.
@@ -33,7 +33,7 @@ ROUNDING = 1e-6
 #: A fit has converged if the next step promises to lower the objective by less than the sum of this decrease and this
 #: share of the objective. A coefficient that is off by one standard deviation costs 0.5.
 CONVERGED_DECREASE, CONVERGED_SHARE = 1e-3, 1e-5
-#: The prior of the noise counts as so many residuals of `RELATIVE_SD`.
+#: The prior of the noise counts as this number of residuals of `RELATIVE_SD`.
 PRIOR_RESIDUALS = 4.0
 #: The least noise of residuals: no clock and no machine is more exact.
 LEAST_NOISE_SD = 0.005

@@ -17,7 +17,7 @@ from ._lists import as_lists, columns_of, places_of, size_text
 from ._minimise import on_cpu
 from ._posterior import LatencyEstimate
 
-#: One in so many works of a grid is held out.
+#: One in four works of a grid is held out.
 HELD_OUT_EVERY = 4
 
 
