@@ -1,14 +1,19 @@
 """Trace a user's function: arrays and positional numbers are arguments, everything else is captured."""
 
 import contextlib
+import inspect
+import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 
-#: The name of this file: a stack frame in this file is no line of the user's.
-TRACER = Path(__file__).name
+from ._values import counted
+
+#: The folder of this package: a profile attributes no work to lines of these files.
+PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 
 def jitted(
@@ -33,12 +38,37 @@ def jitted(
     return jax.jit(of_arrays), tuple(traced.values()), {}
 
 
+def wrong_count(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Return "normalise takes 1 argument, got 2" where a function's signature refuses a call; nothing otherwise."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # a builtin has none
+        return ""
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        parameters = signature.parameters.values()
+        name = getattr(fn, "__name__", type(fn).__name__)
+        positional = [own for own in parameters if own.kind in (own.POSITIONAL_ONLY, own.POSITIONAL_OR_KEYWORD)]
+        most, least = len(positional), sum(own.default is own.empty for own in positional)
+        is_open = any(own.kind is own.VAR_POSITIONAL for own in parameters)
+        if kwargs or least <= len(args) <= (math.inf if is_open else most):  # a keyword is at fault
+            return f"{name} does not take these arguments: {error}"
+        start = "at least " if is_open else f"{least} to " if least < most else ""
+        return f"{name} takes {start}{counted(least if is_open else most, 'argument')}, got {len(args)}"
+    return ""
+
+
 @contextlib.contextmanager
-def refusals_in_one_line(fn: Callable[..., Any]) -> Iterator[None]:
+def refusals_in_one_line(
+    fn: Callable[..., Any], args: tuple[Any, ...] | None = None, kwargs: dict[str, Any] | None = None
+) -> Iterator[None]:
     """Turn an exception of a function that is being traced into a `ValueError` of one line."""
     try:
         yield
     except Exception as error:  # noqa: BLE001  (a user's function may raise anything)
+        if isinstance(error, TypeError) and args is not None and (wrong := wrong_count(fn, args, kwargs or {})):
+            raise ValueError(f"fn: {wrong}") from error
         name = getattr(fn, "__name__", type(fn).__name__)
         reason = str(error).strip().partition("\n")[0]
         if "cuDNN not found" in reason:
@@ -49,6 +79,6 @@ def refusals_in_one_line(fn: Callable[..., Any]) -> Iterator[None]:
 
 def traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the traced function, as `jax.jit(fn).trace` does."""
-    with refusals_in_one_line(fn):
+    with refusals_in_one_line(fn, args, kwargs):
         function, given, named = jitted(fn, args, kwargs)
         return function.trace(*given, **named)

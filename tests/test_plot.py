@@ -167,9 +167,9 @@ def test_strategies_have_the_names_by_which_they_are_asked_for_and_one_look_in_e
     found = rx.plot.predicted_vs_measured(both, LINE_TIMINGS, ax=new_axis())
     assert [container.get_label().split(",")[0] for container in found.containers] == list(LINE.variants)
     for whole, options, names in (
-        (TILES, {"depth": 1.0}, ["once", "tile"]),
-        (TILES, {"strategies": ["loop", "tile"], "depth": 1.0}, ["loop", "tile"]),
-        (both, {}, ["once", "tile"]),
+        (TILES, {"depth": 1.0}, ["loop", "tile"]),
+        (TILES, {"strategies": ["once", "tile"], "depth": 1.0}, ["once", "tile"]),
+        (both, {}, ["loop", "tile"]),
     ):
         lines = labelled(rx.plot.time_by(whole, "n", SIZES, ax=new_axis(), **options))
         assert list(lines) == names

@@ -233,12 +233,12 @@ def test_a_page_never_replaces_what_it_is_made_of(tmp_path, monkeypatch):
         ((path, "--against", earlier), earlier),
         (("--advice", advice), advice),
     ):
-        assert "--out: expected a file for the page, got that of" in refused(*arguments, "-o", out), out
+        assert "--out: expected a new file for the page, got the file of" in refused(*arguments, "-o", out), out
     monkeypatch.setenv("RLXJAX_HOME", str(tmp_path / "home"))
     saved = default_calibration_path()
     saved.parent.mkdir()
     saved.write_bytes(path.read_bytes())
-    assert "got that of the calibration" in refused("-o", saved)
+    assert "got the file of the calibration" in refused("-o", saved)
     assert saved.read_bytes() == before[path]
     assert {file: file.read_bytes() for file in folder.iterdir()} == before
 

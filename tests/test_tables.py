@@ -78,6 +78,8 @@ def test_a_model_says_of_every_row_what_it_says_in_memory(tmp_path):
     table, found, names = read(tmp_path / "out"), TILES.decided(n, depth), np.array(TILES.strategies)
     picked = names[np.asarray(found.place)]
     np.testing.assert_array_equal(table["pick"], picked)
+    assert table.column_names[:2] == ["items", "depth"]  # the inputs stay, and join the answers to other tables
+    np.testing.assert_array_equal(table["items"], n)
     np.testing.assert_array_equal(table["undecided"], ~np.asarray(found.is_sure))
     np.testing.assert_array_equal(table["in_domain"], TILES.in_domain(n, depth))
     for column in ("time_ns", "margin_ns", "probability"):
@@ -311,11 +313,17 @@ def test_what_a_model_refuses_of_a_row_is_its_reason(tmp_path):
     welch = rx.calibration.prior_calibration("cpu").of("welch")
     columns = {"batch": [8, 8, 8, 8, 0], "n_fft": [64, 63, 64, 64, 64], "k": [4, 4, 34, 0, 4]}
     done = evaluate(write(tmp_path / "w.parquet", columns), tmp_path / "out", welch, want=["time_ns"], strategy="host")
-    reasons = [row["reason"] for row in read(done.rejects).to_pylist()]
-    assert read(tmp_path / "out").num_rows == 2
-    assert [reason.partition(":")[0] for reason in reasons] == ["n_fft", "k", "k"]
-    assert "a multiple of 2" in reasons[0]
-    assert "at most n_fft / 2 + 1 peaks" in reasons[1]
+    reasons = [(row["row"], row["reason"]) for row in read(done.rejects).to_pylist()]
+    assert read(tmp_path / "out").select([*columns]).to_pylist() == [{"batch": 8, "n_fft": 64, "k": 4}]
+    assert [(row, reason.partition(":")[0]) for row, reason in reasons] == [
+        (1, "n_fft"),
+        (2, "k"),
+        (3, "k"),
+        (4, "batch"),
+    ]
+    assert "a multiple of 2" in reasons[0][1]
+    assert "at most n_fft / 2 + 1 peaks" in reasons[1][1]
+    assert reasons[3][1] == "batch: expected a number of rows of at least 1, got 0"
 
 
 def several(tmp_path):
@@ -570,7 +578,7 @@ def test_the_command_does_the_same_and_its_status_says_whether_rows_were_rejecte
     assert_documented("evaluate", json.loads(good.stdout))
     evaluate(source, tmp_path / "same", GATE)
     assert read(out).equals(read(tmp_path / "same"))
-    assert "1 of them from an earlier run" in run(source, out, "--gate", "cuda", "--resume").stdout
+    assert "(1 from an earlier run)" in run(source, out, "--gate", "cuda", "--resume").stdout
     columns[FIELDS[0]][3] = -1
     bad = write(tmp_path / "b.parquet", columns)
     found = run(bad, tmp_path / "some", "--gate", "cuda", "--column", f"{FIELDS[1]}={FIELDS[1]}")

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 import rlxjax
 from rlxjax import plot
 
-from ..terminal import Row, headings_of, plain, shown
+from ..terminal import Row, heading_text, headings_of, plain, shown
 
 #: Text is text, and not markup of its own. A picture is as wide as a phone, and black on white in any theme.
 STYLE: dict[str, Any] = {
@@ -65,7 +65,7 @@ def page(title: str, subtitle: str, sections: Sequence[Section], command: str) -
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"shown": shown, "headings": headings_of}
+    environment.filters |= {"shown": shown, "headings": headings_of, "heading": heading_text}
     environment.filters |= {"verbatim": lambda text: Markup(escape(plain(text)))}
     about = {"title": title, "subtitle": subtitle, "command": command, "version": rlxjax.__version__}
     return environment.get_template("page.html.jinja").render(sections=sections, **about)

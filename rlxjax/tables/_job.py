@@ -87,7 +87,7 @@ def job_of(
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"{folder}: expected a folder, or none, got a file")
     files, parts = source_of(source, (sink, rejects, manifest))
-    own, carried, keys = columns_of(files, program.fields, columns, [*program.outputs])
+    own, carried, keys = columns_of(files, program.fields, columns, [*program.outputs], program.keeps_fields)
     check_carried(files, carried)
     return Job(program, files, own, tuple(carried), keys, sink, rejects, manifest, rows, is_strict), parts
 

@@ -58,6 +58,7 @@ class RowProgram:
     outputs: Mapping[str, str | tuple[str, ...]]  # "float32", "bool", or the tuple of possible names
     program: Callable[[Columns], tuple[dict[str, Array], Array]]
     check: Callable[[Columns], None] | None = None  # raises `ValueError` for an impossible row
+    keeps_fields: bool = False  # the input columns are written beside the answers
 
 
 def gate_rows(gate: IoFusionGate, want: Sequence[str] | None = None, temperature_ns: float | None = None) -> RowProgram:
@@ -118,7 +119,8 @@ def model_rows(
     fields: dict[str, Field] = {}
     for name, entry in model.inputs.items():
         step = entry.step if entry.step > 1 else 0
-        fields[name] = Field(f"number of {entry.unit}", entry.least, step, entry.default, is_list=entry.is_list)
+        least = max(entry.least, min(entry.step, 1) if entry.default is None else 0)  # no rows are no work
+        fields[name] = Field(f"number of {entry.unit}", least, step, entry.default, is_list=entry.is_list)
     shapes = {name: (1, 1) if field.is_list else (1,) for name, field in fields.items()}
     one = {name: jax.ShapeDtypeStruct(shape, np.dtype("float64")) for name, shape in shapes.items()}
     if has_strategy_column:
@@ -162,6 +164,7 @@ def model_rows(
         outputs={name: variants if name == "pick" else own.dtype.name for name, own in given.items()},
         program=program,
         check=lambda columns: model.check({name: np.asarray(columns[name], float) for name in model.inputs}),
+        keeps_fields=True,
     )
 
 

@@ -214,7 +214,11 @@ def ends_of_groups(part: Part) -> np.ndarray:
 
 
 def columns_of(
-    source: Source, fields: Mapping[str, Field], given: Mapping[str, str] | None, outputs: Sequence[str] = ()
+    source: Source,
+    fields: Mapping[str, Field],
+    given: Mapping[str, str] | None,
+    outputs: Sequence[str] = (),
+    keeps_fields: bool = False,
 ) -> tuple[dict[str, str], list[str], dict[str, Any]]:
     """Return the columns of the fields, the columns that the output keeps, and the types of the keys in paths."""
     given, file = dict(given or {}), next(iter(source.files))
@@ -236,7 +240,7 @@ def columns_of(
         else:
             type_ = pa.string() if column in keys else source.schema.field(column).type
             _check_type(type_, field, f"{where}: {column}")
-    carried = [name for name in everything if name not in columns.values()]
+    carried = [name for name in everything if keeps_fields or name not in columns.values()]
     if taken := [name for name in carried if name in outputs]:
         raise ValueError(f"{where}: {taken[0]}: the output adds a column of this name; rename yours")
     return columns, carried, {name: source.key_type(name) for name in keys} | types
