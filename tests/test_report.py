@@ -192,7 +192,7 @@ def test_bad_input_is_one_line_with_the_way_out_and_leaves_no_file(tmp_path, mon
     machine["fingerprint"]["cpu_model"] = "another one"
     foreign.write_text(f"{json.dumps(machine)}\n{rest}")
     for arguments, said in (
-        ((tmp_path / "absent.json",), "no such file; make a new one with `rlxjax calibrate"),
+        ((tmp_path / "absent.json",), "no such file; measure again with `rlxjax calibrate"),
         ((text,), "not whole JSON"),
         ((empty,), "holds no model that is known; measure one with `rlxjax calibrate`"),
         ((plain, "--samples", text), "take samples with `rlxjax calibrate`"),

@@ -182,7 +182,7 @@ class Question:
             return self.names[0]
         if self.calibration is None:
             return built_in_pick(self.names, self.sizes["batch"], self.call.params, self.model, self.call.platform)
-        return self._own(self.calibration.of(MODEL_NAME)).cheapest(self.names, **self.sizes)
+        return self._own(self.calibration.of(MODEL_NAME)).pick(candidates=self.names, **self.sizes)
 
     def _own(self, calibrated: "CalibratedModel") -> "CalibratedModel":
         """Return the latency model, with the work of this call's learned FFT if the call has a learned FFT."""
