@@ -235,7 +235,7 @@ def decide(
             timed.best,
             by="measured",
             probability=float(min([timed.probability, *(chances[own] for own in chances if own not in entrants)])),
-            is_tie=bool(timed.is_tie),
+            is_tie=timed.is_tie,
             rounds=timed.rounds,
             measuring_s=time.perf_counter() - begun_s,
             calibration=None if work.calibrated is None else digest_of_model(work.calibrated),
@@ -371,9 +371,9 @@ def _timed(
     for place, reason in failed.items():
         ways[place] = dataclasses.replace(ways[place], failed=reason)
     times = (own.tolist() for own in (found.time_ns, found.low_ns, found.high_ns))
-    for place, time_ns, low_ns, high_ns in zip(left, *times, strict=True):
+    for number, (place, time_ns, low_ns, high_ns) in enumerate(zip(left, *times, strict=True)):
         if math.isfinite(time_ns):
             seconds = max(first_s[place] - time_ns / 1e9, 0.0)
             measured = {"measured_ns": time_ns, "measured_interval_ns": (low_ns, high_ns), "compile_s": seconds}
-            ways[place] = dataclasses.replace(ways[place], **measured)
+            ways[place] = dataclasses.replace(ways[place], is_tie=number in found.tied, **measured)
     return found._replace(best=left[found.best]), ways

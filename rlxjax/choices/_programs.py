@@ -18,11 +18,8 @@ from rlxjax.jaxpr import FunctionProfile, profile_function
 from rlxjax.models import FUNCTIONS, function_runs
 
 from ._description import content_of, default_device, description_of, digest
-from ._way import Way
+from ._way import SURE_OF_FUNCTIONS, Way
 
-#: Probability from which on the model of functions rules one out: it is off by more than it says where a compiler does
-#: what it does not expect. `benchmarks.stage_choices` tells how often what it rules out is right.
-SURE_OF_FUNCTIONS = 0.99
 #: Whole numbers that stand for shapes lie below this, so that they index whatever has as many rows.
 INTEGERS = 100
 #: Programs of suites that are kept, the latest used.
