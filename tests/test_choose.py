@@ -396,14 +396,14 @@ BAD_OPTIONS = (
     ({"regret": -1}, "regret: expected a number of at least 0, got -1"),
     ({"regret": np.nan}, "regret: expected a number of at least 0, got nan"),
     ({"limit_ms": 0}, "limit_ms: expected a number of milliseconds of at least"),
-    ({"inputs": {"n": 1.0}}, "inputs: expected none of functions"),
+    ({"inputs": {"n": 1.0}}, "inputs: expected none with functions"),
     ({"calibration": "c.json"}, "calibration: expected a Calibration .*got str"),
 )
 BAD_SIZES = (
     (3, "inputs: expected sizes by"),
     (None, "line: expected the inputs n; 'n' is missing"),
     ({"m": 3.0}, "line: expected the inputs n; got 'm'"),
-    ({"n": [3.0, 4.0]}, "inputs: expected those of one workload, got several of n"),
+    ({"n": [3.0, 4.0]}, "inputs: expected a single workload, got several values of n"),
 )
 
 
@@ -429,7 +429,7 @@ def test_bad_input_gets_one_sentence(here):
             "args: expected arrays or shapes, got traced values; choose outside",
             lambda: jax.jit(lambda x: choose(ways(), x, **known)(x))(X),
         ),
-        ("args: expected none beside a suite", lambda: choose(Loops(), X)),
+        ("args: expected none with a suite", lambda: choose(Loops(), X)),
         (undecided.format("product, sum"), lambda: choose(ways(), X, calibration=lines(), measure="never")),
         (undecided.format("a, b"), lambda: choose(LOOPS, X, measure="never", **known)),
     ]
@@ -662,7 +662,7 @@ def test_a_damaged_database_is_one_warning_and_the_choice_goes_on(signal, home):
         assert welch_peaks(signal, PARAMS, measure="undecided").shape == (5, 2, 2)
         assert choose(ways(), X, **QUICK).by == "measured"
     (warned,) = [str(one.message) for one in caught]
-    assert "choices go on without what is remembered there" in warned
+    assert "choices go on without this memory" in warned
 
 
 # --- Threads, and what is held -------------------------------------------------------------------
