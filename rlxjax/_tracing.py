@@ -1,8 +1,9 @@
-"""Tracing of a user's function: arrays and positional numbers are arguments, and all else is closed over."""
+"""Trace a user's function: arrays and positional numbers are arguments, everything else is captured."""
 
 import contextlib
 import inspect
 import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,14 @@ import jax
 
 from ._values import counted
 
-#: The file from which functions are traced: no user's line.
-TRACER = Path(__file__).name
+#: The folder of this package: a profile attributes no work to lines of these files.
+PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 
 def jitted(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Return a jitted function and the arguments to trace it with; a function that is jitted already stays as it is."""
+    """Return a jitted function and the arguments to trace; a function that is jitted already stays as it is."""
     if isinstance(fn, jax.stages.Wrapped):
         return fn, args, kwargs
     leaves, tree = jax.tree.flatten((args, kwargs))
@@ -62,7 +63,7 @@ def wrong_count(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 def refusals_in_one_line(
     fn: Callable[..., Any], args: tuple[Any, ...] | None = None, kwargs: dict[str, Any] | None = None
 ) -> Iterator[None]:
-    """Turn what a function raises while JAX traces the function into a `ValueError` of one line."""
+    """Turn an exception of a function that is being traced into a `ValueError` of one line."""
     try:
         yield
     except Exception as error:  # noqa: BLE001  (a user's function may raise anything)
@@ -71,13 +72,13 @@ def refusals_in_one_line(
         name = getattr(fn, "__name__", type(fn).__name__)
         reason = str(error).strip().partition("\n")[0]
         if "cuDNN not found" in reason:
-            reason += " JAX asks for a GPU that is there; choose another implementation than cudnn"
+            reason += "; JAX needs a local GPU for cuDNN; use another implementation"
         raised = f"{name} raised {type(error).__name__}: {reason}"
         raise ValueError(f"fn: expected a function that JAX traces, but {raised}") from error
 
 
 def traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the traced form of a function."""
+    """Return the traced function, as `jax.jit(fn).trace` does."""
     with refusals_in_one_line(fn, args, kwargs):
         function, given, named = jitted(fn, args, kwargs)
         return function.trace(*given, **named)

@@ -1,7 +1,6 @@
 """The command that writes a calibration, or an advice, as one HTML file to read and to hand on; it asks no network."""
 
 import contextlib
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path as FilePath
 from typing import Annotated
@@ -9,7 +8,9 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from calibrate.command_line import (
+from rlxjax.extras import require
+
+from ..command_line import (
     Batch,
     File,
     NFft,
@@ -22,7 +23,7 @@ from calibrate.command_line import (
     warn,
     workload,
 )
-from calibrate.terminal import Progress, say
+from ..terminal import Progress, say
 
 
 @command(
@@ -55,8 +56,7 @@ def report(
     The file is whole: it loads nothing. --batch, --n-fft and --k name the workload whose time is explained.
     """
     for name in ("jinja2", "matplotlib"):
-        if importlib.util.find_spec(name) is None:
-            raise ImportError(f"rlxjax report: {name} is not installed; get it with `pip install 'rlxjax[report]'`")
+        require(name, "report")
     from rlxjax.calibration import file_to_write, sections_of_file, write_text_file
 
     with _about_place():
@@ -67,13 +67,13 @@ def report(
                 if one is not None:
                     raise ValueError(f"--advice: expected no {name} beside it, got {one}; make a page of each")
             refuse_input(out, "the page", [("the advice", advice)])
-            from calibrate.report.advice import advice_page
+            from .advice import advice_page
 
             text = advice_page(advice, command_line(context))
         else:
             sizes, path = workload(batch, n_fft, k, 2), calibration_file(file)
-            from calibrate.report.calibration import calibration_page
-            from calibrate.suites import models_of, suite_of
+            from ..suites import models_of, suite_of
+            from .calibration import calibration_page
 
             content = sections_of_file(path)[0]
             models, left_out = models_of(content, [suite_of(name) for name in suite or []])

@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from calibrate.terminal import ns, plain
 from rlxjax import Advice, plot
 from rlxjax.calibration import StrategyExplanation, first_refusal, read_json
 from rlxjax.choices import DECIDED
 
+from ..terminal import ns, plain
 from .page import Section, Table, Verdict, drawn, page, sentence
 
 #: What the verdicts are called, and whether one program is good news.

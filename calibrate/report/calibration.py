@@ -8,9 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.decisions import decided_here, in_words, is_by, row_of
-from calibrate.judge import ERROR_COLUMNS, said_of_pace, verdict_on, what_pays
-from calibrate.questions import flip_rows, flips_title, possible, reasons
 from rlxjax import plot
 from rlxjax.calibration import (
     MACHINE_FIELDS,
@@ -27,6 +24,9 @@ from rlxjax.choices import Memory
 from rlxjax.fit import LatencyModel
 from rlxjax.models import BUILT_IN
 
+from ..decisions import decided_here, in_words, is_by, row_of
+from ..judge import ERROR_COLUMNS, said_of_pace, verdict_on, what_pays
+from ..questions import flip_rows, flips_title, possible, reasons
 from .changes import Measured, change_section, earlier_calibration, measured_beside, model_of
 from .page import Section, Table, Verdict, drawn, page, rows_of, sentence
 

@@ -14,8 +14,9 @@ from matplotlib import pyplot, style
 from matplotlib.axes import Axes
 
 import rlxjax
-from calibrate.terminal import Row, headings_of, plain, shown
 from rlxjax import plot
+
+from ..terminal import Row, heading_text, headings_of, plain, shown
 
 #: Text is text, and not markup of its own. A picture is as wide as a phone, and black on white in any theme.
 STYLE: dict[str, Any] = {
@@ -57,14 +58,14 @@ class Section(NamedTuple):
 def page(title: str, subtitle: str, sections: Sequence[Section], command: str) -> str:
     """Return a whole HTML file of sections in their order, with the command that makes it at its foot."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("calibrate.report", "."),
+        loader=jinja2.PackageLoader(__package__ or "", "."),
         autoescape=True,
         finalize=_finalized,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"shown": shown, "headings": headings_of}
+    environment.filters |= {"shown": shown, "headings": headings_of, "heading": heading_text}
     environment.filters |= {"verbatim": lambda text: Markup(escape(plain(text)))}
     about = {"title": title, "subtitle": subtitle, "command": command, "version": rlxjax.__version__}
     return environment.get_template("page.html.jinja").render(sections=sections, **about)

@@ -164,17 +164,16 @@ def time_by(
     names = whole.alternatives(**moved) if strategies is None else tuple(strategies)
     if not names:
         raise ValueError("strategies: expected one at least, got none")
-    named = [whole.name_of(name, **moved) if strategies is None else name for name in names]
-    runs = {name: whole.estimate(name, **moved) for name in named}
+    runs = {name: whole.estimate(name, **moved) for name in names}
     found = {name: tuple(map(np.asarray, (run.time_ns, *whole.bounds_ns(run, level)))) for name, run in runs.items()}
-    points = {} if timings is None else {n: _measured(whole, timings, n, along, numbers, others) for n in named}
+    points = {} if timings is None else {n: _measured(whole, timings, n, along, numbers, others) for n in names}
     is_timed = np.broadcast_to(np.asarray(whole.in_domain(**moved)), numbers.shape)
 
     ax = axis_of(ax)
     beyond = ~is_timed  # and its neighbours, so that lines meet
     beyond[1:] |= ~is_timed[:-1]
     beyond[:-1] |= ~is_timed[1:]
-    for name, hue in hues(whole.model, named).items():
+    for name, hue in hues(whole.model, names).items():
         time_ns, low_ns, high_ns = found[name]
         ax.fill_between(numbers, low_ns, high_ns, color=hue.colour, alpha=PALE, linewidth=0.0)
         style = {"color": hue.colour, "markersize": 4.5, "markeredgecolor": ink_of(ax), "markeredgewidth": 0.5}
@@ -270,17 +269,16 @@ def decision_map(
     fastest, is_sure = (np.asarray(column).reshape(shape) for column in (found.place, found.is_sure))
     winner = np.where(is_sure, fastest, len(names))
     is_timed = np.broadcast_to(np.asarray(whole.in_domain(**cells)), winner.size).reshape(shape)
-    named = [whole.name_of(name, **cells) for name in names] if fused is None else list(names)
-    figures = {across: cells[across], up: cells[up], "fastest": np.array(named)[np.ravel(fastest)]}
-    figures |= {"verdict": np.array([*named, "undecided"])[winner.ravel()], "timed": is_timed.ravel()}
-    figures |= {f"{name} (ns)": whole.predict_ns(name, **cells) for name in named}
+    figures = {across: cells[across], up: cells[up], "fastest": np.array(names)[np.ravel(fastest)]}
+    figures |= {"verdict": np.array([*names, "undecided"])[winner.ravel()], "timed": is_timed.ravel()}
+    figures |= {f"{name} (ns)": whole.predict_ns(name, **cells) for name in names}
 
     ax = axis_of(ax)
     from matplotlib.colors import ListedColormap
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    colours = [*(hue.colour for hue in hues(whole.model, named).values()), NEUTRAL]
+    colours = [*(hue.colour for hue in hues(whole.model, names).values()), NEUTRAL]
     x, y = _edges(columns), _edges(rows)
     # One image in a vector file: between transparent rectangles, seams would show.
     options: dict[str, Any] = {"cmap": ListedColormap(colours), "vmin": -0.5, "vmax": len(colours) - 0.5}
@@ -292,7 +290,7 @@ def decision_map(
     show_input(ax, "x", _label(whole, across), columns, others)
     show_input(ax, "y", _label(whole, up), rows)
     ax.set(xlim=x[[0, -1]], ylim=y[[0, -1]])
-    labels = dict(enumerate(named)) | ({len(names): "undecided"} if (winner == len(names)).any() else {})
+    labels = dict(enumerate(names)) | ({len(names): "undecided"} if (winner == len(names)).any() else {})
     handles: list[Any] = [Patch(color=colours[place], alpha=TIMED, label=label) for place, label in labels.items()]
     if not is_timed.all():
         handles.append(Line2D([], [], color=ink_of(ax), linestyle=":", label="not timed"))
