@@ -2,7 +2,7 @@
 
     python benchmarks/notebooks.py [NAME ...]
 
-NAME is the beginning of a notebook's name, 02 say; all of them unless given.
+NAME is the beginning of a notebook's name, for example 02. All notebooks run by default.
 """
 
 import sys

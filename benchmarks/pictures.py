@@ -1,10 +1,9 @@
-"""The pictures of a page, drawn by the page's own code.
+"""Draw the pictures of a page with the page's own code.
 
 python -m benchmarks.pictures [PAGE]
 
-Each block of Python is run; where an image follows, the figure of its `ax` is saved as that image. The calibration
-is that of the notebooks, and `timings` are those of the campaign that it was fitted to. Run from the root of the
-repository.
+Each block of Python runs. If an image follows the block, the figure of its `ax` is saved as that image. The notebooks'
+calibration is used, and `timings` are the timings of its campaign. Run this in the root of the repository.
 """
 
 import argparse
@@ -23,14 +22,14 @@ from rlxjax.models import WELCH
 
 PAGE, HOME = Path("docs/pictures.md"), Path("notebooks/data")
 SAMPLES = Path("docs/evidence/campaign-3-cpu.welch.samples.jsonl.gz")
-#: A block of Python, and the image that follows it, if there is one.
+#: A block of Python, and the image after the block, if there is one.
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n!\[[^\]]*\]\(([^)]+\.svg)\))?", re.DOTALL | re.MULTILINE)
 #: The same file for the same data.
 STYLE: dict[Any, Any] = {"figure.figsize": (5.6, 3.8), "font.size": 9.0, "svg.hashsalt": "rlxjax", "savefig.dpi": 200}
 
 
 def draw(page: Path) -> list[Path]:
-    """Run the code of a page; return the images that were saved."""
+    """Run the code of a page; return the saved images."""
     from matplotlib import pyplot
 
     saved: list[Path] = []
@@ -54,7 +53,7 @@ def timings() -> rx.Timings:
 
 
 def main() -> None:
-    """Draw what the command line says."""
+    """Draw the pages of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("page", nargs="?", type=Path, default=PAGE)
     page = parser.parse_args().page
@@ -62,7 +61,7 @@ def main() -> None:
     os.environ["RLXJAX_HOME"] = str(HOME)
     warnings.simplefilter(
         "ignore", rx.calibration.MachineMismatchWarning
-    )  # calibrations of pages are of other machines
+    )  # calibrations of pages come from other machines
     with matplotlib.rc_context(STYLE):
         for path in draw(page):
             print(f"{path}: {path.stat().st_size / 1e3:.0f} kB")
