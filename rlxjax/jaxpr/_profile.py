@@ -244,7 +244,8 @@ class FunctionProfile:
         return found
 
     def __str__(self) -> str:
-        io, is_written = self.io, self.level == "jaxpr"
+        io: Any = self.io  # of integers
+        is_written = self.level == "jaxpr"
         shares = self.coverage_equations, self.coverage_bytes  # a text of "100 %" means all of them
         covered, of_traffic = ("100 %" if each == 1 else f"{min(100 * each, 99.99):.2f} %" for each in shares)
         moved, launches = bytes_text(io.device_traffic_bytes), counted(io.kernel_launches, "launch", "launches")
