@@ -82,8 +82,8 @@ def judged_ns(calls_of: Sequence[Callable[[], Mapping[Any, Callable[[], Any]]]],
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a table of Markdown."""
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+    first, *lines = [f"| {' | '.join(map(str, line))} |" for line in [headings, *rows]]
+    return "\n".join([first, f"|{'---|' * len(headings)}", *lines])
 
 
 def placed(page: Path, mark: str, text: str) -> None:

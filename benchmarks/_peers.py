@@ -49,7 +49,7 @@ class Contender(NamedTuple):
         try:
             importlib.import_module(self.package)
         except ModuleNotFoundError:
-            return f"not installed: pip install {self.package}, or 'rlxjax[bench]' for all of its peers"
+            return f"not installed: pip install {self.package}, or '.[bench]' for all of its peers"
         except Exception as error:  # noqa: BLE001 - whatever a broken installation raises
             return f"cannot be imported: {' '.join(str(error).split())}"
         return None

@@ -2,7 +2,7 @@
 
     python -m benchmarks.foreign_functions [--which functions] [--json FILE]
 
-`pip install 'rlxjax[foreign]'` installs the libraries. The exit status is 1 if rules do not cover a function.
+`pip install '.[foreign]'` installs the libraries. The exit status is 1 if rules do not cover a function.
 """
 
 import json

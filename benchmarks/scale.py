@@ -149,7 +149,7 @@ def model_table(found: dict[str, Any]) -> str:
         speed = found["rows"] / figures["seconds"] / 1e3
         rows.append([title, *(f"{value:,.0f}" for value in (*figures.values(), speed))])
     _, shown = ratios(runs, "model", "memory", "seconds")
-    title = f"{found['rows']:,} rows of the Welch model, pick with probability: {shown} times the seconds in memory."
+    title = f"Picks with probability for {found['rows']:,} Welch rows: files take {shown} times the seconds of memory."
     return f"{title}\n\n{table(['', 's', 'CPU s', 'peak MB', 'thousand rows a s'], rows)}"
 
 
@@ -170,9 +170,9 @@ def small_text(found: dict[str, Any]) -> str:
     """Return what small files cost."""
     many_s, one_s = found["seconds"]
     return (
-        f"{found['files']:,} files of together {found['rows']:,} rows of profile pairs take {many_s:.1f} s, one "
-        f"file of as many {one_s:.1f} s: {found['each_file_ms']:.1f} ms a file.\nIn the manifest a file takes "
-        f"{found['manifest_bytes'] / found['files']:.0f} bytes."
+        f"{found['files']:,} files with {found['rows']:,} rows of profile pairs take {many_s:.1f} s, one file with "
+        f"these rows {one_s:.1f} s: {found['each_file_ms']:.1f} ms per file.\nThe manifest takes "
+        f"{found['manifest_bytes'] / found['files']:.0f} bytes per file."
     )
 
 

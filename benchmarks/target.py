@@ -4,7 +4,7 @@
     python -m benchmarks.target pairs --target h100 [--half tune|judge] [--truth FILE] [--json FILE]
     python -m benchmarks.target programs --target h100 [--rows 8192 131072] [--json FILE]
 
-`pip install 'rlxjax[tpu-compiler]'` or `'rlxjax[cuda-compiler]'` installs a compiler, `'rlxjax[foreign]'` libraries.
+`pip install '.[tpu-compiler]'` or `'.[cuda-compiler]'` installs a compiler, `'.[foreign]'` libraries.
 
 `functions`: ordinary functions, kernels, bytes, memory and cycles. The suite gives one size of each kind. The exit
 status is 1 if a loop of known length is not counted by its turns.

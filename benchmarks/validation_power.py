@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks._campaigns import WITHOUT_MODEL, busy_processor, estimates, sampled
 from benchmarks._common import options, table, write
-from calibrate.check import DRIFTED, Validation, drift_of, verdict_of
+from calibrate.check import GOOD, Validation, drift_of, verdict_of
 from calibrate.machine import micro_times_ns, slowness, used_by_others
 from calibrate.samples import SampleLog, noise_floor, quantile_ns, read_samples
 from rlxjax import Calibration
@@ -46,11 +46,13 @@ def replayed(
     )
     cells, visits = window.timed()
     longer = np.array([factor if strategy in ("all", cell.group) else 1.0 for cell in cells])
-    expected = estimates(Calibration.from_file(content).of(WELCH.name).posterior, cells)
+    calibrated = Calibration.from_file(content).of(WELCH.name)
+    expected = estimates(calibrated.posterior, cells)
     now_ns, then_ns = micro_times_ns(window), {} if content.machine is None else content.machine.canary_ns
     slower = slowness(now_ns, then_ns) or 1.0
-    drift = drift_of(quantile_ns(visits) * longer, expected, noise_floor(visits), slower)
-    return verdict_of({WELCH.name: drift}, now_ns, then_ns, used_by_others(window))
+    pace_sd = calibrated.pace_log_sd
+    drift = drift_of(quantile_ns(visits) * longer, expected, noise_floor(visits), slower, pace_sd)
+    return verdict_of({WELCH.name: drift}, now_ns, then_ns, used_by_others(window), content.machine)
 
 
 def share_of_alarms(
@@ -60,7 +62,7 @@ def share_of_alarms(
     rng = np.random.default_rng(seed)
     verdicts = [replayed(log, files[number % len(files)], rng, strategy, factor) for number in range(count)]
     drifts = [verdict.models[WELCH.name] for verdict in verdicts]
-    alarms = [drift for verdict, drift in zip(verdicts, drifts, strict=True) if verdict.word == DRIFTED]
+    alarms = [drift for verdict, drift in zip(verdicts, drifts, strict=True) if verdict.word != GOOD]
     return {
         "validations": count,
         "alarms": len(alarms),

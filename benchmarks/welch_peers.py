@@ -3,7 +3,7 @@
     python -m benchmarks.welch_peers [--n-fft 256 1024] [--batch 1 1024] [--k 16] [--segments 2]
         [--contender fused naive ...] [--budget 5] [--json FILE]
 
-`pip install 'rlxjax[bench]'` brings three peers. Every result is checked against float64 before it is timed. Ctrl-C
+`pip install '.[bench]'` brings three peers. Every result is checked against float64 before it is timed. Ctrl-C
 keeps what was measured. `auto` picks by the saved calibration of this machine. The exit status is 1 if a result was
 wrong or a contender failed.
 """

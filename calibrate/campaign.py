@@ -10,21 +10,28 @@ from typing import Any
 import numpy as np
 
 from rlxjax.calibration import (
+    MACHINE_FIELDS,
+    CalibrationFile,
     MachineSection,
     ModelSection,
     Samples,
     current_fingerprint,
     file_to_write,
+    fingerprint_differences,
     machine_section,
     made_now,
+    population,
     population_prior,
+    read_file,
     read_prior,
     section_of,
+    sections_of_file,
     sha256_of,
     write_sections,
+    write_text_file,
 )
 from rlxjax.clock import PROTOCOL
-from rlxjax.fit import Cell, LatencyPrior, Suite, as_lists, cell_runs, coefficient_names
+from rlxjax.fit import Cell, LatencyModel, LatencyPrior, Suite, as_lists, cell_runs, coefficient_names
 from rlxjax.models import BUILT_IN
 
 from .command_line import refuse_input
@@ -33,12 +40,15 @@ from .judge import (
     OUTLIER_FACTOR,
     Outcome,
     Verdict,
+    busier,
     enough_known,
     fitted,
     said_of_pace,
     shortened,
     verdict_on,
+    what_holds,
     what_pays,
+    why_worse,
 )
 from .machine import measured_gate, micro_times_ns, pace_of, time_micro
 from .measure import Ready, by_work, made_ready, measure_rounds, measuring_order, memory_limit_bytes
@@ -71,8 +81,12 @@ def run(
     prior: FilePath | None = None,
     force: bool = False,
     seed: int | None = None,
+    earlier: MachineSection | None = None,
 ) -> Outcome:
-    """Time a suite and put the section of its model into the calibration file."""
+    """Time a suite, and put the section of its model into the calibration file unless the earlier one is better.
+
+    `earlier` is what the file said of the machine before the job.
+    """
     model = suite.model.name
     kept_at = samples_path(path, model)
     file_to_write(path)
@@ -96,7 +110,8 @@ def run(
         log.kept_in(kept_at, append=resume) as aside,
     ):
         if aside:
-            left_out.append(f"Earlier samples were kept as {aside}.")
+            left_out.append(f"The earlier samples are kept as {aside}.")
+            name_samples(path, suite.model, kept_at.name, aside.name)
         with progress.phase(f"{model}: micro-benchmarks"):
             time_micro(log)
         start = suite.start(micro_times_ns(log)) if known is None else known
@@ -110,7 +125,7 @@ def run(
         notes.append("Measuring was interrupted: this is the fit of what was measured until then.")
     try:
         with progress.phase(f"{model}: fitting"):
-            found = fit_and_write(suite, log, path, kept_at, command, known, notes, skipped | more, force)
+            found = fit_and_write(suite, log, path, kept_at, command, known, notes, skipped | more, force, earlier)
     except ValueError as too_little:
         if deadline.interrupted:
             raise KeyboardInterrupt(str(too_little)) from None
@@ -140,7 +155,7 @@ def timed(
     """
     model, is_fixed = suite.model.name, bool(log.complete_rounds())
     ready_by = Deadline(time.perf_counter() + (1.0 if is_fixed else ready_share) * deadline.left_s())
-    with progress.phase(f"{model}: compiling", total=len(order)) as advance:
+    with progress.phase(f"{model}: compiling", ready_by, what="program") as advance:
         least, n_threads = 0 if is_fixed else at_least, log.fingerprint.cores
         ready = made_ready(suite, order, ready_by, advance, at_least=least, n_threads=n_threads)
     refused, skipped = dict(ready.refused), {}
@@ -175,7 +190,8 @@ def refit(
     refuse_input(path, "the calibration", [("the samples", kept_at)])
     known, notes = prior_of(suite, log.fingerprint.platform, prior)
     with progress.phase(f"{suite.model.name}: fitting"):
-        return fit_and_write(suite, log, path, kept_at, command, known, notes, {}, force)
+        earlier = machine_section(path, log.fingerprint)
+        return fit_and_write(suite, log, path, kept_at, command, known, notes, {}, force, earlier)
 
 
 def fit_and_write(
@@ -188,17 +204,17 @@ def fit_and_write(
     notes: list[str],
     skipped: dict[str, list[str]],
     force: bool,
+    earlier: MachineSection | None,
 ) -> Outcome:
-    """Fit samples, judge the fit, and put its section and that of the machine into the calibration file."""
+    """Fit samples, judge the fit, and write it: into the calibration file, or beside a file that predicts better."""
     header, model, micro_ns, rounds = log.header, suite.model, micro_times_ns(log), len(log.complete_rounds())
     of_suite = ["--only" if header.suite in BUILT_IN else "--suite", header.suite]
+    again = shlex.join(["rlxjax", "calibrate", *of_suite, "--out", str(path), "--resume"])
     try:
         found = fitted(suite, log, suite.start(micro_ns) if known is None else known)
     except ValueError as error:
-        again = shlex.join(["rlxjax", "calibrate", *of_suite, "--out", str(path), "--resume"])
         raise ValueError(f"{error}; the samples are in {kept_at}: measure more with `{again}`") from None
     terms, outliers = found.whole.terms, found.outliers()
-    is_written = force or terms.converged
     own = [] if header.suite in BUILT_IN else of_suite
     taken = shlex.join(["rlxjax", "refit", str(kept_at), *own, "--out", str(path), "--force"])
     is_any = any(cell.held_out for cell in found.cells)
@@ -215,8 +231,6 @@ def fit_and_write(
         f"in the fit: {shortened(outliers)}.": bool(outliers),
         "The fit that gives the held-out errors did not converge.": not found.blind_converged,
         terms.message: not terms.converged,
-        "No calibration was written. Measure more with `rlxjax calibrate --resume` and a larger --budget, or take it "
-        f"as it is with `{taken}`.": not is_written,
     }
     notes = [*notes, *(text for text, is_so in said.items() if is_so)]
     counts: dict[str, Any] = {"timings": sum(map(len, log.rounds)), "rounds": rounds, "workloads": len(found.cells)}
@@ -228,18 +242,59 @@ def fit_and_write(
     own["skipped"] = [f"{cell}: {reason}" for reason, names in skipped.items() for cell in names]
     before = model.prior if known is None else known
     section = section_of(found.whole, before, found.errors, found.noise_level, outliers, **own)
-    machine, of_pace = None, Verdict([], [])
+    machine, of_pace, pace = None, Verdict([], []), pace_of(log, earlier)
     if micro_ns:
-        pace = pace_of(log, machine_section(path, log.fingerprint))
         of_pace = said_of_pace(pace, log.fingerprint.cores)
         gate = measured_gate(micro_ns, log.fingerprint.platform)
         machine = MachineSection(**made, gate=gate, canary_ns=micro_ns, pace=pace, cautions=of_pace.cautions)
-    if is_written:
-        compiled, said_of_compiled = _of_compiled(suite, log, made)
-        notes += said_of_compiled + write_sections(path, {model.name: section, **compiled}, machine)
+    content, left_out = _content_of(path, model)
+    why = "" if terms.converged else "The fit did not converge."
+    if earlier is not None:
+        why = why or busier(pace.others, earlier)
+    if rival := rival_of(content, model, log):
+        why = why or why_worse(found, suite.kept(log.cells), section, rival)
+    is_written = force or not why
+    beside = path.with_name(f"{path.stem}.{model.name}.{'earlier' if is_written else 'worse'}.json")
+    if not is_written:
+        notes += [
+            f"{path} was not changed: {why} This fit is in {beside}. Measure more with `{again}` and a larger "
+            f"--budget, or take this fit with `{taken}`."
+        ]
+    elif model.name in content.models or left_out:
+        write_text_file(read_file(path).decode(), beside)
+        notes += [f"The earlier calibration is kept as {beside}."]
+    compiled, said_of_compiled = _of_compiled(suite, log, made)
+    written = write_sections(path if is_written else beside, {model.name: section, **compiled}, machine)
+    notes += [*said_of_compiled, *written]
     pays = what_pays(found.calibrated, _middle(found.cells, suite))
-    verdict = Verdict([*judged.said, *pays, *of_pace.said], [*judged.cautions, *of_pace.cautions])
+    cautions = [*judged.cautions, *of_pace.cautions]
+    holds = what_holds(found.errors, suite.most_error) if cautions else []
+    verdict = Verdict([*judged.said, *holds, *pays, *of_pace.said], cautions)
     return Outcome(path, is_written, kept_at, verdict, section, suite, found, skipped, micro_ns, notes)
+
+
+def rival_of(content: CalibrationFile, model: LatencyModel, log: SampleLog) -> CalibrationFile | None:
+    """Return what predicts without a new fit: the file if it has a section of this machine, else the population."""
+    section, others = content.models.get(model.name), population(log.fingerprint.platform)
+    if section and not fingerprint_differences(section.fingerprint, log.fingerprint, MACHINE_FIELDS):
+        return content
+    return others if others and model.name in others.models else None
+
+
+def _content_of(path: FilePath, model: LatencyModel) -> tuple[CalibrationFile, list[str]]:
+    """Return what a calibration file holds that can be used, nothing of no file, and what cannot be used of it."""
+    try:
+        return sections_of_file(path, [model])[:2]
+    except ValueError:
+        return CalibrationFile(models={}), []
+
+
+def name_samples(path: FilePath, model: LatencyModel, name: str, new: str) -> None:
+    """Give the samples behind a calibration file's section their new name."""
+    section = _content_of(path, model)[0].models.get(model.name)
+    if section and section.samples and section.samples.file == name:
+        samples = section.samples.model_copy(update={"file": new})
+        write_sections(path, {model.name: section.model_copy(update={"samples": samples})})
 
 
 def _of_compiled(suite: Suite, log: SampleLog, made: dict[str, Any]) -> tuple[dict[str, ModelSection], list[str]]:

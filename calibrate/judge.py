@@ -12,7 +12,16 @@ import numpy as np
 from rich.console import Console
 
 from rlxjax import Timings, fit_posterior
-from rlxjax.calibration import CalibratedModel, ErrorSummary, ModelSection, Pace, Samples
+from rlxjax.calibration import (
+    CalibratedModel,
+    Calibration,
+    CalibrationFile,
+    ErrorSummary,
+    MachineSection,
+    ModelSection,
+    Pace,
+    Samples,
+)
 from rlxjax.fit import (
     COVERED,
     COVERED_SDS,
@@ -26,10 +35,11 @@ from rlxjax.fit import (
     estimate,
     predicted_ns,
 )
+from rlxjax.units import number_text, time_text
 
 from .measure import by_work
 from .samples import SampleLog, noise_floor, quantile_ns
-from .terminal import Deadline, counted, ns, number, print_table, say
+from .terminal import Deadline, counted, number, print_table, say
 
 #: A campaign has enough once each group's held-out error, and the mean noise of its timings, are no larger; and
 #: seconds between two fits that say so.
@@ -41,6 +51,8 @@ OUTLIER_FACTOR = 3.0
 MOST_NOISE, LEAST_COVERED, FEW_HELD_OUT = 0.08, 0.75, 10
 #: Processors that others may use, and the least speed, in units of the usual one.
 MOST_OTHERS, LEAST_PACE = 0.25, 0.85
+#: A fit is worse than an earlier one with a smaller share of its visits or held-out cells, or wider intervals than so.
+LEAST_SHARE, MOST_WIDER = 1.0 / 3.0, 1.25
 #: Cells that are named at most where some are left out, and works whose times are printed.
 SKIPPED_SHOWN, WORKS_SHOWN = 4, 4
 #: The headings of a table of errors, and the fields of a summary below them.
@@ -224,6 +236,56 @@ def said_of_pace(pace: Pace, processors: int) -> Verdict:
     return found
 
 
+def busier(others: float | None, then: MachineSection | None) -> str:
+    """Return a sentence if other programs keep more processors busy than at a calibration; else an empty one."""
+    before = 0.0 if then is None or then.pace is None else then.pace.others or 0.0
+    if others is None or others - before <= MOST_OTHERS:
+        return ""
+    return f"Other programs keep {others:.1f} processors busy, and kept {before:.1f} busy at the calibration."
+
+
+def why_worse(found: Fitted, cells: Sequence[Cell], section: ModelSection, rival: CalibrationFile) -> str:
+    """Return why a file predicts better than a fit of other samples; empty if the fit is no worse.
+
+    Args:
+        found: the fit.
+        cells: runs to predict, of the fit's model.
+        section: the fit's.
+        rival: a calibration, or a population's, with a section of the model.
+    """
+    model = found.whole.posterior.model
+    both, held_out = (section, rival.models[model.name]), "held-out cells"
+    mine, its = (one.samples for one in both)
+    if mine and its and mine.sha256 == its.sha256:
+        return ""
+    counts = [{held_out: sum(own.held_out_cells for own in one.held_out.values())} for one in both]
+    if mine and its:
+        counts = [{"visits": one.timings} | count for one, count in zip((mine, its), counts, strict=True)]
+    for what, count in counts[0].items():
+        if count < LEAST_SHARE * (earlier := counts[1][what]):
+            return f"The fit is based on {count:,} {what}, the earlier one on {earlier:,}."
+    runs, known = cell_runs(model, cells), Calibration.from_file(rival, [model]).of(model.name).posterior
+    now, then = (COVERED_SDS * np.median(estimate(one, runs).log_sd()) for one in (found.whole.posterior, known))
+    if now <= MOST_WIDER * then:
+        return ""
+    wide = (number_text(math.exp(min(reach, 99.0)), 2) for reach in (now, then))
+    return "A typical 90 % interval reaches a factor of {} each way, and {} without this fit.".format(*wide)
+
+
+def what_holds(summaries: Mapping[str, ErrorSummary], most_error: float) -> list[str]:
+    """Return which groups have a held-out error of at most `most_error`, which a larger one, and which none."""
+    out = {name: own.held_out for name, own in summaries.items() if own.held_out is not None}
+    texts = {name: f"{name} ({100 * error:.0f} %)" for name, error in out.items()}
+    kinds = {
+        "You may use predictions of these groups, with their held-out errors": [
+            texts[name] for name, error in out.items() if error <= most_error
+        ],
+        "Use only the intervals of": [texts[name] for name, error in out.items() if error > most_error],
+        "Nothing was held out of": [name for name in summaries if name not in out],
+    }
+    return [f"{said}: {', '.join(names)}." for said, names in kinds.items() if names]
+
+
 def what_pays(calibrated: CalibratedModel, inputs: Mapping[str, Any]) -> list[str]:
     """Return a sentence on where along the first input the second strategy beats the first; none where it is a list."""
     if len(calibrated.strategies) < 2 or any(map(np.ndim, inputs.values())):
@@ -286,7 +348,7 @@ def print_outcome(outcome: Outcome, console: Console, *, is_verbose: bool = Fals
         _print_coefficients(outcome.section, console)
         _print_works(outcome, console)
         if outcome.micro_ns:
-            times = (f"{name} {ns(time_ns)} ns" for name, time_ns in outcome.micro_ns.items())
+            times = (f"{name} {time_text(time_ns)}" for name, time_ns in outcome.micro_ns.items())
             details.append(f"micro-benchmarks: {', '.join(times)}")
         details += [f"skipped, {reason}: {shortened(names)}" for reason, names in outcome.skipped.items() if names]
     counts = f"{counted(samples.workloads, 'cell')}, {counted(samples.rounds, 'round')}"
@@ -341,13 +403,15 @@ def _print_works(outcome: Outcome, console: Console) -> None:
         fastest = min(alike, key=lambda name: times_ns[name]) if len(alike) > 1 else ""
         for cell in works[work]:
             (measured, predicted), note = times_ns[cell.name], "fastest" if cell.name == fastest else ""
-            rows.append([work, cell.group, ns(predicted), ns(measured), f"{predicted / measured:.2f}", note])
+            rows.append(
+                [work, cell.group, time_text(predicted), time_text(measured), f"{predicted / measured:.2f}", note]
+            )
         if len(calibrated.strategies) > 1:
             decided, (kept, fused, *_) = calibrated.decide(**last), calibrated.strategies
             sure = f"{fused} is faster than {kept} with {100 * float(decided.probability):.0f} %: {decided.verdict()}"
             decisions.append(f"{work}: {calibrated.pick(**last)} is picked; {sure}.")
     if rows:
-        headings = ["work", "", "predicted, ns", "measured, ns", "predicted / measured", ""]
+        headings = ["work", "", "predicted", "measured", "predicted / measured", ""]
         print_table(console, f"{outcome.suite.model.name} (a ratio of 1 is best)", headings, rows, texts=2)
     for text in decisions:
         say(text, to=console)

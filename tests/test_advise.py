@@ -258,12 +258,14 @@ def test_bad_input_and_no_calibration_are_one_sentence(here, tmp_path, monkeypat
         ("peak_price_ns_per_byte: expected a number of", [real(8)], {"peak_price_ns_per_byte": float("nan")}),
         ("peak_price_ns_per_byte: expected a number of", [real(8)], {"peak_price_ns_per_byte": float("inf")}),
         ("memory_bytes: expected a number of at least 0", [real(8)], {"memory_bytes": float("nan")}),
-        (r"stages: expected total \(number 2\) to take what square gives, but it raised", [real()], {}),
-        ("expected square .number 1. to take these arguments", [], {}),
+        (r"stages: expected total \(number 2\) to take the result of square, but it raised", [real()], {}),
+        ("stages: square takes 1 argument, got 0", [], {}),
         ("trip_counts", [real(8, 8)], {"trip_counts": [-1]}),
     ):
         with pytest.raises(ValueError, match=match):
             rx.advise([square, total], *args, calibration=here, **options)
+    with pytest.raises(ValueError, match="stages: look_up takes 2 arguments, got 1 from square"):
+        rx.advise([square, look_up], real(8), calibration=here)
     with pytest.raises(ValueError, match="stages: expected a function"):
         rx.advise([], calibration=here)
     monkeypatch.setenv("RLXJAX_HOME", str(tmp_path))
@@ -489,18 +491,23 @@ def test_the_command_imports_what_is_named_and_refuses_the_rest_in_one_line(tmp_
         "--args: math has no 'nope'": lambda: arguments_of([], "math:nope"),
         "--args: expected a tuple from math:pi, got float": lambda: arguments_of([], "math:pi"),
         "--args: expected either --arg or --args": lambda: arguments_of(["f32[8]"], "math:pi"),
-        "--arg: expected a dtype and a shape": lambda: shape_of("float32[8]"),
+        "--arg: expected a dtype and a shape": lambda: shape_of("longdouble[8]"),
     }.items():
         with pytest.raises(ValueError, match=match):
             call()
     sizes = ["1,,2", "1,2,", ",", "-1", "1e3", "n", "\N{ARABIC-INDIC DIGIT THREE}"]
     for size in (*sizes, "8 8", "9" * 30, f"{2**30},{2**30}"):
-        with pytest.raises(ValueError, match="--arg: expected a dtype and a shape, of .* elements at most, as .*, got"):
+        with pytest.raises(ValueError, match="--arg: expected a dtype and a shape of at most .* elements, as .*, got"):
             shape_of(f"f32[{size}]")
-    for text in ("f32", "f33[2]", "F32[8]", "f32[8", "f32[8]]", "f32 [8]", "[8]", ""):
+    no_dtypes = (
+        f"{name}[2]" for name in ("f33", "F32", "str", "object", "U8", "V8", "m8", "datetime64", "clongdouble")
+    )
+    for text in (*no_dtypes, "f32", "f32[8", "f32[8]]", "f32 [8]", "[8]", ""):
         with pytest.raises(ValueError, match="--arg: expected a dtype and a shape"):
             shape_of(text)
-    assert shape_of("f32[ 8, 16 ]") == real(8, 16)
+    assert shape_of("f32[ 8, 16 ]") == shape_of("float32[8,16]") == real(8, 16)
+    for texts in ("bfloat16 bf16", "int32 i32 s32", "bool pred bool_", "float8_e4m3fn f8e4m3fn f8_e4m3fn", "int4 i4"):
+        assert {shape_of(f"{text}[3]").dtype for text in texts.split()} == {jnp.dtype(texts.split()[0])}, texts
     assert shape_of("f32[]") == real()
     assert shape_of("key[]").dtype == jax.random.key(0).dtype
     result = CliRunner().invoke(app, ["advise", "nowhere:f", "--arg", "f32[8]"])

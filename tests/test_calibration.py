@@ -349,8 +349,8 @@ def test_a_home_is_expanded_and_one_that_is_none_is_named_in_a_warning(tmp_path,
     for home, said in (
         (tmp_path / "file", "file/calibration-cpu.json: cannot be read .*Not a directory"),
         (tmp_path / ("x" * 300), "xxx/calibration-cpu.json: cannot be read .*too long"),
-        ("~nobody-here/own", "RLXJAX_HOME: expected a folder, got ~nobody-here/own; set it to one"),
-        ("", "RLXJAX_HOME: expected a folder, got none, and this user has no home; set it to one"),
+        ("~nobody-here/own", "RLXJAX_HOME: expected a folder, got ~nobody-here/own; set RLXJAX_HOME to a folder"),
+        ("", "RLXJAX_HOME: expected a folder, got none, and this user has no home; set RLXJAX_HOME to a folder"),
     ):
         monkeypatch.setenv("RLXJAX_HOME", str(home))
         with pytest.warns(UserWarning, match=said):

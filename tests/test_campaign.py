@@ -229,14 +229,14 @@ class Interrupting(Progress):
     """Presses Ctrl-C at the end of the second round."""
 
     @contextlib.contextmanager
-    def phase(self, name, deadline=None, total=None):
+    def phase(self, name, *arguments, **options):
         rounds = itertools.count(1)
 
         def advance():
             if "measuring" in name and next(rounds) == 2:
                 signal.raise_signal(signal.SIGINT)
 
-        with super().phase(name, deadline, total):
+        with super().phase(name, *arguments, **options):
             yield advance
 
 
@@ -279,8 +279,8 @@ def test_ctrl_c_fits_what_was_measured_a_resumed_run_goes_on_and_what_there_is_i
 
         monkeypatch.setattr(campaign, "run", run)
         result = command("calibrate", "--out", tmp_path / "other.json", "--json", "--quiet")
-        assert (result.exit_code, made) == (status, ["welch"] if second is None else ["welch", "functions"])
-        assert json.loads(result.stdout) == {"welch": one.as_dict()}
+        assert (result.exit_code, made) == (status, ["functions"] if second is None else ["functions", "welch"])
+        assert json.loads(result.stdout) == {"functions": one.as_dict()}
         assert result.stderr.splitlines()[-1] == said
 
 
@@ -303,9 +303,64 @@ def test_a_suite_of_ones_own_is_named_earlier_samples_are_kept_and_a_job_without
     assert result.exit_code == 0, result.stderr
     (found,) = json.loads(result.stdout).values()
     assert [file for file in tmp_path.iterdir() if file.is_file() and file.read_bytes() == kept]
-    assert any(note.startswith("Earlier samples were kept as ") for note in found["notes"])
+    assert any(note.startswith("The earlier samples are kept as ") for note in found["notes"])
     assert found["timed"]["workloads"] >= campaign.MIN_CELLS
     assert found["timed"]["rounds"] >= 1
+
+
+def test_the_better_of_two_fits_is_the_file_and_the_other_lies_beside_it(tmp_path, monkeypatch):
+    """Whatever makes a fit worse: few visits, few cells, noise, a busy machine; a job and a refit decide alike."""
+    made_up(path := tmp_path / "c.json", rounds=6)
+    good, worse, earlier = fitted(path), tmp_path / "c.toy.worse.json", tmp_path / "c.toy.earlier.json"
+    content, rng = path.read_bytes(), np.random.default_rng(0)
+    assert good.is_written
+    assert not worse.exists()
+    assert not earlier.exists()
+    kept_at, wild = good.samples_path, {cell.name: np.exp(rng.normal(0, 1)) for cell in SUITE.cells()}
+    few = type("Few", (ToySuite,), {"cells": lambda _: SUITE.cells()[:12]})()
+    for suite, samples, said in (
+        (SUITE, {"rounds": 1}, f"The fit is based on {len(SUITE.cells())} visits, the earlier one on "),
+        (few, {"rounds": 8}, " visits, the earlier one on "),
+        (SUITE, {"rounds": 3, "factors": wild}, "A typical 90 % interval reaches a factor of "),
+    ):
+        made_up(path, suite, **samples)
+        assert command("refit", kept_at, *OF_SUITE, "--quiet").exit_code == 1, said
+        found = fitted(path, suite)
+        (note,) = (note for note in found.notes if note.startswith(f"{path} was not changed: "))
+        assert (said in note, found.is_written, path.read_bytes()) == (True, False, content), note
+        assert f"This fit is in {worse}. Measure more with `rlxjax calibrate" in note
+        assert read_calibration_file(worse, [SUITE.model]).models["toy"] == found.section
+    monkeypatch.setattr(campaign, "busier", lambda *_: "Other programs keep processors busy.")
+    made_up(path, rounds=6)
+    assert "Other programs keep processors busy." in " ".join(
+        fitted(path, earlier=read_calibration_file(path, [SUITE.model]).machine).notes
+    )
+    assert path.read_bytes() == content
+    # Of another machine, or of another version of the model, nothing in the file predicts here.
+    for field in ({"fingerprint": {"cores": 999}}, {"model_version": 99}):
+        other = json.loads(content)
+        for name, value in field.items():
+            own = other["models"]["toy"]
+            own[name] = own[name] | value if isinstance(value, dict) else value
+        path.write_text(json.dumps(sealed(other)))
+        before = path.read_bytes()
+        made_up(path, few, rounds=2)
+        assert fitted(path, few).is_written
+        assert earlier.read_bytes() == before
+    path.write_bytes(content)
+    assert command("refit", kept_at, *OF_SUITE, "--quiet", "--force").exit_code == 0
+    assert earlier.read_bytes() == content
+
+
+def test_the_samples_of_an_earlier_calibration_keep_their_link_when_a_job_begins(outcome, tmp_path):
+    path = copied(outcome, tmp_path)
+    path.write_bytes(outcome.path.read_bytes())
+    campaign.name_samples(path, SUITE.model, outcome.samples_path.name, "c.toy.samples.jsonl.1")
+    section = read_calibration_file(path, [SUITE.model]).models["toy"]
+    assert section.samples == outcome.samples.model_copy(update={"file": "c.toy.samples.jsonl.1"})
+    assert section.coefficients == outcome.section.coefficients
+    campaign.name_samples(tmp_path / "none.json", SUITE.model, "a", "b")
+    assert not (tmp_path / "none.json").exists()
 
 
 class Unruly(ToySuite):
@@ -383,8 +438,8 @@ def test_bad_input_of_a_refit_is_one_line_and_writes_nothing(outcome, tmp_path, 
         ("none.toy.samples.jsonl", None, (), "none.toy.samples.jsonl: no such file"),
         ("a.toy.samples.jsonl.gz", "", (), "cannot be read (Not a gzipped file"),
         ("a.toy.samples.jsonl.1", "", (), "--out: expected a file, as"),
-        ("a.toy.samples.jsonl", "", ("--out", "a.toy.samples.jsonl"), "got that of the samples"),
-        ("a.toy.samples.jsonl", "", ("--out", "link"), "got that of the samples"),
+        ("a.toy.samples.jsonl", "", ("--out", "a.toy.samples.jsonl"), "got the file of the samples"),
+        ("a.toy.samples.jsonl", "", ("--out", "link"), "got the file of the samples"),
         ("a.toy.samples.jsonl", "", ("--out", "."), "expected a file to write, got the folder"),
         ("a.toy.samples.jsonl", "", ("--prior", "none.json"), "none.json: no such file"),
         ("a.toy.samples.jsonl", "visit", (), "0 cells were measured, too few to fit, which takes at least"),

@@ -30,6 +30,7 @@ from matplotlib.figure import Figure
 import rlxjax as rx
 from rlxjax.calibration import Calibration, explain
 from rlxjax.choices import Grouping
+from rlxjax.extras import install_command
 from rlxjax.fit import COVERED_SDS, is_measured, named
 from rlxjax.gate import Provenance
 from rlxjax.plot import rows
@@ -432,7 +433,7 @@ def test_what_cannot_be_drawn_is_one_sentence_and_no_figure():
 
 def test_without_matplotlib_a_picture_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    said = r"^rlxjax.plot: matplotlib is not installed; .* `pip install 'rlxjax\[plot\]'`$"
+    said = re.escape(f"matplotlib is not installed; get it with `{install_command('plot')}`")
     for draw in PICTURES.values():
         with pytest.raises(ImportError, match=said):
             draw()

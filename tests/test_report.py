@@ -20,6 +20,7 @@ from calibrate.report.calibration import calibration_page
 from calibrate.report.page import mark_of
 from calibrate.samples import quantile_ns, read_samples
 from rlxjax.calibration import default_calibration_path
+from rlxjax.extras import install_command
 
 MODELS = (SUITE.model, LINE)
 WORKLOAD = {"rows": 16, "width": 64}
@@ -213,7 +214,7 @@ def test_bad_input_is_one_line_with_the_way_out_and_leaves_no_file(tmp_path, mon
     assert "give another place with -o" in refused(plain, "-o", plain / "r.html")
     assert "got the folder" in refused(plain, "-o", tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert "jinja2 is not installed; get it with `pip install 'rlxjax[report]'`" in refused(plain)
+    assert f"jinja2 is not installed; get it with `{install_command('report')}`" in refused(plain)
 
 
 def test_a_page_never_replaces_what_it_is_made_of(tmp_path, monkeypatch):
@@ -233,12 +234,12 @@ def test_a_page_never_replaces_what_it_is_made_of(tmp_path, monkeypatch):
         ((path, "--against", earlier), earlier),
         (("--advice", advice), advice),
     ):
-        assert "--out: expected a file for the page, got that of" in refused(*arguments, "-o", out), out
+        assert "--out: expected a new file for the page, got the file of" in refused(*arguments, "-o", out), out
     monkeypatch.setenv("RLXJAX_HOME", str(tmp_path / "home"))
     saved = default_calibration_path()
     saved.parent.mkdir()
     saved.write_bytes(path.read_bytes())
-    assert "got that of the calibration" in refused("-o", saved)
+    assert "got the file of the calibration" in refused("-o", saved)
     assert saved.read_bytes() == before[path]
     assert {file: file.read_bytes() for file in folder.iterdir()} == before
 

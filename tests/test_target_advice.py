@@ -153,11 +153,11 @@ SLOW = {name: figures(kilocycles=300) for name in "ab"}
         ({"b": 21 * GB, "ab": 42 * GB}, "cannot model", "peak_memory", "second: "),
         (
             {"b": 21 * GB, "ab": figures(peak=12 * GB)},
-            *("fuse", "peak_memory", "one program needs 12 GB of 16.9: fits; second: "),
+            *("fuse", "peak_memory", "one program needs 12 GB of 16.9 GB: fits; second: "),
         ),
         (
             {"b": figures(peak=2 * TPU.memory_bytes), "ab": figures(kilocycles=900)},
-            *("fuse", "peak_memory", "second needs 33.8 GB of 16.9: does not fit"),
+            *("fuse", "peak_memory", "second needs 33.8 GB of 16.9 GB: does not fit"),
         ),
     ],
 )

@@ -139,9 +139,9 @@ def test_what_is_static_is_read_only_hashed_and_copied():
         lambda: found.of("line").provenance.pop("item_ns"),
         lambda: found.fingerprint["thread_flags"].clear(),
     ):
-        with pytest.raises(TypeError, match="read only"):
+        with pytest.raises(TypeError, match="read-only"):
             change()
-    with pytest.raises(TypeError, match="read only"):
+    with pytest.raises(TypeError, match="read-only"):
         found.fingerprint["cores"] = 1
     assert FrozenDict({"a": {"b": [1]}}) == {"a": {"b": (1,)}}
     assert hash(FrozenDict({"a": 1, "b": 2})) == hash(FrozenDict({"b": 2, "a": 1}))

@@ -1,7 +1,6 @@
 """The command that writes a calibration, or an advice, as one HTML file; the command and the file use no network."""
 
 import contextlib
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path as FilePath
 from typing import Annotated
@@ -9,7 +8,9 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from calibrate.command_line import (
+from rlxjax.extras import require
+
+from ..command_line import (
     Batch,
     File,
     NFft,
@@ -22,7 +23,7 @@ from calibrate.command_line import (
     warn,
     workload,
 )
-from calibrate.terminal import Progress, say
+from ..terminal import Progress, say
 
 
 @command(
@@ -44,8 +45,8 @@ def report(
     against: Annotated[
         FilePath | None, Option(help="An earlier calibration of this machine: the page shows the changes.")
     ] = None,
-    advice: Annotated[
-        FilePath | None, Option(help="The output of `rlxjax advise --json`: the page shows this advice.")
+    of_advice: Annotated[
+        FilePath | None, Option("--advice", help="The output of `rlxjax advise --json`: the page shows this advice.")
     ] = None,
     batch: Batch = 1024,
     n_fft: NFft = 256,
@@ -58,23 +59,22 @@ def report(
     The file loads nothing. --batch, --n-fft and --k give the size of the Welch peaks whose time the page explains.
     """
     for name in ("jinja2", "matplotlib"):
-        if importlib.util.find_spec(name) is None:
-            raise ImportError(f"rlxjax report: {name} is not installed; get it with `pip install 'rlxjax[report]'`")
+        require(name, "report")
     from rlxjax.calibration import sections_of_file, write_text_file
 
     with Progress(is_quiet=quiet).waiting("drawing the page"):
-        if advice is not None:
+        if of_advice is not None:
             for name, one in {"FILE": file, "--samples": samples, "--against": against}.items():
                 if one is not None:
                     raise ValueError(f"--advice: expected no {name} beside it, got {one}; make a page of each")
-            out = _place(out, "advice", advice, [])
-            from calibrate.report.advice import advice_page
+            out = _place(out, "advice", of_advice, [])
+            from .advice import advice_page
 
-            text = advice_page(advice, command_line(context))
+            text = advice_page(of_advice, command_line(context))
         else:
             sizes, path = workload(batch, n_fft, k, 2), calibration_file(file)
-            from calibrate.report.calibration import calibration_page
-            from calibrate.suites import models_of, suite_of
+            from ..suites import models_of, suite_of
+            from .calibration import calibration_page
 
             content = sections_of_file(path)[0]
             models, left_out = models_of(content, [suite_of(name) for name in suite or []])

@@ -7,12 +7,12 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from calibrate.terminal import plain
 from rlxjax import Advice, plot
 from rlxjax.calibration import first_refusal, read_json
 from rlxjax.choices import DECIDED
 from rlxjax.units import bytes_text, number_text, time_text
 
+from ..terminal import plain
 from .page import Section, Table, Verdict, drawn, page, sentence
 
 #: Whether each verdict is good news (None: neither good nor bad), and its words.

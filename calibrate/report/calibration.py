@@ -11,9 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.decisions import decided_here, in_words, is_by, row_of
-from calibrate.judge import ERROR_COLUMNS, said_of_pace, verdict_on, what_pays
-from calibrate.questions import flip_rows, flips_title, possible, reasons
 from rlxjax import plot
 from rlxjax.calibration import (
     MACHINE_FIELDS,
@@ -31,6 +28,9 @@ from rlxjax.choices import Memory
 from rlxjax.fit import LatencyModel
 from rlxjax.models import BUILT_IN, FUNCTIONS, GPU_KERNELS, WELCH
 
+from ..decisions import decided_here, in_words, is_by, row_of
+from ..judge import ERROR_COLUMNS, said_of_pace, verdict_on, what_pays
+from ..questions import flip_rows, flips_title, possible, reasons
 from .changes import Measured, change_section, earlier_calibration, measured_beside, model_of
 from .page import Section, Table, Verdict, drawn, page, rows_of, sentence
 
@@ -172,7 +172,7 @@ def decided_sections(content: CalibrationFile, calibration: Calibration) -> Iter
             "alternatives apart, and the favourite of the model runs. A choice that was measured beside another "
             "calibration is not used with this calibration."
         )
-        yield Section("decided", "Remembered choices", [said], tables=[Table("Choices, the newest first", rows, "")])
+        yield Section("decided", "Remembered choices", [said], tables=[Table("The newest first", rows, "")])
 
 
 # --- Each model ----------------------------------------------------------------------------------

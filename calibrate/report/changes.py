@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from calibrate.samples import noise_floor, quantile_ns, read_samples
 from rlxjax import Timings, plot
 from rlxjax.calibration import (
     MACHINE_FIELDS,
@@ -21,6 +20,7 @@ from rlxjax.calibration import (
 )
 from rlxjax.fit import LatencyModel, cell_runs, estimate, named, unit_of
 
+from ..samples import noise_floor, quantile_ns, read_samples
 from .page import Section, Table, drawn, rows_of
 
 #: The joint standard deviations beyond which a change is more than chance.

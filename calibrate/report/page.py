@@ -15,9 +15,9 @@ from matplotlib import pyplot, style
 from matplotlib.axes import Axes
 
 import rlxjax
-from calibrate.terminal import Row, headings_of, plain, shown
 from rlxjax import plot
-from rlxjax.units import bytes_text, time_text
+
+from ..terminal import Row, heading_text, headings_of, plain, shown
 
 #: The style of pictures: text without math markup, the width of a phone, black on white in any theme.
 STYLE: dict[str, Any] = {
@@ -25,10 +25,6 @@ STYLE: dict[str, Any] = {
     **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
     **{"grid.alpha": 0.3, "figure.figsize": (5.3, 3.7), "font.size": 11.0, "svg.fonttype": "none"},
 }
-
-
-#: The functions that write figures, by the unit at the end of their heading.
-UNITS: Mapping[str, Callable[[float], str]] = {" (ns)": time_text, " (bytes)": bytes_text}
 
 
 class Table(NamedTuple):
@@ -68,14 +64,14 @@ def mark_of(kind: str) -> str:
 def page(title: str, subtitle: str, sections: Sequence[Section], command: str, kind: str) -> str:
     """Return an HTML file with the sections in their order, and at its foot the command that made the file."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("calibrate.report", "."),
+        loader=jinja2.PackageLoader(__package__ or "", "."),
         autoescape=True,
         finalize=_finalized,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"shown": cell, "headings": headings_of, "titled": titled}
+    environment.filters |= {"shown": shown, "headings": headings_of, "heading": heading_text}
     environment.filters |= {"verbatim": lambda text: Markup(escape(plain(text)))}
     about = {"title": title, "subtitle": subtitle, "command": command, "mark": mark_of(kind)}
     about |= {"version": rlxjax.__version__}
@@ -87,17 +83,6 @@ def _finalized(value: Any) -> Any:
     if isinstance(value, Markup):
         return value
     return re.sub(r"(?<=\d) (?=%|×|[mun]?s\b|[kMG]?B\b)", "\u00a0", plain("" if value is None else value))
-
-
-def cell(value: Any, heading: str) -> str:
-    """Return a figure of a table as people read figures: times and bytes in the unit that fits each."""
-    said = next((said for unit, said in UNITS.items() if heading.endswith(unit)), None)
-    return said(value) if said and isinstance(value, (int, float)) else shown(value, heading)
-
-
-def titled(heading: str) -> str:
-    """Return a heading without the unit that each cell of its column names."""
-    return next((heading.removesuffix(unit) for unit in UNITS if heading.endswith(unit)), heading)
 
 
 def sentence(text: str) -> str:

@@ -175,8 +175,8 @@ def explain(calibrated: CalibratedModel, *inputs: float, **given: float | None) 
     names = calibrated.alternatives(**sizes)
     if len(names) < 2:
         raise ValueError(f"{model.name}: expected two strategies to choose among, got {', '.join(names) or 'none'}")
-    named_so, strategies = {name: calibrated.name_of(name, **sizes) for name in names}, []
-    for name in named_so.values():
+    strategies = []
+    for name in names:
         low, high = map(float, calibrated.interval_ns(name, **sizes))
         parts = {term: float(time_ns) for term, time_ns in calibrated.terms_ns(name, **sizes).items()}
         strategies.append(StrategyExplanation(name, parts, sum(parts.values()), (low, high)))
@@ -186,7 +186,7 @@ def explain(calibrated: CalibratedModel, *inputs: float, **given: float | None) 
     decided = calibrated.compare(pick, runner_up, **sizes)
     search = _search(calibrated, (pick, runner_up), sizes)
     crossover = _crossover(search)
-    first_two = [named_so[name] for name in list(alternatives_of(model))[:2] if name in named_so]
+    first_two = [name for name in list(alternatives_of(model))[:2] if name in names]
     if crossover.value is None and len(first_two) == 2 and set(first_two) != {pick, runner_up}:
         one, other = (name for name in by_time if name in first_two)
         elsewhere = _crossover(_search(calibrated, (one, other), sizes))

@@ -165,16 +165,15 @@ class Predictions:
     def pick(
         self, *inputs: Size, candidates: Sequence[str] | None = None, model: ModelName = None, **named: Size | None
     ) -> str:
-        """Return the strategy with the lowest prediction for one workload, of equals the first.
+        """Return the strategy with the lowest prediction for one workload, and the earlier of equal ones.
 
-        It is one of the candidates, else of all that give the result; its name also implies the inputs.
+        The strategy is one of the candidates, or of all strategies that give the result.
 
         Raises:
             ValueError: as `predict_ns`, no candidate, or sizes that are arrays or traced, for which `pick_index` is.
         """
         own = self.of(model)
-        chosen = own._chosen(None if candidates is None else tuple(candidates), inputs, named)[0]
-        return own.name_of(chosen, *inputs, **named)
+        return own._chosen(None if candidates is None else tuple(candidates), inputs, named)[0]
 
     def pick_index(
         self, *inputs: Size, candidates: Sequence[str] | None = None, model: ModelName = None, **named: Size | None
@@ -345,17 +344,6 @@ class CalibratedModel(Predictions):
         """
         chosen = self.strategies if candidates is None else tuple(candidates)
         return self._asked("pick", chosen, inputs, named)
-
-    def name_of(self, strategy: str, *inputs: Size, **named: Size | None) -> str:
-        """Return what a strategy is called for these inputs: by the name that implies most of them."""
-        values, own = all_inputs(self.model, strategy, inputs, named), strategy_of(self.model, strategy)
-        names = [
-            name
-            for name, other in self.model.strategies.items()
-            if other.variants == own.variants
-            and all(np.all(np.asarray(values[key]) == value) for key, value in other.fixed.items())
-        ]
-        return max(names, key=lambda name: len(self.model.strategies[name].fixed))
 
     def _all_inputs(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         """Return every input of a workload; where every strategy implies one, as the first that agrees does."""

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rlxjax._chunks import with_callers_settings
 
-from ._programs import equation_alone
+from ._programs import array_in_words, equation_alone, opened, unlike
 
 R = TypeVar("R")
 
@@ -142,20 +142,17 @@ _EXACT = {
 
 
 def difference(one: Any, other: Any, calls: Sequence[Callable[[], Any]] = ()) -> str:
-    """Return how two results differ, in a few words; nothing if they are the same but for rounding.
+    """Return how the second of two results differs from the first, in a few words; nothing where rounding explains it.
 
-    Each floating-point number may differ by the square root of its dtype's precision, times its own size. Where it
-    differs by more, and where other numbers differ at all, it counts how far rounding moves it in either program.
+    A floating-point number may differ by the square root of its dtype's precision, times its size. Any number may
+    differ by as much as rounding moves the number in either program.
     """
-    (mine, structure), (others, structure_of_other) = jax.tree.flatten(one), jax.tree.flatten(other)
-    if structure != structure_of_other:
-        return f"{structure_of_other} instead of {structure}"
+    if wrong := unlike(one, other):
+        return wrong
+    mine, others = (jax.tree.leaves(opened(own)) for own in (one, other))
     moves: list[Any] | None = None
     for number, (left, right) in enumerate(zip(mine, others, strict=True)):
-        of = f"array {number}" if len(mine) > 1 else "the array"
-        if jnp.shape(left) != jnp.shape(right) or jnp.result_type(left) != jnp.result_type(right):
-            kinds = [f"{jnp.result_type(own)}{list(jnp.shape(own))}" for own in (left, right)]
-            return f"{of} is {kinds[1]} instead of {kinds[0]}"
+        of = array_in_words(number, mine)
         dtype, expected, got = jnp.result_type(left), own_part(left), own_part(right)
         off, is_float = distance(got, expected), jnp.issubdtype(dtype, jnp.inexact)
         most = np.zeros(off.shape)
@@ -193,7 +190,7 @@ def rounding_moves(call: Callable[[], Any], results: Sequence[Any]) -> list[np.n
     Monte Carlo arithmetic (Parker, Pierce and Eggert, 2000) of the program's jaxpr: its arrays, and what its operations
     give, are multiplied by 1 plus or minus the precision of their dtype, of that of the results where this is finer.
     """
-    closed = jax.make_jaxpr(call)()
+    closed = jax.make_jaxpr(lambda: opened(call()))()
     unit = max((float(jnp.finfo(x.dtype).eps) for x in results if jnp.issubdtype(x.dtype, jnp.inexact)), default=0.0)
 
     def moved(seed: jax.Array, consts: Sequence[Any]) -> list[Any]:

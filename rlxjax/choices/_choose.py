@@ -28,7 +28,7 @@ from ._calls import ALONE, Caller, FailedError, Party, difference
 from ._contest import Contest, contest, longest_s
 from ._description import digest, digest_of_model, setting_of
 from ._memory import Memory, clear_learned, learn, learned
-from ._programs import Work, work_of_functions, work_of_suite
+from ._programs import Work, unequal, work_of_functions, work_of_suite
 from ._way import LIMIT_MS, REGRET, Choice, Way, choice_of_json, json_of_choice, measure_word
 
 #: Choices of this process that are kept, about 2 kB each; none holds a function or an argument.
@@ -358,10 +358,7 @@ def _timed(
             if party.first_text(wrong):  # all look closer, as one program may run on all of them
                 wrong = party.first_text(difference(expected[1], result, [expected[0].call, own.call]))
             if wrong:
-                raise ValueError(
-                    f"alternatives: expected the same result of all, but that of {own.name!r} differs "
-                    f"from that of {expected[0].name!r}: {wrong}; check=False takes them as they are"
-                )
+                raise unequal(expected[0].name, own.name, wrong)
     result = expected = None
     left = [*first_s]
     calls, extra_ns = [ways[place].call for place in left], [ways[place].extra_ns for place in left]

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax._values import Handle, by_value, handle
+from rlxjax._tracing import wrong_count
+from rlxjax._values import Handle, by_value, counted, handle
 from rlxjax.calibration import CalibratedModel, Calibration, FunctionPrediction, FunctionTimes, predict_profiles
 from rlxjax.fit import SURE, Cell, Runs, Suite, as_lists, batch_shape, decision, estimate, size_text
 from rlxjax.jaxpr import FunctionProfile, profile_function
@@ -87,9 +88,13 @@ def in_order(stages: Sequence[Callable[..., Any]], args: tuple[Any, ...]) -> lis
             result = jitted.eval_shape(*given)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's function may raise anything, and may exit)
             reason = str(error).strip().partition("\n")[0]
-            before = "these arguments" if number == 0 else f"what {found[-1].name} gives"
+            before = "these arguments" if number == 0 else f"the result of {found[-1].name}"
+            wrong = wrong_count(fn, given, {}) if isinstance(error, TypeError) else ""
+            said = f"{wrong} from {found[-1].name}" if wrong and number else wrong
             raise ValueError(
-                f"stages: expected {name} (number {number + 1}) to take {before}, but it raised "
+                f"stages: {said}"
+                if wrong
+                else f"stages: expected {name} (number {number + 1}) to take {before}, but it raised "
                 f"{type(error).__name__}: {reason}"
             ) from error
         found.append(Stage(name, jitted, given, result))
@@ -137,7 +142,7 @@ def work_of_functions(
         try:
             whole = in_order([given], args)[0]
         except ValueError as error:
-            said = str(error).partition("but it ")[2] or str(error)
+            said = str(error).partition("but it ")[2] or str(error).removeprefix("stages: ")
             ways.append(Way(name, content=digest("fails", name), fn=given, failed=said))
             parts.append(list)
             continue
@@ -146,13 +151,9 @@ def work_of_functions(
             raise ValueError(f"alternatives: expected {name!r} to close over arrays, got traced values; choose outside")
         if measure != "never":
             check_repeatable(name, program)
-        result = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), whole.result)
-        expected = expected or (name, result)
-        if check and result != expected[1]:
-            raise ValueError(
-                f"alternatives: expected the same result of all, but that of {name!r} is {result}, and that of "
-                f"{expected[0]!r} is {expected[1]}; check=False takes them as they are"
-            )
+        expected = expected or (name, whole.result)
+        if check and (wrong := unlike(expected[1], whole.result)):
+            raise unequal(expected[0], name, wrong)
         is_jitted = isinstance(given, jax.stages.Wrapped)
         devices += devices_of([program.jaxpr.consts, _places_in(program.jaxpr.jaxpr)])
         parts.append(functools.partial(list, [whole]) if is_jitted else functools.partial(parts_of, whole))
@@ -183,6 +184,38 @@ def work_of_functions(
     calibrated = None if known is None else known.models.get(FUNCTIONS.name)
     label = f"{' or '.join(alternatives)} of {in_words(args)}"
     return Work(ways, predict, calibrated, FUNCTIONS.name, label, where_of(args), devices, sure=SURE_OF_FUNCTIONS)
+
+
+def unlike(one: Any, other: Any) -> str:
+    """Return how the second of two results differs from the first in structure, shapes or dtypes; nothing if equal."""
+    (mine, structure), (others, other_structure) = (jax.tree.flatten(opened(own)) for own in (one, other))
+    if len(mine) != len(others):
+        return f"{counted(len(others), 'array')} instead of {len(mine)}"
+    if structure != other_structure:
+        said = [str(own).removeprefix("PyTreeDef(").removesuffix(")") for own in (other_structure, structure)]
+        return "its structure is {:.80} instead of {:.80}, where * is an array".format(*said)
+    for number, pair in enumerate(zip(others, mine, strict=True)):
+        got, wanted = (f"{jnp.result_type(own)}{list(getattr(own, 'shape', ()))}" for own in pair)
+        if got != wanted:
+            return f"{array_in_words(number, mine)} is {got} instead of {wanted}"
+    return ""
+
+
+def opened(tree: Any) -> Any:
+    """Return a result with lists in place of tuples and named tuples, and with dictionaries in place of mappings."""
+    if isinstance(tree, tuple | list):
+        return [*map(opened, tree)]
+    return {name: opened(tree[name]) for name in tree} if isinstance(tree, Mapping) else tree
+
+
+def array_in_words(number: int, arrays: Sequence[Any]) -> str:
+    return f"array {number}" if len(arrays) > 1 else "the array"
+
+
+def unequal(name: str, other: str, wrong: str) -> ValueError:
+    """Return the refusal of an alternative whose result differs from the result of another alternative."""
+    said = f"expected the same result of all, but {other!r} differs from {name!r}: {wrong}"
+    return ValueError(f"alternatives: {said}; check=False accepts any result")
 
 
 def in_words(args: tuple[Any, ...]) -> str:

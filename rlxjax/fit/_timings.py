@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rlxjax._values import by_value
+from rlxjax.extras import require
 
 from ._latency_model import LatencyModel, Runs, check_timed_size, variant_codes
 from ._lists import as_lists, batch_shape, widened_lists
@@ -128,9 +129,9 @@ class Timings:
             >>> pq.read_table(path).column_names
             ['variant', 'batch', 'n_fft', 'time_ns']
         """
-        from rlxjax._files import check_pyarrow, whole_file  # loaded when first used
+        from rlxjax._files import whole_file  # loaded when first used
 
-        check_pyarrow()
+        require("pyarrow", "scale")
         import pyarrow as pa
         import pyarrow.parquet as pq
 

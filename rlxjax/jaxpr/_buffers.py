@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from rlxjax._values import by_value
 
-from ._function_profile import NO_USERS
 from ._primitives import UNKNOWN_LINE
 from ._xla import FRAME
 from ._xla_text import NOTHING, Instruction, computations, frame_lines
@@ -56,7 +55,7 @@ def buffers_of(text: str, arguments: Sequence[str] = ()) -> tuple[Buffer, ...]:
     """
     try:
         found, entry = computations(text)
-        lines = frame_lines(text, NO_USERS)
+        lines = frame_lines(text)
         # A called computation counts once, however many callers it has.
         reached = [entry]
         counts: Counter[tuple[int, str, tuple[int, ...], str]] = Counter()

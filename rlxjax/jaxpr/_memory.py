@@ -37,7 +37,7 @@ class Step(NamedTuple):
     #: Scratch bytes.
     inner_bytes: int = 0
     work: Work = NO_WORK
-    #: For each read: `SPREAD` if elements are read repeatedly, `EACH` if each reader reads other elements. Empty if each
+    #: For each read: `SPREAD` if elements are read repeatedly, `EACH` if each reader reads others. Empty if each
     #: element is read once.
     reuse: tuple[str, ...] = ()
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from rlxjax._checks import as_index
-from rlxjax._tracing import TRACER
+from rlxjax._tracing import PACKAGE
 
 from . import _rules_algebra
 from ._rules import ARRAY_RULES, Aval, Operation, OperationCounts, Rule, names, nbytes
@@ -88,6 +88,8 @@ def register_rule(primitive: "str | Primitive", rule: CountingRule, *, family: s
 
 
 UNKNOWN_LINE = "unknown line"
+#: The largest number of stack frames that are searched for a line of the user.
+_MOST_FRAMES = 64
 #: `/folder/file.py:12:3 (function)`, as JAX writes a place.
 _PLACE = re.compile(r"(?:.*[/\\])?([^/\\]+?):(\d+)(?::\d+)?(?: |$)")
 
@@ -183,10 +185,14 @@ def source_line(equation: Any, otherwise: str = UNKNOWN_LINE) -> str:
     from jax.extend import source_info_util  # which loads much, Pallas among it
 
     try:
-        place = _PLACE.match(source_info_util.summarize(equation.source_info))
+        said = source_info_util.summarize(equation.source_info)
+        if said.startswith(PACKAGE):  # the user's line is that of a caller, and callers come first
+            callers = source_info_util.summarize(equation.source_info, _MOST_FRAMES).splitlines()
+            said = next((one for one in reversed(callers) if not one.startswith(PACKAGE)), "")
     except (AttributeError, TypeError):
         return otherwise
-    return f"{place[1]}:{place[2]}" if place and place[1] != TRACER else otherwise
+    place = _PLACE.match(said)
+    return f"{place[1]}:{place[2]}" if place else otherwise
 
 
 # --- Implementations of products and conversions in `jax.experimental.sparse` ------------------------

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Container, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 
 import numpy as np
 
@@ -36,19 +36,11 @@ _SCALARS = dict.fromkeys(("copy", "bitcast", "convert", "copy-done", "copy-start
 class CompiledProgram:
     """The counts of a compiled program, and the parts of the program for which XLA estimates no cycles.
 
-    `trips` gives the iterations of loops whose text does not say them, by source line. Lines of the files `no_users`
-    are not attributed. On a TPU, instructions on single numbers are no kernels. A text of an unknown form raises a
-    `ValueError`.
+    `trips` gives the iterations of loops whose text does not say them, by source line. On a TPU, instructions on
+    single numbers are no kernels. A text of an unknown form raises a `ValueError`.
     """
 
-    def __init__(
-        self,
-        text: str,
-        trips: Mapping[str, int],
-        no_users: Container[str] = (),
-        platform: str = "cpu",
-        devices: int = 1,
-    ) -> None:
+    def __init__(self, text: str, trips: Mapping[str, int], platform: str = "cpu", devices: int = 1) -> None:
         #: Loops of unknown iterations. `loops` counts all loops except those of exactly one iteration.
         self.unknown_loops: list[UnknownLoop] = []
         self.loops = 0
@@ -58,7 +50,7 @@ class CompiledProgram:
         self._trips, self._platform, self._devices = trips, platform, devices
         try:
             self._computations, name = computations(text)
-            self._lines = frame_lines(text, no_users)
+            self._lines = frame_lines(text)
             #: Launches and bytes by kind of instruction and by the user's source line.
             self.totals = self._count(name)
             entry = self._computations[name]

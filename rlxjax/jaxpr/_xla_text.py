@@ -2,10 +2,13 @@
 
 import functools
 import math
+import os
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from string import ascii_lowercase
 from typing import NamedTuple
+
+from rlxjax._tracing import PACKAGE
 
 from ._rules import names
 
@@ -41,6 +44,8 @@ _INSTRUCTION = re.compile(r"  (ROOT )?%([\w.\-]+) = (.*)$")
 _OPCODE = re.compile(r" ?([a-z][a-z0-9\-]*)\(")
 #: An array type. A layout such as `{1,0:T(8,128)S(1)}` puts the array outside of the device's main memory.
 _ARRAY = re.compile(r"([a-z]+[0-9]*)\w*\[([\d,<=]*)\](\{[^{}]*S\([1-9]\d*\)[^{}]*\})?")
+#: The files of this package that lower and compile: their callers are no part of a function.
+_LOWERING = ("_tracing.py", "_function_profile.py", "_compile.py", "_child.py")
 _FIELD, _PARENTHESIS = re.compile(r"(\w+)=(\d+)"), re.compile(r"[()]")
 
 
@@ -228,20 +233,25 @@ def _closing(text: str, start: int) -> int:
     raise ValueError(f"no end of the parenthesis in {text[:60]!r}")
 
 
-def frame_lines(text: str, no_users: Container[str]) -> dict[int, str]:
-    """Return the source line (`file.py:12`) of each stack frame in the text that belongs to a user's file."""
+def frame_lines(text: str) -> dict[int, str]:
+    """Return the user's line (`file.py:12`) of each stack frame in the text: the frame's own line or a caller's."""
 
     def table(name: str) -> dict[int, str]:
         rows = text.partition(f"\n{name}\n")[2].partition("\n\n")[0].splitlines()
         return {int(key): row for key, _, row in (row.partition(" ") for row in rows)}
 
-    files = {key: path.strip('"').replace("\\", "/").rpartition("/")[2] for key, path in table("FileNames").items()}
+    files = {key: path.strip('"').replace("\\\\", "\\") for key, path in table("FileNames").items()}
     places = {key: dict(_FIELD.findall(row)) for key, row in table("FileLocations").items()}
     found = {}
-    for key, row in table("StackFrames").items():
-        place = places[int(dict(_FIELD.findall(row))["file_location_id"])]
-        if (file := files[int(place["file_name_id"])]) not in no_users:
-            found[key] = f"{file}:{place['line']}"
+    for key, row in sorted(table("StackFrames").items()):  # a caller comes before the frames that it calls
+        frame = dict(_FIELD.findall(row))
+        place = places[int(frame["file_location_id"])]
+        file = files[int(place["file_name_id"])]
+        caller = int(frame.get("parent_frame_id", 0)) - 1  # the text counts them from one, and has 1 for no caller
+        if not file.startswith(PACKAGE):
+            found[key] = f"{os.path.basename(file)}:{place['line']}"
+        elif caller in found and not file.endswith(_LOWERING):
+            found[key] = found[caller]
     return found
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from rlxjax.calibration import CalibratedModel, Calibration
+from rlxjax.extras import require
 from rlxjax.fit import LatencyModel, Timings, strategy_of, unit_of
 
 if TYPE_CHECKING:
@@ -33,14 +34,10 @@ _ROWS: "WeakKeyDictionary[Axes, list[dict[str, Any]]]" = WeakKeyDictionary()
 
 
 def axis_of(ax: Any, lines: float | None = None) -> Axes:
-    """Return the axis to draw on: the given one, else that of a new figure, high enough for lines of text."""
-    try:
-        import matplotlib.axes
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        mend = "get it with `pip install 'rlxjax[plot]'`"
-        raise ImportError(f"rlxjax.plot: matplotlib is not installed; {mend}") from None
+    """Return the given axis, or the axis of a new figure that is high enough for the lines of text."""
+    require("matplotlib", "plot")
+    import matplotlib.axes
+
     if isinstance(ax, matplotlib.axes.Axes):
         return ax
     if ax is not None:
