@@ -62,7 +62,7 @@ def advice_page(path: FilePath, command: str) -> str:
         names = [own.name for own in dataclasses.fields(advice) if own.name.startswith(kept)]
         counts = {name.replace("_", " "): getattr(advice, name) for name in names}
         counts |= {f"peak bytes, {own.name}": own.peak_bytes for own in advice.pair}
-        rows = [{"what": k, "count": bytes_text(n) if "bytes" in k else n} for k, n in counts.items()]
+        rows = [{"what": k, "count": bytes_text(n) if "bytes" in k else f"{n:,}"} for k, n in counts.items()]
         table = Table("In a call; a negative count is a loss", rows, "")
         sections.append(Section("counts", "What one program saves", tables=[table]))
     names = " → ".join(stage.name for stage in advice.stages)
@@ -76,7 +76,8 @@ def _what_to_do(advice: Advice) -> Section:
     where = f"on a machine with {advice.target}" if advice.target else "here"
     word = "undecided" if advice.verdict == "undecided" else "always"
     command = f"rlxjax advise {stages} --arg ... --measure {word}   # times the programs {where}"
-    return Section("code", "What to do next", code=advice.code or command)
+    said = "Change your code:" if advice.code else "Measure the answer:"
+    return Section("code", "What to do next", [said], code=advice.code or command)
 
 
 def read_advice(path: FilePath) -> tuple[Advice, str]:

@@ -123,13 +123,13 @@ def _what_to_do(calibration: Calibration, path: FilePath) -> Section:
     file = "" if is_saved else f" {shlex.quote(str(path))}"
     option, arg, lines = f" --calibration{file}" if file else "", "--arg 'f32[2048,1024]'", []
     if FUNCTIONS.name in calibration.models:
-        lines += [f"profile{option} mymodule:scale {arg}   # the work and the time of your function"]
-        lines += [f"advise{option} mymodule:scale mymodule:energy {arg}   # one program or two?"]
+        lines += [("the work and the time of your function", f"profile{option} mymodule:scale {arg}")]
+        lines += [("one program or two?", f"advise{option} mymodule:scale mymodule:energy {arg}")]
     if WELCH.name in calibration.models:
-        lines += [f"predict{file} --batch 1024 --n-fft 256 --k 16   # the fastest strategy for Welch peaks"]
-    lines += [f"validate{file}   # does the calibration still hold?"]
-    lines += ["calibrate --budget 300   # measure again: for longer, on an idle machine"]
-    return Section("next", "What to do next", code="\n".join(f"rlxjax {line}" for line in lines))
+        lines += [("the fastest strategy for Welch peaks", f"predict{file} --batch 1024 --n-fft 256 --k 16")]
+    lines += [("does the calibration still hold?", f"validate{file}")]
+    lines += [("measure again: for longer, on an idle machine", "calibrate --budget 300")]
+    return Section("next", "What to do next", code="\n".join(f"# {what}\nrlxjax {line}" for what, line in lines))
 
 
 def _what_was_measured(content: CalibrationFile, calibration: Calibration) -> Section:

@@ -4,6 +4,7 @@ Every colour has a contrast of at least 3 with white and with black. Readers who
 colours apart. tests/test_plot.py computes both.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
@@ -14,6 +15,7 @@ from jaxtyping import Float
 from rlxjax.calibration import CalibratedModel, Calibration
 from rlxjax.extras import require
 from rlxjax.fit import LatencyModel, Timings, strategy_of, unit_of
+from rlxjax.units import time_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
@@ -93,6 +95,11 @@ def show_input(ax: Axes, along: Literal["x", "y"], label: str, values: np.ndarra
         axis = getattr(ax, f"{along}axis")
         axis.set_ticks(values, [plain(value) for value in values])
         axis.set_ticks([], minor=True)
+
+
+def duration(time_ns: float) -> str:
+    """Return the time at a tick, without zeros at the end: `1.5 ms`."""
+    return re.sub(r"(\.\d+?)0+ ", r"\1 ", time_text(time_ns))
 
 
 def plain(value: float) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 from rlxjax.calibration import CalibratedModel, Calibration, Explanation, FunctionPrediction, StrategyExplanation
 from rlxjax.fit import COVERED, COVERED_SDS, LatencyPosterior, PosteriorFit, is_measured, named, unit_of
 from rlxjax.gate import Provenance
-from rlxjax.units import interval_text, time_text
+from rlxjax.units import interval_text
 
 from ._axes import (
     COLOURS,
@@ -17,6 +17,7 @@ from ._axes import (
     Axes,
     axis_of,
     calibrated_of,
+    duration,
     ink_of,
     keep,
     plain,
@@ -175,7 +176,7 @@ def terms(explained: Any, *, ax: Axes | None = None) -> Axes:
     ax.tick_params(axis="y", length=0.0)
     ax.set_ylim(row - GAP - (1.0 - THICKNESS), -0.9)
     ax.set_xlim(0.0, 1.05 * end_ns)
-    show(ax, "x", "predicted time", time_text, explained.inputs if isinstance(explained, Explanation) else None)
+    show(ax, "x", "predicted time", duration, explained.inputs if isinstance(explained, Explanation) else None)
     return ax
 
 

@@ -9,7 +9,6 @@ import numpy as np
 from rlxjax._typing import RealLike
 from rlxjax.calibration import CalibratedModel, Calibration
 from rlxjax.fit import Timings, all_inputs, estimate, strategy_of
-from rlxjax.units import time_text
 
 from ._axes import (
     NEUTRAL,
@@ -17,6 +16,7 @@ from ._axes import (
     Axes,
     axis_of,
     calibrated_of,
+    duration,
     hues,
     in_words,
     ink_of,
@@ -107,7 +107,7 @@ def predicted_vs_measured(
         ax.errorbar(measured_ns[own], ratio[own], reaches[:, own], label=label, **style)
         keep(ax, {heading: column[own] for heading, column in figures.items()})
     ax.set(xscale="log", yscale="log")
-    show(ax, "x", "measured time", time_text)
+    show(ax, "x", "measured time", duration)
     show(ax, "y", "predicted / measured", plain)
     show_legend(ax)
     return ax
@@ -189,7 +189,7 @@ def time_by(
         ax.plot([], [], color=ink_of(ax), linestyle=":", label="not timed")
     ax.set(yscale="log")
     show_input(ax, "x", _label(whole, along), numbers, others)
-    show(ax, "y", "time", time_text)
+    show(ax, "y", "time", duration)
     show_legend(ax)
     return ax
 
