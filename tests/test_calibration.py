@@ -173,20 +173,20 @@ def test_what_was_edited_is_taken_with_a_word(path):
     value = good["models"]["line"]["coefficients"]["call_ns"]["value"]
     text = path.read_text().replace(repr(value), repr(2.0 * value), 1)
     path.write_text(text)
-    with pytest.warns(UserWarning, match=r"models\.line\.digest differs"):
+    with pytest.warns(UserWarning, match=r"models\.line: the digest does not match"):
         assert load_calibration(path, BOTH).coefficients["call_ns"] == 2.0 * value
     # Lost whole, renamed, or without digests: no section has changed, and yet a word is said.
     for change in (lambda c: c["models"].pop("line"), lambda c: c["models"].update(lime=c["models"].pop("line"))):
         content = json.loads(json.dumps(good))
         change(content)
         path.write_text(json.dumps(content))
-        with pytest.warns(UserWarning, match=f"^{path}: digest differs"):
+        with pytest.warns(UserWarning, match=f"^{path}: the digest does not match"):
             load_calibration(path, BOTH)
-        with pytest.warns(UserWarning, match=f"{path}: digest differs .*The other sections were kept"):
+        with pytest.warns(UserWarning, match=f"{path}: the digest does not match .*The other sections were kept"):
             save_calibration(path, tiled_fit())
     del good["models"]["line"]["digest"]
     path.write_text(json.dumps(good))
-    with pytest.warns(UserWarning, match=r"models\.line\.digest is missing"):
+    with pytest.warns(UserWarning, match=r"models\.line: the digest is missing"):
         load_calibration(path, BOTH)
     # What is no calibration of this schema is put aside and not lost.
     path.write_text("the old file")
@@ -203,7 +203,7 @@ def test_sections_that_are_written_at_once_are_all_kept(path):
     assert sorted(json.loads(path.read_text())["models"]) == [model.name for model in models]
 
 
-REFIT = "fit its raw timings again with `rlxjax refit {samples} --out {path}`"
+REFIT = "fit the raw timings again with `rlxjax refit {samples} --out {path}`"
 AGAIN = "measure again with `rlxjax calibrate --out {path}`"
 SUITE_AGAIN = "measure again with `rlxjax calibrate --suite a:B --out {path}`"
 

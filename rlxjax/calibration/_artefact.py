@@ -110,7 +110,7 @@ def sections_of_file(
             continue
         found[name] = section
         if is_asked and (problem := digest_problem(own)):
-            edited.append(f"{path}: {place}.{problem}")
+            edited.append(f"{path}: {place}: {problem}")
     try:
         content = CalibrationFile.model_validate(raw | {"machine": found.pop("", None), "models": found})
     except ValidationError as reason:
