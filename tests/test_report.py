@@ -125,7 +125,7 @@ def test_the_verdict_comes_first_and_cautions_make_it_not_ready(document, page):
     assert any("rlxjax validate" in text for text in document.texts["code"])
     assert {"toy: ready.", "line: not ready."} <= set(document.texts["p"])
     assert f"Caution: Careful {NASTY}." in document.texts["li"]
-    assert any("pays from rows" in text for text in document.texts["li"])
+    assert any("is faster from rows" in text for text in document.texts["li"])
     # A model of one input, and without its samples, has every other picture.
     assert any("is not beside the calibration" in text for text in document.texts["p"])
     assert "line-terms" in document.attributes("id")
