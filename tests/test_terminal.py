@@ -39,7 +39,7 @@ def test_a_table_holds_every_character_of_its_cells_on_any_terminal():
 
 
 def test_progress_says_the_time_left_on_a_terminal_and_a_line_a_phase_elsewhere_and_nothing_if_quiet():
-    for is_terminal, ends_s, left in ((True, 1e9, " s left"), (True, 0.0, "takes longer than planned"), (False, 0, "")):
+    for is_terminal, ends_s, left in ((True, 1e9, " s left"), (True, 0.0, "overdue"), (False, 0, "")):
         shown = Console(file=io.StringIO(), width=120, force_terminal=is_terminal)
         progress = Progress(shown, ends_s=ends_s)
         with progress.waiting("starting JAX"):
@@ -51,7 +51,7 @@ def test_progress_says_the_time_left_on_a_terminal_and_a_line_a_phase_elsewhere_
         with progress.phase("compiling", Deadline(ends_s), what="program") as advance:
             advance()
         text = shown.file.getvalue()
-        for said in ("starting JAX", "10 of 2,000 rows, 0 a second", "1/4", "1 program", left or "planned"):
+        for said in ("starting JAX", "10 of 2,000 rows, 0 a second", "1/4", "1 program", left or "overdue"):
             assert (said in text) == is_terminal
         assert ("s left" in text) == (left == " s left")
         assert re.search(r"compiling: \d+\.\d s$", text)
