@@ -260,8 +260,8 @@ class FunctionProfile:
             launches,
             f"{counted(io.sync_points, 'wait')} for the host, {bytes_text(self.peak_bytes)} of memory at the peak, "
             f"{bytes_text(io.host_output_bytes)} of results",
-            f"rules cover {covered} of {counted(self.equations, 'equation')}"
-            + (f" and {of_traffic} of the traffic" if is_written else "; the other counts are the compiled program's"),
+            f"counted: {covered} of {counted(self.equations, 'equation')}"
+            + (f", {of_traffic} of the traffic" if is_written else "; launches and bytes are the compiled program's"),
             "",
         ]
         headings = ("if nothing is fused" * is_written, "FLOP", "transcendentals", "integer", "traffic", "launches")
