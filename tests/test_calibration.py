@@ -173,16 +173,16 @@ def test_what_was_edited_is_taken_with_a_word(path):
     value = good["models"]["line"]["coefficients"]["call_ns"]["value"]
     text = path.read_text().replace(repr(value), repr(2.0 * value), 1)
     path.write_text(text)
-    with pytest.warns(UserWarning, match=r"models\.line\.digest differs"):
+    with pytest.warns(UserWarning, match=r"models\.line\.digest does not match"):
         assert load_calibration(path, BOTH).coefficients["call_ns"] == 2.0 * value
     # Lost whole, renamed, or without digests: no section has changed, and yet a word is said.
     for change in (lambda c: c["models"].pop("line"), lambda c: c["models"].update(lime=c["models"].pop("line"))):
         content = json.loads(json.dumps(good))
         change(content)
         path.write_text(json.dumps(content))
-        with pytest.warns(UserWarning, match=f"^{path}: digest differs"):
+        with pytest.warns(UserWarning, match=f"^{path}: digest does not match"):
             load_calibration(path, BOTH)
-        with pytest.warns(UserWarning, match=f"{path}: digest differs .*What it holds was kept"):
+        with pytest.warns(UserWarning, match=f"{path}: digest does not match .*What it holds was kept"):
             save_calibration(path, tiled_fit())
     del good["models"]["line"]["digest"]
     path.write_text(json.dumps(good))
