@@ -75,7 +75,7 @@ def digest_problem(content: Mapping[str, Any]) -> str | None:
         if content.get("digest") == digest_of(content):
             return None
     got = "does not match the content" if "digest" in content else "is missing"
-    return f"digest {got}: the file was edited, and is used as it is"
+    return f"the digest {got}: the file was edited; it is used as it is"
 
 
 def home_folder(kind: Literal["data", "cache"], error: type[ValueError] = ValueError) -> FilePath:
