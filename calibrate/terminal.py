@@ -44,11 +44,6 @@ def plain(text: object) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in str(text))
 
 
-def ns(time_ns: float) -> str:
-    """Return a time in whole ns."""
-    return f"{time_ns:,.0f}"
-
-
 def json_text(found: Any) -> str:
     """Return an answer as JSON; a number that is not finite becomes null.
 
