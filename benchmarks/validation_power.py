@@ -1,11 +1,10 @@
-"""How often `validate` alarms without need, and how often it sees a machine that has changed, by replayed samples.
+"""Measure how often `validate` alarms on an unchanged machine and on a changed machine, by replayed samples.
 
     python -m benchmarks.validation_power FOLDER [--slowed-s 120] [--json FILE]
 
-FOLDER is that of `benchmarks.default_runs`: its calibrations are validated again and again, each time by a few rounds
-of six of the independent workloads, drawn at random. `--slowed-s` first takes samples of the same workloads while
-another process keeps a processor busy. Besides, the replayed times are made 15 % longer: all of them, or those of one
-strategy.
+FOLDER comes from `benchmarks.default_runs`. Its calibrations are validated many times, each time by a few rounds of six
+random independent workloads. `--slowed-s` first takes samples of the same workloads while another process keeps a
+processor busy. A further replay makes times 15 % longer: all times, or the times of one strategy.
 """
 
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ import numpy as np
 
 from benchmarks._campaigns import WITHOUT_MODEL, busy_processor, estimates, sampled
 from benchmarks._common import options, table, write
-from calibrate.check import DRIFTED, Validation, drift_of, verdict_of
+from calibrate.check import GOOD, Validation, drift_of, verdict_of
 from calibrate.machine import micro_times_ns, slowness, used_by_others
 from calibrate.samples import SampleLog, noise_floor, quantile_ns, read_samples
 from rlxjax import Calibration
@@ -46,21 +45,23 @@ def replayed(
     )
     cells, visits = window.timed()
     longer = np.array([factor if strategy in ("all", cell.group) else 1.0 for cell in cells])
-    expected = estimates(Calibration.from_file(content).of(WELCH.name).posterior, cells)
+    calibrated = Calibration.from_file(content).of(WELCH.name)
+    expected = estimates(calibrated.posterior, cells)
     now_ns, then_ns = micro_times_ns(window), {} if content.machine is None else content.machine.canary_ns
     slower = slowness(now_ns, then_ns) or 1.0
-    drift = drift_of(quantile_ns(visits) * longer, expected, noise_floor(visits), slower)
-    return verdict_of({WELCH.name: drift}, now_ns, then_ns, used_by_others(window))
+    pace_sd = calibrated.pace_log_sd
+    drift = drift_of(quantile_ns(visits) * longer, expected, noise_floor(visits), slower, pace_sd)
+    return verdict_of({WELCH.name: drift}, now_ns, then_ns, used_by_others(window), content.machine)
 
 
 def share_of_alarms(
     log: SampleLog, files: Sequence[CalibrationFile], count: int, seed: int, strategy: str = "all", factor: float = 1.0
 ) -> dict[str, Any]:
-    """Return how many of so many validations alarm, a calibration in turn each."""
+    """Return the number of alarms in a number of validations, over the calibrations in turn."""
     rng = np.random.default_rng(seed)
     verdicts = [replayed(log, files[number % len(files)], rng, strategy, factor) for number in range(count)]
     drifts = [verdict.models[WELCH.name] for verdict in verdicts]
-    alarms = [drift for verdict, drift in zip(verdicts, drifts, strict=True) if verdict.word == DRIFTED]
+    alarms = [drift for verdict, drift in zip(verdicts, drifts, strict=True) if verdict.word != GOOD]
     return {
         "validations": count,
         "alarms": len(alarms),
@@ -70,7 +71,7 @@ def share_of_alarms(
 
 
 def main() -> None:
-    """Take what is missing, replay, print."""
+    """Take missing samples, replay, print."""
     parser = options(__doc__, slowed_s=0.0)
     parser.add_argument("folder", type=Path)
     given = parser.parse_args()

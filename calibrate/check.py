@@ -15,6 +15,7 @@ from rlxjax import Calibration
 from rlxjax.calibration import (
     MACHINE_FIELDS,
     CalibratedModel,
+    MachineSection,
     current_fingerprint,
     fingerprint_differences,
     read_calibration_file,
@@ -22,7 +23,7 @@ from rlxjax.calibration import (
 from rlxjax.fit import Cell, LatencyEstimate, Suite, cell_runs, estimate
 
 from .campaign import timed
-from .judge import MOST_OTHERS
+from .judge import busier
 from .machine import MICRO_REPEATS, micro_times_ns, slowness, time_micro, used_by_others
 from .measure import by_work, memory_limit_bytes
 from .samples import SampleLog, noise_floor, quantile_ns
@@ -30,7 +31,7 @@ from .suites import suite_of_file
 from .terminal import Deadline, Progress
 
 #: The verdicts, by their exit status.
-GOOD, DRIFTED, NOT_THIS_MACHINE = STATUSES = "good", "drifted", "not this machine"
+GOOD, DRIFTED, NOT_THIS_MACHINE, INCONCLUSIVE = STATUSES = "good", "drifted", "not this machine", "inconclusive"
 #: Seconds that a check takes at least, and those kept back for the micro-benchmarks at the end.
 MIN_BUDGET_S, RESERVE_S = 5.0, 2.0
 #: A drift has to be larger than this, in the logarithm, and than so many standard deviations of a mean.
@@ -72,6 +73,7 @@ class Validation:
     canaries: Mapping[str, Drift] = dataclasses.field(default_factory=dict)
     slower: float = 1.0
     others: float | None = None
+    busy: str = ""
     elsewhere: Sequence[str] = ()
     software: Sequence[str] = ()
     not_timed: Sequence[str] = ()
@@ -82,29 +84,30 @@ class Validation:
         return STATUSES.index(self.word)
 
     def sentences(self, file: str | os.PathLike[str]) -> list[str]:
-        reasons = [
-            f"{drift.cells} cells of {name} take {drift.factor:.2f} times what is predicted at this pace (less is "
-            f"faster; {drift.low:.2f} to {drift.high:.2f} would be chance)"
+        reasons = ["the machine is busy"] * (self.word == INCONCLUSIVE)
+        reasons += [
+            f"{drift.cells} cells of {name} take {drift.factor:.2f} times the predicted time ({drift.low:.2f} to "
+            f"{drift.high:.2f} is chance)"
             for name, drift in self.models.items()
         ] or list(self.elsewhere)
-        if self.others is not None and self.others > MOST_OTHERS:
-            reasons.append(f"other programs keep {self.others:.1f} processors busy")
-        said = [f"{self.word}: {'; '.join(reasons)}."]
+        said = [f"{self.word}: {'; '.join(reasons)}.", *([self.busy] if self.busy else [])]
         if self.models and not 1.0 - PACE_SAID < 1.0 / self.slower < 1.0 + PACE_SAID:
-            pace = f"{100 / self.slower:.0f} % of its pace then (more is faster)"
-            said.append(f"The machine runs at {pace}, and times follow it.")
+            said.append(
+                f"The machine runs at {100 / self.slower:.0f} % of its speed at the calibration; the predicted times "
+                "above follow this speed."
+            )
         off = {name: drift.factor for name, drift in self.canaries.items() if drift.is_off}
-        if longer := [f"{name} takes {factor:.2f} times as long as then" for name, factor in off.items()]:
-            said.append(f"micro-benchmarks: {'; '.join(longer)}.")
+        if longer := [f"{name} takes {factor:.2f} times its earlier time" for name, factor in off.items()]:
+            said.append(f"Micro-benchmarks: {'; '.join(longer)}.")
         said += self.not_timed
         if self.software:
             said.append(f"It was made with other software: {'; '.join(self.software)}.")
         if self.models:
             said.append(f"by {os.fspath(file)}")
-        if self.word == DRIFTED:
-            said.append("If something else ran meanwhile, check again once it has ended.")
+        if self.word == INCONCLUSIVE:
+            said.append("Validate again once the other programs have ended. If they always run, calibrate beside them.")
         if self.word != GOOD:
-            said.append(f"Make a new one: {renewal(file, self.commands)}")
+            said.append(f"Calibrate again: {renewal(file, self.commands)}")
         return said
 
     def as_json(self, file: str | os.PathLike[str]) -> dict[str, Any]:
@@ -164,8 +167,9 @@ def check(
         for name, log in logs.items():
             cells, visits = log.timed()
             expected = estimate(known[name][1].posterior, cell_runs(known[name][0].model, cells))
-            models[name] = drift_of(quantile_ns(visits), expected, noise_floor(visits), slower)
-        verdict = verdict_of(models, now_ns, then_ns, used_by_others(machine))
+            pace_sd = known[name][1].pace_log_sd
+            models[name] = drift_of(quantile_ns(visits), expected, noise_floor(visits), slower, pace_sd)
+        verdict = verdict_of(models, now_ns, then_ns, used_by_others(machine), content.machine)
     return dataclasses.replace(verdict, not_timed=not_timed, **about)
 
 
@@ -198,27 +202,41 @@ def verdict_of(
     canary_ns: Mapping[str, float],
     canary_then_ns: Mapping[str, float],
     others: float | None = None,
+    then: MachineSection | None = None,
 ) -> Validation:
-    """Return the verdict on drifts: others that keep processors busy are one too, a micro-benchmark alone is none."""
+    """Return the verdict on drifts. A drift on a machine that is busier than `then` is inconclusive.
+
+    Micro-benchmarks decide nothing.
+    """
     shared = {name: canary_ns[name] / then_ns for name, then_ns in canary_then_ns.items() if name in canary_ns}
     canaries = {name: Drift(factor, 1.0 / CANARY_FACTOR, CANARY_FACTOR) for name, factor in shared.items()}
-    is_off = any(drift.is_off for drift in models.values()) or (others is not None and others > MOST_OTHERS)
-    slower = slowness(canary_ns, canary_then_ns) or 1.0
-    return Validation(DRIFTED if is_off else GOOD, models, canaries, slower, others)
+    busy, is_off = busier(others, then), any(drift.is_off for drift in models.values())
+    word = GOOD if not is_off else INCONCLUSIVE if busy else DRIFTED
+    return Validation(word, models, canaries, slowness(canary_ns, canary_then_ns) or 1.0, others, busy)
 
 
-def drift_of(measured_ns: np.ndarray, expected: LatencyEstimate, noise: np.ndarray, slower: float = 1.0) -> Drift:
-    """Return how far the times of a few cells are off a calibration, the pace taken out: a median, and its doubt."""
+def drift_of(
+    measured_ns: np.ndarray, expected: LatencyEstimate, noise: np.ndarray, slower: float = 1.0, pace_sd: float = 0.0
+) -> Drift:
+    """Return the median ratio of measured to predicted times, without the machine's pace, and its uncertainty.
+
+    Args:
+        measured_ns: times of a few cells in ns.
+        expected: their predictions.
+        noise: relative noise of each time.
+        slower: how many times slower the canaries run than at the calibration.
+        pace_sd: standard deviation of the logarithm of the machine's speed at the calibration.
+    """
     pace = np.log(slower)
     believed = pace**3 / (pace**2 + PACE_NOISE**2)  # runs follow the canaries as far as that is more than noise
     log_ratios = np.log(measured_ns / np.asarray(expected.time_ns)) - believed
     weights = 1.0 / (np.asarray(expected.spread) ** 2 + np.nan_to_num(noise, nan=UNKNOWN_NOISE) ** 2)
     shared = np.sum((weights @ np.asarray(expected.scores) / weights.sum()) ** 2)
-    doubt = LEAST_DRIFT + SURE_SDS * np.sqrt(shared + MEDIAN_VARIANCE / weights.sum())
+    uncertainty = max(LEAST_DRIFT, SURE_SDS * pace_sd) + SURE_SDS * np.sqrt(shared + MEDIAN_VARIANCE / weights.sum())
     order = np.argsort(log_ratios)
     below = np.cumsum(weights[order])
     median = log_ratios[order][np.searchsorted(below, below[-1] / 2.0)]
-    return Drift(*np.exp([median, -doubt, doubt]).tolist(), cells=len(log_ratios))
+    return Drift(*np.exp([median, -uncertainty, uncertainty]).tolist(), cells=len(log_ratios))
 
 
 def chosen_cells(suite: Suite, calibrated: CalibratedModel) -> list[Cell]:

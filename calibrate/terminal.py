@@ -1,4 +1,4 @@
-"""What the commands print: sentences, tables, times in ns as JSON has them, and progress on standard error."""
+"""The output of the commands: sentences, tables, JSON, and progress on standard error."""
 
 import contextlib
 import functools
@@ -16,21 +16,23 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-#: Times from here on have four digits and a power of ten.
-LONG_NS = 1e12
+from rlxjax.units import bytes_text, time_text
+
 #: Columns of a table where there is no terminal.
 WIDE = 1000
-#: Figures and texts by heading; the unit of a number stands in brackets at the end of its heading.
+#: Figures and texts by heading; a heading ends with the unit of its numbers in brackets.
 Row = dict[str, Any]
+#: The units that a cell prints with its number, and a heading therefore does not.
+_TEXTS: dict[str, Callable[[float], str]] = {" (ns)": time_text, " (bytes)": bytes_text}
 
 
 def console() -> Console:
-    """Return where tables are printed: as wide as the terminal, or as a table is where there is none."""
+    """Return the console for tables: as wide as the terminal, or as wide as each table without a terminal."""
     return Console(width=None if sys.stdout.isatty() else WIDE)
 
 
 def say(text: object, to: Console | None = None) -> None:
-    """Print a text without a break, so that what it names can be copied, on standard output or another place."""
+    """Print a text without line breaks, so that names in it can be copied, on standard output or a console."""
     if to is None:
         typer.echo(plain(text))
     else:
@@ -38,17 +40,17 @@ def say(text: object, to: Console | None = None) -> None:
 
 
 def plain(text: object) -> str:
-    """Return a text in which what would steer a terminal, or turn text round, is escaped: a file may hold it."""
+    """Return a text with escaped control characters: a file may hold characters that steer a terminal."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in str(text))
 
 
 def ns(time_ns: float) -> str:
-    """Return a time in whole ns; a long one as `4.200e+15`."""
-    return f"{time_ns:,.0f}" if abs(time_ns) < LONG_NS else f"{time_ns:.3e}"
+    """Return a time in whole ns."""
+    return f"{time_ns:,.0f}"
 
 
 def json_text(found: Any) -> str:
-    """Return an answer as JSON, which has no word for a number that is not finite: null.
+    """Return an answer as JSON; a number that is not finite becomes null.
 
     Examples:
         >>> json_text({"a": [1.5, float("nan")]})
@@ -58,9 +60,9 @@ def json_text(found: Any) -> str:
 
 
 def finite_ns(time_ns: Any, what: str) -> float:
-    """Return a time; one that is not finite is no answer, and refused."""
+    """Return a time as a float, and refuse a time that is not finite."""
     if not math.isfinite(time_ns):
-        raise ValueError(f"{what}: the calibration gives no finite time; measure it anew with `rlxjax calibrate`")
+        raise ValueError(f"{what}: the calibration gives no finite time; measure again with `rlxjax calibrate`")
     return float(time_ns)
 
 
@@ -69,16 +71,16 @@ def number(value: float) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """Return how many there are of something: `1,200 rounds`."""
+    """Return a count and its noun: `1,200 rounds`."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def shown(value: Any, heading: str) -> str:
-    """Return a figure as it is read, by the unit in its heading; text as it is.
+    """Return the text of a cell: a number by the unit in its heading, and text as it is.
 
     Examples:
         >>> shown(1234.5, "time (ns)"), shown(0.0234, "error (%)"), shown(True, "timed"), shown(None, "noise (%)")
-        ('1,234', '2.3', 'yes', '')
+        ('1.23 us', '2.3', 'yes', '')
     """
     if isinstance(value, (bool, str)):
         return value if isinstance(value, str) else "yes" if value else "no"
@@ -86,8 +88,13 @@ def shown(value: Any, heading: str) -> str:
         return ""
     if heading.endswith("(%)"):
         return f"{100 * value:.1f}"
-    text = ns(value) if heading.endswith("(ns)") else number(abs(value))
-    return f"−{text.lstrip('-')}" if value < 0 else text
+    text_of = next((text for unit, text in _TEXTS.items() if heading.endswith(unit)), number)
+    return f"−{text_of(-value)}" if value < 0 else text_of(value)
+
+
+def heading_text(heading: str) -> str:
+    """Return a heading as a table prints the heading: without a unit that the cells print."""
+    return next((heading.removesuffix(unit) for unit in _TEXTS if heading.endswith(unit)), heading)
 
 
 def headings_of(rows: Iterable[Row]) -> list[str]:
@@ -96,13 +103,14 @@ def headings_of(rows: Iterable[Row]) -> list[str]:
 
 def print_rows(console: Console, title: str, rows: Sequence[Row]) -> None:
     headings = headings_of(rows)
-    print_table(console, title, headings, [[shown(row.get(name), name) for name in headings] for row in rows])
+    cells = [[shown(row.get(name), name) for name in headings] for row in rows]
+    print_table(console, title, [*map(heading_text, headings)], cells)
 
 
 def print_table(
     console: Console, title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1
 ) -> None:
-    """Print a table, whose first columns are texts, as those without a heading; a narrow console cuts no cell."""
+    """Print a table. The first `texts` columns and columns without a heading are left-aligned; no cell is cut."""
     console.print(Text(plain(title), style="bold"))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for place, heading in enumerate(headings):
@@ -115,7 +123,7 @@ def print_table(
 
 
 class Deadline:
-    """A point in time that a phase has to end by, and whether the user asked to stop."""
+    """The time by which a phase has to end, and whether the user interrupted it."""
 
     def __init__(self, at_s: float):
         self.at_s = at_s
@@ -126,15 +134,15 @@ class Deadline:
 
 
 class Progress:
-    """Shows on standard error which phase a command is in, how far it is, and how long the command still takes."""
+    """Shows on standard error the phase of a command, its progress, and the time that is left."""
 
     def __init__(self, console: Console | None = None, *, ends_s: float | None = None, is_quiet: bool = False):
         self._console = console or Console(stderr=True)
-        self._ends_s, self._is_quiet = ends_s, is_quiet  # the end in `time.perf_counter()`, as far as that is known
+        self._ends_s, self._is_quiet = ends_s, is_quiet  # the planned end of the command in `time.perf_counter()`
 
     @contextlib.contextmanager
     def waiting(self, name: str, total: float | None = None) -> Iterator[Callable[..., None]]:
-        """Show what is waited for, on a terminal; nothing stays of it. Yield what changes the bar."""
+        """Show a bar on a terminal while the block runs; yield the function that updates it."""
         if self._is_quiet or not self._console.is_terminal:
             yield lambda **_: None
             return
@@ -150,9 +158,12 @@ class Progress:
 
     @contextlib.contextmanager
     def phase(
-        self, name: str, deadline: Deadline | None = None, total: int | None = None
+        self, name: str, deadline: Deadline | None = None, total: int | None = None, what: str = "round"
     ) -> Iterator[Callable[[], None]]:
-        """Show a phase; yield what to call at each step. With a deadline, the bar shows time."""
+        """Show a phase; yield the function to call after each step. With a deadline, the bar shows time.
+
+        `what` names a step where no total is known.
+        """
         begun_s, steps = time.perf_counter(), 0
         span_s = None if deadline is None else max(deadline.left_s(), 0.1)
 
@@ -160,7 +171,7 @@ class Progress:
             nonlocal steps
             steps += 1
             done = steps if span_s is None else time.perf_counter() - begun_s
-            update(completed=done, steps=f"{steps}/{total}" if total else counted(steps, "round"))
+            update(completed=done, steps=f"{steps}/{total}" if total else counted(steps, what))
 
         with self.waiting(name, total if span_s is None else span_s) as update:
             yield advance
@@ -169,12 +180,12 @@ class Progress:
 
     @contextlib.contextmanager
     def counting(self, name: str, what: str) -> Iterator[Callable[[int, int], None]]:
-        """Show how many of something are done, and how fast; yield what to call with those done and those there are."""
+        """Show the count and rate of `what`; yield the function to call with the counts done and in all."""
         begun: tuple[float, int] | None = None
 
         def advance(done: int, total: int) -> None:
             nonlocal begun
-            begun = begun or (time.perf_counter(), done)  # what an earlier run did has no speed
+            begun = begun or (time.perf_counter(), done)  # an earlier run's share has no rate
             rate = (done - begun[1]) / max(time.perf_counter() - begun[0], 1e-3)
             update(completed=done, total=total, steps=f"{done:,} of {counted(total, what)}, {rate:,.0f} a second")
 
@@ -183,7 +194,7 @@ class Progress:
 
 
 class _TimeLeft(rich_progress.ProgressColumn):
-    """Seconds until the command ends, or until the phase does where that alone can be told."""
+    """Seconds until the planned end of the command, or of the phase where the command has none."""
 
     def __init__(self, ends_s: float | None):
         super().__init__()
@@ -191,4 +202,4 @@ class _TimeLeft(rich_progress.ProgressColumn):
 
     def render(self, task: rich_progress.Task) -> Text:
         left_s = task.time_remaining if self._ends_s is None else self._ends_s - time.perf_counter()
-        return Text("" if left_s is None else f"{max(left_s, 0.0):.0f} s left")
+        return Text("" if left_s is None else f"{left_s:.0f} s left" if left_s > 0.5 else "overdue")

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax._files import check_pyarrow
 from rlxjax._typing import RealLike
 from rlxjax._values import FrozenDict
+from rlxjax.extras import require
 from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs, columns_of
 from rlxjax.gate import Coefficients
 from rlxjax.jaxpr import CLASSES, OPERATIONS, FunctionProfile, Kernels, stacked
@@ -252,7 +252,7 @@ def functions_table(profiles: Sequence[FunctionProfile]) -> Any:
         >>> table.num_rows, table["special_work_ns"].to_pylist()[0][0] > 0.0
         (1, True)
     """
-    check_pyarrow()
+    require("pyarrow", "scale")
     import pyarrow as pa
 
     rows = function_runs(profiles).inputs
