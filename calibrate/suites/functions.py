@@ -258,6 +258,9 @@ KINDS = (
          lambda n, m: ((n,), (m,))), "128x64x5 64x1024x9*"),
     Kind("scan", "random walk", lambda d, n: (_walk, (Draw((n,), d), Draw((), values="key"))), "8 64*"),
     Kind("convolution", "convolution slopes", _convolution_slopes, "8x14x8x16 32x28x1x8 4x8x32x32 16x14x16x16*"),
+    Kind("convolution", "pool slopes", lambda d, *shape: (jax.grad(lambda x: jnp.square(lax.reduce_window(
+        x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")).sum()), _normals(d, shape)),
+        "4x8x8x4 16x16x16x16 32x28x28x8*"),
     Kind("fft", "rfft", _of(jnp.fft.rfft), "1x64 64x1024 256x4096* 8x65536"),
     Kind("fft", "fft", _of(jnp.fft.fft), "128x512:complex64 32x16384:complex64 64x1024:complex128*"),
     Kind("fft", "fft2", _of(jnp.fft.fft2), "32x32:complex64 256x256:complex64 1024x1024:complex64"),

@@ -51,9 +51,7 @@ class CollectiveCoefficients(Coefficients):
     hop_share: RealLike = typical(0.8, "speed of a hop, as a share of the link data.", log_sd=0.7)
     all_reduce_share: RealLike = typical(0.82, "rate of an all-reduce, relative to the link rate.", log_sd=0.25)
     all_gather_share: RealLike = typical(0.82, "rate of an all-gather, relative to the link rate.", log_sd=0.25)
-    reduce_scatter_share: RealLike = typical(
-        0.82, "rate of a reduce-scatter, relative to the link rate.", log_sd=0.25
-    )
+    reduce_scatter_share: RealLike = typical(0.82, "rate of a reduce-scatter, relative to the link rate.", log_sd=0.25)
     all_to_all_share: RealLike = typical(0.7, "rate of an all-to-all, relative to the link rate.", log_sd=0.35)
     permute_share: RealLike = typical(0.8, "rate of a permutation, relative to the link rate.", log_sd=0.35)
 

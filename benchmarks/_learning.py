@@ -17,10 +17,9 @@ from jaxtyping import Array, Float, Int
 
 from rlxjax.fit import predicted_ns
 from rlxjax.jaxpr import CLASSES, OPERATIONS, FunctionProfile, Kernels, stacked
-
-from ._coefficients import prior_of
-from ._functions import PROFILE_FIELDS, FunctionCoefficients, kernel_runs
-from ._weights import BELIEVED, WIDE_LOG_SD, WIDE_SCATTER, WIDTHS, KnownWeights, Weights, wide_weights
+from rlxjax.models._coefficients import prior_of
+from rlxjax.models._functions import PROFILE_FIELDS, FunctionCoefficients, kernel_runs
+from rlxjax.models._weights import BELIEVED, WIDE_LOG_SD, WIDE_SCATTER, WIDTHS, KnownWeights, Weights, wide_weights
 
 #: Prior standard deviations of logarithms: of an operation's own weight, of a class at a width of numbers, of an
 #: operation at a width, and of a machine's pace while a batch was timed.
