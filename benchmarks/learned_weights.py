@@ -1,13 +1,13 @@
-"""Learn the weights that machines share from the timings of corpora, and judge them on programs that a fit never saw.
+"""Learn the weights that machines share from timed corpora, and judge them on held-out programs.
 
     python -m benchmarks.learned_weights CORPUS [CORPUS ...] [--functions SAMPLES ...] [--write] [--steps 250]
         [--json FILE]
 
-CORPUS is a file of `benchmarks.corpus`; files of equal fingerprints are of one machine. SAMPLES are of `rlxjax
-calibrate`: the cells that are not held out count. Programs of some templates, about one in ten, are held out by kind:
-the first fit does not see them. Errors are without the pace of each batch. First halves are learned from; the noise is
-how far the second ones are from them. `--write` then learns from all programs and writes the file in the package: the
-same files give the same weights.
+CORPUS is a file of `benchmarks.corpus`; files with equal fingerprints come from one machine. SAMPLES come from `rlxjax
+calibrate`; only cells that are not held out are used. The first fit leaves out the programs of some templates, about
+one in ten. Errors are without the pace of each batch. The first halves are for learning, and the noise is the
+difference to the second halves. `--write` then learns from all programs and writes the file in the package. The same
+files give the same weights.
 """
 
 import json
@@ -33,7 +33,7 @@ from rlxjax.models import kernel_runs
 from rlxjax.models._learning import STEPS, Learned, TimedPrograms, learned_weights, timed_programs
 from rlxjax.models._weights import SHIPPED
 
-#: Templates whose programs are held out.
+#: Templates of held-out programs.
 HELD_OUT_TEMPLATES = 8
 #: How much programs of many operations count beside those of one, which tell its weight; and functions, which were
 #: visited dozens of times.
@@ -41,7 +41,7 @@ MANY_INFLUENCE, FUNCTION_INFLUENCE = 0.3, 3.0
 
 
 class Timing(NamedTuple):
-    """What one program took in the first half of one machine's campaign."""
+    """The time of one program in the first half of one machine's campaign."""
 
     machine: int
     number: int
@@ -53,11 +53,11 @@ class Timing(NamedTuple):
 
 
 def timings_of(corpora: Sequence[Corpus], prints: list[Any]) -> list[Timing]:
-    """Return the timings of the first halves, of all programs whose loops turn a known number of times.
+    """Return the timings of the first halves, for all programs with known trip counts.
 
     Args:
         corpora: the files.
-        prints: fingerprints of machines, those of the files among them; the place of one is its machine's number.
+        prints: fingerprints of machines, including the files'; the index of a fingerprint is the machine's number.
     """
     found, batches = [], 0
     for corpus in corpora:
@@ -80,7 +80,7 @@ def timings_of(corpora: Sequence[Corpus], prints: list[Any]) -> list[Timing]:
 
 
 def timings_of_functions(log: SampleLog, machine: int, batch: int) -> list[Timing]:
-    """Return the timings of the suite's functions in samples of one machine, those that are not held out."""
+    """Return the timings of the suite's functions that are not held out, from samples of one machine."""
     functions, (cells, visits) = timed_functions(), log.timed()
     found = []
     for number, (cell, time_ns) in enumerate(zip(cells, quantile_ns(visits), strict=True)):
@@ -92,13 +92,13 @@ def timings_of_functions(log: SampleLog, machine: int, batch: int) -> list[Timin
 
 
 def groups_of(timings: Sequence[Timing], influence: np.ndarray) -> list[TimedPrograms]:
-    """Return timings as what weights are learned from."""
+    """Return timings in the form for learning weights."""
     columns = ([getattr(one, name) for one in timings] for name in ("profile", "time_ns", "batch", "machine"))
     return timed_programs(*columns, influence=influence * np.array([one.influence for one in timings]))
 
 
 def errors(learned: Learned, groups: Sequence[TimedPrograms]) -> dict[str, Any]:
-    """Return the errors of the programs that a fit saw and of those that it did not, paces taken out."""
+    """Return the errors of seen and of held-out programs, without paces."""
     found: dict[str, Any] = {}
     said = np.concatenate([np.exp(log_ns(learned, group)) for group in groups])
     taken = np.concatenate([group.time_ns / np.exp(learned.pace[group.batch]) for group in groups])
@@ -107,7 +107,7 @@ def errors(learned: Learned, groups: Sequence[TimedPrograms]) -> dict[str, Any]:
     for name, chosen in (("seen", counted), ("held out by kind", ~counted)):
         each, far = np.abs(said / taken - 1.0)[chosen], np.abs(np.log(said / taken))[chosen]
         found[name] = {"timings": len(each), "median": float(np.median(each)), "mean": float(each.mean())}
-        # Nine tenths of a normal distribution lie within so many standard deviations.
+        # 90 % of a normal distribution lie within this number of standard deviations.
         order, weight = np.argsort(far), np.maximum(influence[chosen], 1e-6)
         below = np.cumsum(weight[order]) / np.sum(weight)
         found[name]["scatter"] = float(far[order[np.searchsorted(below, COVERED)]]) / COVERED_SDS
@@ -115,13 +115,13 @@ def errors(learned: Learned, groups: Sequence[TimedPrograms]) -> dict[str, Any]:
 
 
 def log_ns(learned: Learned, group: TimedPrograms) -> np.ndarray:
-    """Return the logarithms of what the programs of a group take, each on its machine."""
+    """Return the logarithms of the times of a group's programs, each on its machine."""
     machines = jax.tree.map(lambda leaf: leaf[group.machine], learned.machines)
     return np.log(predicted_ns(machines, kernel_runs(group.kernels, learned.known.weights, **group.sizes), {}))
 
 
 def noise_of(corpora: Sequence[Corpus]) -> dict[str, float]:
-    """Return how far the times of the two halves of campaigns are apart."""
+    """Return the difference between the times of the two halves of campaigns."""
     apart = []
     for corpus in corpora:
         first, second = corpus.times_ns(0), corpus.times_ns(1)

@@ -1,4 +1,4 @@
-"""The pictures of a page, drawn by the page's own code.
+"""Draw the pictures of a page with the page's own code.
 
 python -m benchmarks.pictures [PAGE]
 

@@ -1,4 +1,4 @@
-"""The calibrate job, of any suite: choose cells, make them ready, measure, fit, judge, write, all within one budget."""
+"""The calibrate job of any suite: choose cells, compile, measure, fit, judge and write within one budget."""
 
 import dataclasses
 import shlex
@@ -56,15 +56,14 @@ from .samples import SampleLog, calibration_of, resumed, samples_path
 from .suites import users_code
 from .terminal import Deadline, Progress
 
-#: Seconds, share of the budget, and seconds a coefficient kept back for two fits, one compilation, judging and writing.
-FIT_RESERVE_S, FIT_RESERVE_SHARE, FIT_COEFFICIENT_S = 4.0, 0.1, 0.33
-#: Share of the time before the fit that making ready may take.
+#: Seconds reserved for the fit, which is mostly compiled: at least, for each coefficient, and at most as a share.
+FIT_RESERVE_S, FIT_COEFFICIENT_S, FIT_RESERVE_SHARE = 4.0, 0.66, 0.3
+#: The largest share of the time before the fit for compiling.
 READY_SHARE = 0.6
-#: Rounds that have to fit in the remaining time; the slowest works are left out until they do, down to so many cells.
+#: The job leaves out the slowest cells until the remaining time holds this many rounds, or this many cells are left.
 MIN_ROUNDS, MIN_CELLS = 4, 24
-#: What a resumed job says that ends before it measures.
 NO_TIME = "No time was left to measure more: this is the fit of the earlier samples."
-#: Seconds that a visit takes at least, and calls of a cell in it.
+#: The least seconds of a visit, and its least calls.
 VISIT_S, VISIT_CALLS = 0.004, 2
 
 
@@ -83,30 +82,27 @@ def run(
     seed: int | None = None,
     earlier: MachineSection | None = None,
 ) -> Outcome:
-    """Time a suite, and put the section of its model into the calibration file unless the earlier one is better.
-
-    `earlier` is what the file said of the machine before the job.
-    """
+    """Time a suite, fit its model, and write the section; `earlier` is the file's machine section before the job."""
     model = suite.model.name
     kept_at = samples_path(path, model)
     file_to_write(path)
     file_to_write(kept_at)
     known, notes = prior_of(suite, current_fingerprint().platform, prior)
-    with users_code(f"{model}: the facts of its suite cannot be kept"):
+    with users_code(f"{model}: the suite's facts cannot be saved"):
         log = SampleLog.new(suite, name)
     fit_s = FIT_COEFFICIENT_S * len(coefficient_names(suite.model.prior.median))
-    deadline = Deadline(started_s + budget_s - max(FIT_RESERVE_S, FIT_RESERVE_SHARE * budget_s, fit_s))
+    deadline = Deadline(started_s + budget_s - max(FIT_RESERVE_S, min(fit_s, FIT_RESERVE_SHARE * budget_s)))
     rng = np.random.default_rng(seed)
     with progress.phase(f"{model}: choosing"):
         wanted, left_out = checked_cells(suite)
         limit_bytes = memory_limit_bytes()
         cells = [cell for cell in wanted if cell.n_bytes <= limit_bytes]
-    skipped = {"would not fit in memory": [cell.name for cell in wanted if cell.n_bytes > limit_bytes]}
+    skipped = {"too large for the memory": [cell.name for cell in wanted if cell.n_bytes > limit_bytes]}
     path.parent.mkdir(parents=True, exist_ok=True)
     if resume:
         log = resumed(kept_at, log.header, wanted)
     with (
-        last_act(lambda: f"samples so far are in {kept_at}: go on with --resume"),
+        last_act(lambda: f"the samples are in {kept_at}: continue with --resume"),
         log.kept_in(kept_at, append=resume) as aside,
     ):
         if aside:
@@ -117,12 +113,12 @@ def run(
         start = suite.start(micro_times_ns(log)) if known is None else known
         order = log.cells
         if not log.complete_rounds():
-            with progress.phase(f"{model}: ordering"), users_code(f"{model}: its model predicts nothing"):
+            with progress.phase(f"{model}: ordering"), users_code(f"{model}: the model fails to predict"):
                 order = measuring_order(suite, log.cells or cells, start, log.facts, rng)
         refused, more = timed(suite, log, cells, order, deadline, progress, rng=rng, prior=start)
     notes += [*left_out, *refused]
     if deadline.interrupted:
-        notes.append("Measuring was interrupted: this is the fit of what was measured until then.")
+        notes.append("You interrupted measuring: this is the fit of the samples until then.")
     try:
         with progress.phase(f"{model}: fitting"):
             found = fit_and_write(suite, log, path, kept_at, command, known, notes, skipped | more, force, earlier)
@@ -148,10 +144,10 @@ def timed(
     at_least: int = MIN_CELLS,
     least_s: float = 0.0,
 ) -> tuple[list[str], dict[str, list[str]]]:
-    """Make cells ready in an order, and measure rounds of those that are affordable until the deadline.
+    """Compile cells in an order, and measure rounds of the affordable cells until the deadline.
 
-    Once a round is complete, its cells stay. With a prior, measuring ends early once enough is known. Return a sentence
-    for each cell whose program fails, and the names of those that there was no time for, by reason.
+    The cells of a complete round stay. With a prior, measuring ends early once the errors are small. Return a sentence
+    for each cell whose program fails, and the names of the cells without time, by reason.
     """
     model, is_fixed = suite.model.name, bool(log.complete_rounds())
     ready_by = Deadline(time.perf_counter() + (1.0 if is_fixed else ready_share) * deadline.left_s())
@@ -184,7 +180,7 @@ def refit(
     force: bool = False,
     prior: FilePath | None = None,
 ) -> Outcome:
-    """Fit the samples of a file again, of whatever machine they are, and write the calibration of that machine."""
+    """Fit the samples of a file again, and write the calibration of their machine."""
     path = calibration_of(kept_at) if out is None else out
     file_to_write(path)
     refuse_input(path, "the calibration", [("the samples", kept_at)])
@@ -217,19 +213,17 @@ def fit_and_write(
     terms, outliers = found.whole.terms, found.outliers()
     own = [] if header.suite in BUILT_IN else of_suite
     taken = shlex.join(["rlxjax", "refit", str(kept_at), *own, "--out", str(path), "--force"])
-    is_any = any(cell.held_out for cell in found.cells)
-    nothing_out = "Too few cells were measured to hold any out" if is_any else "No cell that was measured is held out"
     said = {
-        f"The samples are of runner {header.runner}, and this is runner {suite.runner}: what is fitted to them says "
-        "what that one takes.": header.runner != suite.runner,
-        f"The samples were timed by protocol {header.protocol}, and this is protocol {PROTOCOL}: a time is the mean of "
-        "a loop of calls, and these hold few calls of each loop, or pauses between them.": header.protocol != PROTOCOL,
-        "No round was finished: every cell counts once, and some are missing.": rounds == 0,
-        "A single round says nothing of the noise.": found.noise_level is None,
-        f"{nothing_out}: there is no held-out error.": found.all_seen,
+        f"The samples are of runner {header.runner}, and the suite's runner is {suite.runner}: predictions are "
+        f"those of runner {header.runner}.": header.runner != suite.runner,
+        f"The samples are of timing protocol {header.protocol}, and the present protocol is {PROTOCOL}: their times "
+        "hold fewer calls, or pauses between calls.": header.protocol != PROTOCOL,
+        "No round is complete: each cell counts once, and some cells are missing.": rounds == 0,
+        "One round does not tell the noise of the timings.": found.noise_level is None,
+        "There is no held-out error: too few measured cells, or none to hold out.": found.all_seen,
         f"{len(outliers)} of {len(found.cells)} cells are off by more than {OUTLIER_FACTOR:g} times and counted little "
         f"in the fit: {shortened(outliers)}.": bool(outliers),
-        "The fit that gives the held-out errors did not converge.": not found.blind_converged,
+        "The fit without the held-out cells did not converge.": not found.blind_converged,
         terms.message: not terms.converged,
     }
     notes = [*notes, *(text for text, is_so in said.items() if is_so)]
@@ -248,21 +242,21 @@ def fit_and_write(
         gate = measured_gate(micro_ns, log.fingerprint.platform)
         machine = MachineSection(**made, gate=gate, canary_ns=micro_ns, pace=pace, cautions=of_pace.cautions)
     content, left_out = _content_of(path, model)
-    why = "" if terms.converged else "The fit did not converge."
-    if earlier is not None:
+    then, others = content.models.get(model.name), population(log.fingerprint.platform)
+    is_here = then is not None and not fingerprint_differences(then.fingerprint, log.fingerprint, MACHINE_FIELDS)
+    why, rival = "" if terms.converged else "The fit did not converge.", content if is_here else others
+    if is_here and earlier is not None:
         why = why or busier(pace.others, earlier)
-    if rival := rival_of(content, model, log):
+    if rival is not None and model.name in rival.models:
         why = why or why_worse(found, suite.kept(log.cells), section, rival)
     is_written = force or not why
     beside = path.with_name(f"{path.stem}.{model.name}.{'earlier' if is_written else 'worse'}.json")
     if not is_written:
-        notes += [
-            f"{path} was not changed: {why} This fit is in {beside}. Measure more with `{again}` and a larger "
-            f"--budget, or take this fit with `{taken}`."
-        ]
+        more = f"Measure more with `{again}` and a larger --budget, or take this fit with `{taken}`."
+        notes.append(f"{path} was not changed: {why} This fit is in {beside}. {more}")
     elif model.name in content.models or left_out:
         write_text_file(read_file(path).decode(), beside)
-        notes += [f"The earlier calibration is kept as {beside}."]
+        notes.append(f"The earlier calibration is kept as {beside}.")
     compiled, said_of_compiled = _of_compiled(suite, log, made)
     written = write_sections(path if is_written else beside, {model.name: section, **compiled}, machine)
     notes += [*said_of_compiled, *written]
@@ -273,16 +267,8 @@ def fit_and_write(
     return Outcome(path, is_written, kept_at, verdict, section, suite, found, skipped, micro_ns, notes)
 
 
-def rival_of(content: CalibrationFile, model: LatencyModel, log: SampleLog) -> CalibrationFile | None:
-    """Return what predicts without a new fit: the file if it has a section of this machine, else the population."""
-    section, others = content.models.get(model.name), population(log.fingerprint.platform)
-    if section and not fingerprint_differences(section.fingerprint, log.fingerprint, MACHINE_FIELDS):
-        return content
-    return others if others and model.name in others.models else None
-
-
 def _content_of(path: FilePath, model: LatencyModel) -> tuple[CalibrationFile, list[str]]:
-    """Return what a calibration file holds that can be used, nothing of no file, and what cannot be used of it."""
+    """Return the usable sections of a calibration file, if there is one, and a sentence for each other section."""
     try:
         return sections_of_file(path, [model])[:2]
     except ValueError:
@@ -290,7 +276,7 @@ def _content_of(path: FilePath, model: LatencyModel) -> tuple[CalibrationFile, l
 
 
 def name_samples(path: FilePath, model: LatencyModel, name: str, new: str) -> None:
-    """Give the samples behind a calibration file's section their new name."""
+    """Write the new name of a samples file into the calibration file's section."""
     section = _content_of(path, model)[0].models.get(model.name)
     if section and section.samples and section.samples.file == name:
         samples = section.samples.model_copy(update={"file": new})
@@ -298,7 +284,7 @@ def name_samples(path: FilePath, model: LatencyModel, name: str, new: str) -> No
 
 
 def _of_compiled(suite: Suite, log: SampleLog, made: dict[str, Any]) -> tuple[dict[str, ModelSection], list[str]]:
-    """Return the section of the model of compiled programs, if cells say what was compiled, and a sentence on it."""
+    """Return the section of the model of compiled programs, if the cells have their counts, and a sentence on it."""
     other, cells = suite.of_compiled(), [cell for cell in log.cells if cell.compiled]
     if other is None or not cells or not other.model.facts.keys() <= log.facts.keys():
         return {}, []
@@ -313,20 +299,20 @@ def _of_compiled(suite: Suite, log: SampleLog, made: dict[str, Any]) -> tuple[di
     judged = verdict_on(found.errors, found.noise_level, other.most_error)
     about = made | {"cautions": judged.cautions}
     section = section_of(found.whole, prior, found.errors, found.noise_level, found.outliers(), **about)
-    return {name: section}, [f"{name}, by what was compiled: {' '.join([*judged.said, *judged.cautions])}"]
+    return {name: section}, [f"{name}, fitted to the compiled programs: {' '.join([*judged.said, *judged.cautions])}"]
 
 
 def checked_cells(suite: Suite) -> tuple[list[Cell], list[str]]:
-    """Return the cells of a suite that can be fitted, and a sentence for each of the others."""
+    """Return the cells of a suite that can be fitted, and a sentence for each other cell."""
     model, cells, left_out = suite.model, {}, []
-    with users_code(f"{model.name}: its cells are none"):
+    with users_code(f"{model.name}: the suite's cells() fails"):
         wanted = list(suite.cells())
     for cell in wanted:
         if not isinstance(cell, Cell):
             raise ValueError(f"{model.name}: expected cells of type Cell, got one of type {type(cell).__name__}")
         try:
             if cell.name in cells:
-                raise ValueError("another cell has its name")
+                raise ValueError("another cell has the same name")
             cell_runs(model, [cell])
             model.check(as_lists(model.inputs, cell.inputs))
             cells[cell.name] = cell
@@ -338,7 +324,7 @@ def checked_cells(suite: Suite) -> tuple[list[Cell], list[str]]:
 
 
 def affordable(order: Sequence[Cell], ready: Ready, left_s: float) -> tuple[list[Cell], list[str]]:
-    """Return the cells that `MIN_ROUNDS` rounds of fit in the time left, `MIN_CELLS` at least, and the slower ones."""
+    """Return cells of which `MIN_ROUNDS` rounds fit in the time left, at least `MIN_CELLS`, and the slower cells."""
     chosen = [cell for cell in order if cell.name in ready.programs]
     seconds = {cell.name: max(VISIT_S, VISIT_CALLS * ready.times_ns[cell.name] / 1e9) for cell in chosen}
     dropped = []
@@ -349,16 +335,16 @@ def affordable(order: Sequence[Cell], ready: Ready, left_s: float) -> tuple[list
 
 
 def prior_of(suite: Suite, platform: str, file: FilePath | None) -> tuple[LatencyPrior | None, list[str]]:
-    """Return what other machines say of this one, and notes on it: a prior file, a calibration, else the population."""
+    """Return the prior of a file, else the prior of known machines, and notes on it."""
     if file is None:
         return population_prior(suite.model, platform), []
     known, other = read_prior(file, suite.model)
-    said = f"The prior is of another platform: {other!r}, and this is {platform!r}."
+    said = f"The prior is of the platform {other!r}, and this platform is {platform!r}."
     return known, [] if other in (None, platform) else [said]
 
 
 def _middle(cells: Sequence[Cell], suite: Suite) -> dict[str, Any]:
-    """Return the inputs of a shown work, or else of one in the middle, of those with most cells."""
+    """Return the inputs of the middle one of the shown works, or of the works with most cells."""
     works = by_work(cells)
     shown = [works[name] for name in suite.shown if name in works]
     most = max(map(len, works.values()))

@@ -262,7 +262,7 @@ def _told(context: typer.Context) -> "Iterator[Callable[[str, Outcome], None]]":
         echo()
     if any(outcome.is_interrupted for outcome in outcomes.values()):
         raise KeyboardInterrupt("this is of what was measured so far")
-    if not all(outcome.is_written for outcome in outcomes.values()):
+    if not all(outcome.is_written or outcome.section.fit.converged for outcome in outcomes.values()):
         raise typer.Exit(NOT_WRITTEN_STATUS)
     if strict and not all(outcome.verdict.is_ready for outcome in outcomes.values()):
         raise typer.Exit(NOT_READY_STATUS)

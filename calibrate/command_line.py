@@ -26,7 +26,7 @@ from .terminal import plain, say
 
 NOT_WRITTEN_STATUS, BAD_INPUT_STATUS = 1, 2
 #: Exit statuses that mean the same everywhere.
-SHARED = {0: "done", 2: "bad input, said in one line", 130: "interrupted"}
+SHARED = {0: "done", 2: "bad input; one line says why", 130: "interrupted"}
 _SETTINGS: Any = {"context_settings": {"help_option_names": ["-h", "--help"]}}
 app = typer.Typer(
     pretty_exceptions_enable=False,

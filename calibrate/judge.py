@@ -1,4 +1,4 @@
-"""What a fit is worth: the errors on what it never saw, the noise of its timings, the verdict, and how it is said."""
+"""The quality of a fit: held-out errors, the noise of the timings, the verdict, and its text."""
 
 import dataclasses
 import math
@@ -41,33 +41,32 @@ from .measure import by_work
 from .samples import SampleLog, noise_floor, quantile_ns
 from .terminal import Deadline, counted, number, print_table, say
 
-#: A campaign has enough once each group's held-out error, and the mean noise of its timings, are no larger; and
-#: seconds between two fits that say so.
+#: A campaign ends early once each group's held-out error and the mean noise are no larger; seconds between two checks.
 TARGET_ERROR, TARGET_NOISE, ASK_EVERY_S = 0.04, 0.02, 4.0
-#: A time so many times longer or shorter than its prediction is an outlier.
+#: A time that is this many times longer or shorter than its prediction is an outlier.
 OUTLIER_FACTOR = 3.0
-#: A calibration is ready if the noise of its timings is no larger, and no less of what was held out lies within its
-#: interval of 90 %, unless so few were held out that chance tells.
+#: The largest noise of a ready calibration, the least share of held-out cells within 90 % intervals, and the count of
+#: held-out cells from which that share matters.
 MOST_NOISE, LEAST_COVERED, FEW_HELD_OUT = 0.08, 0.75, 10
-#: Processors that others may use, and the least speed, in units of the usual one.
+#: The most processors that other programs may use, and the least speed relative to earlier calibrations.
 MOST_OTHERS, LEAST_PACE = 0.25, 0.85
-#: A fit is worse than an earlier one with a smaller share of its visits or held-out cells, or wider intervals than so.
+#: A fit is worse with a smaller share of a rival's visits or held-out cells, or with so much wider intervals.
 LEAST_SHARE, MOST_WIDER = 1.0 / 3.0, 1.25
-#: Cells that are named at most where some are left out, and works whose times are printed.
+#: The most skipped cells that are named, and works that are printed.
 SKIPPED_SHOWN, WORKS_SHOWN = 4, 4
-#: The headings of a table of errors, and the fields of a summary below them.
+#: Headings of the table of errors, and the fields of a summary.
 ERROR_COLUMNS = {
     "noise floor": "noise_floor",
     "seen": "fit",
     "held out": "held_out",
     "terms alone": "terms_alone",
-    "in interval of 90 %": "covered",
+    "in 90 % interval": "covered",
     "cells held out": "held_out_cells",
 }
 
 
 class Verdict(NamedTuple):
-    """Whether a calibration is good enough: what it is worth, and what is not good enough and what to do about it."""
+    """Sentences on the quality of a calibration, and cautions that say what to do."""
 
     said: list[str]
     cautions: list[str]
@@ -79,7 +78,7 @@ class Verdict(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """The fit of all timings, what it says of each cell, and the errors by group of a fit without what is held out."""
+    """The fit of all timings, its estimate of each cell, and by group the errors of a fit without held-out cells."""
 
     cells: list[Cell]
     measured_ns: np.ndarray
@@ -92,7 +91,7 @@ class Fitted:
 
     @property
     def noise_level(self) -> float | None:
-        """The mean noise; None where a single round says nothing of it."""
+        """The mean noise, or None after a single round."""
         return None if np.isnan(self.noise).any() else float(self.noise.mean())
 
     @property
@@ -100,7 +99,7 @@ class Fitted:
         return CalibratedModel(self.whole.posterior, {}, {}, self.whole.runs.hull())
 
     def outliers(self) -> list[str]:
-        """Return a phrase for each cell whose time is far off its prediction, the farthest first."""
+        """Return a phrase for each cell that is far off its prediction, the farthest first."""
         ratios = self.measured_ns / np.asarray(self.estimate.time_ns)
         distances = np.nan_to_num(np.abs(np.log(ratios)))
         return [
@@ -116,13 +115,13 @@ def timings_of(suite: Suite, cells: Sequence[Cell], measured_ns: np.ndarray) -> 
 
 
 def fitted(suite: Suite, log: SampleLog, prior: LatencyPrior) -> Fitted:
-    """Fit all timings, and again without what is held out: that fit gives the errors and the spread of the others."""
+    """Fit all timings, and fit again without the held-out cells for their errors and the spread of new runs."""
     cells, visits = log.timed()
     cells = list(suite.kept(cells)) if cells else []
     if len(cells) < MIN_TIMINGS:
-        raise ValueError(f"{len(cells)} cells were measured, too few to fit, which takes at least {MIN_TIMINGS}")
+        raise ValueError(f"expected at least {MIN_TIMINGS} measured cells for a fit, got {len(cells)}")
     if len({tuple(cell.inputs.items()) for cell in cells}) == 1:
-        raise ValueError(f"all {len(cells)} cells measured have the same inputs: a fit needs others as well")
+        raise ValueError(f"expected cells with different inputs for a fit, got {len(cells)} with the same inputs")
     measured_ns, noise, facts = quantile_ns(visits), noise_floor(visits), log.facts
     seen = np.array([not cell.held_out for cell in cells])
     all_seen = not MIN_TIMINGS <= seen.sum() < len(cells)
@@ -144,7 +143,7 @@ def fitted(suite: Suite, log: SampleLog, prior: LatencyPrior) -> Fitted:
 
 
 def widened_spread(spread: np.ndarray, variant: np.ndarray, log_errors: np.ndarray, known_sd: np.ndarray) -> np.ndarray:
-    """Return the spread of each variant with which intervals hold the held-out runs, `[n]`; never a smaller one."""
+    """Return the spread of each variant, `[n]`, widened until 90 % intervals hold the held-out runs."""
     wide = np.array(spread, float)
     needed = np.sqrt(np.maximum((np.abs(log_errors) / COVERED_SDS) ** 2 - known_sd**2, 0.0))
     for code in np.unique(variant):
@@ -162,7 +161,7 @@ def error_summaries(
     noise: np.ndarray,
     seen: np.ndarray,
 ) -> dict[str, ErrorSummary]:
-    """Return per group the mean absolute relative errors where a fit saw cells and where not, of columns `[cells]`."""
+    """Return by group the mean absolute relative errors of seen and of held-out cells; columns are `[cells]`."""
     groups = np.array([cell.group for cell in cells])
     errors, terms_errors = (np.abs(times_ns / measured_ns - 1.0) for times_ns in (blind.time_ns, blind_terms_ns))
     covered = np.abs(np.log(measured_ns / blind.time_ns)) <= COVERED_SDS * np.asarray(blind.log_sd())
@@ -179,7 +178,7 @@ def error_summaries(
 
 
 def enough_known(suite: Suite, log: SampleLog, prior: LatencyPrior, deadline: Deadline) -> Callable[[], bool]:
-    """Return what says, after half of the time, whether each group's held-out error and the noise are small already."""
+    """Return a function that says, after half of the time, whether the held-out errors and the noise are small."""
     ask_at_s = time.perf_counter() + deadline.left_s() / 2.0
 
     def is_enough() -> bool:
@@ -201,43 +200,42 @@ def enough_known(suite: Suite, log: SampleLog, prior: LatencyPrior, deadline: De
 
 
 def verdict_on(summaries: Mapping[str, ErrorSummary], noise_level: float | None, most_error: float) -> Verdict:
-    """Return the verdict on the fit of one model by its errors by group; `most_error` is good enough."""
+    """Return the verdict on the fit of one model; a mean held-out error of up to `most_error` is good enough."""
     again = "run `rlxjax calibrate` again, on an idle machine or with a larger --budget"
-    nothing = "No cells were held out, so that nothing says how good predictions are"
     if not (out := [own for own in summaries.values() if own.held_out is not None and own.held_out_cells]):
-        return Verdict([], [f"{nothing}: hold some out in the suite, or {again}."])
+        return Verdict([], [f"No cell was held out, so the error is unknown: hold cells out in the suite, or {again}."])
     cells = np.array([summary.held_out_cells for summary in out], float)
     error = float(cells @ [summary.held_out for summary in out] / cells.sum())
     covered = float(cells @ [summary.covered or 0.0 for summary in out] / cells.sum())
-    noise = "is not known" if noise_level is None else f"is {100 * noise_level:.0f} %"
+    noise = "is unknown" if noise_level is None else f"is {100 * noise_level:.0f} %"
     cautions = {
-        f"Predictions are off by {100 * error:.0f} % on cells that the fit never saw": error > most_error,
-        f"Intervals of 90 % held {100 * covered:.0f} % of the cells that the fit never saw, and were widened": (
+        f"The mean error on held-out cells is {100 * error:.0f} %": error > most_error,
+        f"90 % intervals held {100 * covered:.0f} % of the held-out cells, and were widened": (
             cells.sum() >= FEW_HELD_OUT and covered < LEAST_COVERED
         ),
         f"The noise of the timings {noise}": noise_level is None or noise_level > MOST_NOISE,
     }
-    said = [f"Typical error {100 * error:.0f} % on cells it never saw."]
+    said = [f"Mean error {100 * error:.0f} % on cells that the fit never saw."]
     return Verdict(said, [f"{caution}: {again}." for caution, is_so in cautions.items() if is_so])
 
 
 def said_of_pace(pace: Pace, processors: int) -> Verdict:
+    """Return what to say of the machine's speed, and of other programs, while it was timed."""
     found = Verdict([], [])
-    share = f"This machine ran at {100 * (pace.usual or 1.0):.0f} % of its usual speed"
-    if pace.usual is not None and pace.usual < LEAST_PACE:
-        found.cautions.append(f"{share}: times are for that pace.")
-    elif pace.usual is not None:
-        found.said.append(f"{share}.")
+    if pace.usual is not None:
+        share = f"This machine ran at {100 * pace.usual:.0f} % of its speed at the fastest earlier calibration"
+        is_slow = pace.usual < LEAST_PACE
+        (found.cautions if is_slow else found.said).append(f"{share}{': times are for this speed' if is_slow else ''}.")
     if pace.others is not None and pace.others > MOST_OTHERS:
         found.cautions.append(
             f"Other programs kept {pace.others:.1f} of {processors} processors busy: times are for that load; run "
-            "`rlxjax calibrate` again once they have ended."
+            "`rlxjax calibrate` again once the other programs have ended."
         )
     return found
 
 
 def busier(others: float | None, then: MachineSection | None) -> str:
-    """Return a sentence if other programs keep more processors busy than at a calibration; else an empty one."""
+    """Return a sentence if other programs keep more processors busy than at a calibration, else an empty text."""
     before = 0.0 if then is None or then.pace is None else then.pace.others or 0.0
     if others is None or others - before <= MOST_OTHERS:
         return ""
@@ -245,13 +243,9 @@ def busier(others: float | None, then: MachineSection | None) -> str:
 
 
 def why_worse(found: Fitted, cells: Sequence[Cell], section: ModelSection, rival: CalibrationFile) -> str:
-    """Return why a file predicts better than a fit of other samples; empty if the fit is no worse.
+    """Return why a file predicts runs of the fit's model, `cells`, better than a fit; empty if the fit is no worse.
 
-    Args:
-        found: the fit.
-        cells: runs to predict, of the fit's model.
-        section: the fit's.
-        rival: a calibration, or a population's, with a section of the model.
+    The rival is a calibration or a population's. Two fits of the same samples are equally good.
     """
     model = found.whole.posterior.model
     both, held_out = (section, rival.models[model.name]), "held-out cells"
@@ -273,21 +267,21 @@ def why_worse(found: Fitted, cells: Sequence[Cell], section: ModelSection, rival
 
 
 def what_holds(summaries: Mapping[str, ErrorSummary], most_error: float) -> list[str]:
-    """Return which groups have a held-out error of at most `most_error`, which a larger one, and which none."""
+    """Return sentences: groups with a held-out error up to `most_error`, with a larger error, and without an error."""
     out = {name: own.held_out for name, own in summaries.items() if own.held_out is not None}
     texts = {name: f"{name} ({100 * error:.0f} %)" for name, error in out.items()}
     kinds = {
-        "You may use predictions of these groups, with their held-out errors": [
+        "You may use predictions of these groups (held-out error)": [
             texts[name] for name, error in out.items() if error <= most_error
         ],
-        "Use only the intervals of": [texts[name] for name, error in out.items() if error > most_error],
-        "Nothing was held out of": [name for name in summaries if name not in out],
+        "Use only the intervals of these groups": [texts[name] for name, error in out.items() if error > most_error],
+        "No cell was held out of these groups": [name for name in summaries if name not in out],
     }
     return [f"{said}: {', '.join(names)}." for said, names in kinds.items() if names]
 
 
 def what_pays(calibrated: CalibratedModel, inputs: Mapping[str, Any]) -> list[str]:
-    """Return a sentence on where along the first input the second strategy beats the first; none where it is a list."""
+    """Return a sentence on where along the first input the second strategy is faster; none for a list as input."""
     if len(calibrated.strategies) < 2 or any(map(np.ndim, inputs.values())):
         return []
     along, *others = inputs
@@ -298,15 +292,15 @@ def what_pays(calibrated: CalibratedModel, inputs: Mapping[str, Any]) -> list[st
     at = "".join(f" {name} {given[name]:g}" for name in others if name in calibrated.model.inputs)
     pays = np.asarray(calibrated.decide(**{along: sizes}, **given).margin_ns) > 0
     if pays.all() or not pays.any():
-        return [f"{fused if pays.all() else kept} is the faster one at every {along}, at{at}."]
+        return [f"{fused if pays.all() else kept} is faster at every {along}, at{at}."]
     if pays[-1]:
-        return [f"{fused} pays from {along} {sizes[np.flatnonzero(~pays).max() + 1]:,.0f} up, at{at}."]
-    return [f"{fused} pays from {along} {sizes[pays.argmax()]:,.0f} on, at{at}, but not at the largest ones."]
+        return [f"{fused} is faster from {along} {sizes[np.flatnonzero(~pays).max() + 1]:,.0f} up, at{at}."]
+    return [f"{fused} is faster from {along} {sizes[pays.argmax()]:,.0f} on, at{at}, but not at the largest sizes."]
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a calibrate job found: where it is, unless the fit did not converge; the verdict, and all it stands on."""
+    """The result of a calibrate job: files, the verdict, and the fit behind it."""
 
     path: FilePath
     is_written: bool
@@ -315,14 +309,14 @@ class Outcome:
     section: ModelSection
     suite: Suite
     fitted: Fitted
-    skipped: Mapping[str, Sequence[str]]  # cells that were not measured, by reason
+    skipped: Mapping[str, Sequence[str]]  # cells without timings, by reason
     micro_ns: Mapping[str, float]
-    notes: Sequence[str]  # sentences that a person should read
+    notes: Sequence[str]
     is_interrupted: bool = False
 
     @property
     def samples(self) -> Samples:
-        assert self.section.samples is not None  # the job's sections name theirs
+        assert self.section.samples is not None
         return self.section.samples
 
     def as_dict(self) -> dict[str, Any]:
@@ -341,7 +335,7 @@ class Outcome:
 
 
 def print_outcome(outcome: Outcome, console: Console, *, is_verbose: bool = False) -> None:
-    """Print what a calibration is worth; also the errors, the coefficients and a few works where that is asked."""
+    """Print the verdict on a calibration; with `is_verbose`, also errors, coefficients and a few works."""
     samples, verdict, details = outcome.samples, outcome.verdict, []
     if is_verbose:
         _print_errors(outcome.section, console)
@@ -352,25 +346,26 @@ def print_outcome(outcome: Outcome, console: Console, *, is_verbose: bool = Fals
             details.append(f"micro-benchmarks: {', '.join(times)}")
         details += [f"skipped, {reason}: {shortened(names)}" for reason, names in outcome.skipped.items() if names]
     counts = f"{counted(samples.workloads, 'cell')}, {counted(samples.rounds, 'round')}"
-    say(f"{outcome.suite.model.name}: {'Ready.' if verdict.is_ready else 'Not ready.'}", to=console)
+    word = "Not written" if not outcome.is_written else "Ready" if verdict.is_ready else "Not ready"
+    say(f"{outcome.suite.model.name}: {word}.", to=console)
     for text in (
         *verdict.said,
         *(f"caution: {text}" for text in verdict.cautions),
         *details,
         *outcome.notes,
         f"{counted(samples.timings, 'visit')} ({counts}) in {outcome.samples_path}",
-        f"calibration: {outcome.path if outcome.is_written else 'not written'}",
+        f"calibration: {outcome.path}{'' if outcome.is_written else ', unchanged'}",
     ):
         say(f"  {text}", to=console)
 
 
 def shortened(names: Sequence[str]) -> str:
     more = len(names) - SKIPPED_SHOWN
-    return ", ".join(names[:SKIPPED_SHOWN]) + (f" and {more} more, named in the file" if more > 0 else "")
+    return ", ".join(names[:SKIPPED_SHOWN]) + (f" and {more} more, which the file names" if more > 0 else "")
 
 
 def _print_errors(section: ModelSection, console: Console) -> None:
-    """Print the errors of each group; what there is more of goes downwards."""
+    """Print the errors of each group; the longer of groups and errors runs down the page."""
 
     def said(value: float | None) -> str:
         return "-" if value is None else str(value) if isinstance(value, int) else f"{100 * value:.1f}"
@@ -378,19 +373,19 @@ def _print_errors(section: ModelSection, console: Console) -> None:
     rows, fields = [["", *ERROR_COLUMNS]], ERROR_COLUMNS.values()
     rows += [[name, *(said(getattr(own, field)) for field in fields)] for name, own in section.held_out.items()]
     headings, *rows = map(list, zip(*rows, strict=True)) if len(rows) <= len(ERROR_COLUMNS) else rows
-    print_table(console, "Mean absolute error of predictions, per cent", headings, rows)
+    print_table(console, "Mean absolute error of predictions (%)", headings, rows)
 
 
 def _print_coefficients(section: ModelSection, console: Console) -> None:
     rows = []
     for name, entry in section.coefficients.items():
-        doubt = f"{100 * entry.log_sd:.0f} %" if entry.log_sd < 0.5 else f"x {math.exp(entry.log_sd):.1f}"
-        rows.append([name, entry.unit, number(entry.value), doubt, entry.provenance])
-    print_table(console, "Coefficients", ["coefficient", "unit", "value", "give or take", "provenance"], rows, texts=2)
+        uncertainty = f"{100 * entry.log_sd:.0f} %" if entry.log_sd < 0.5 else f"x {math.exp(entry.log_sd):.1f}"
+        rows.append([name, entry.unit, number(entry.value), uncertainty, entry.provenance])
+    print_table(console, "Coefficients", ["coefficient", "unit", "value", "uncertainty", "provenance"], rows, texts=2)
 
 
 def _print_works(outcome: Outcome, console: Console) -> None:
-    """Print what a few works take by each of several ways, and what is decided by that."""
+    """Print the times of a few works by each strategy, and the decisions."""
     found, calibrated = outcome.fitted, outcome.fitted.calibrated
     pairs = zip(found.measured_ns, found.estimate.time_ns, strict=True)
     times_ns = {cell.name: pair for cell, pair in zip(found.cells, pairs, strict=True)}
@@ -408,8 +403,8 @@ def _print_works(outcome: Outcome, console: Console) -> None:
             )
         if len(calibrated.strategies) > 1:
             decided, (kept, fused, *_) = calibrated.decide(**last), calibrated.strategies
-            sure = f"{fused} is faster than {kept} with {100 * float(decided.probability):.0f} %: {decided.verdict()}"
-            decisions.append(f"{work}: {calibrated.pick(**last)} is picked; {sure}.")
+            likely = f"{100 * float(decided.probability):.0f} % likely to be faster than {kept}"
+            decisions.append(f"{work}: {calibrated.pick(**last)} is picked; {fused} is {likely}: {decided.verdict()}.")
     if rows:
         headings = ["work", "", "predicted", "measured", "predicted / measured", ""]
         print_table(console, f"{outcome.suite.model.name} (a ratio of 1 is best)", headings, rows, texts=2)

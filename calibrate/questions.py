@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -363,18 +364,17 @@ def _of_target(file: FilePath | None, target: str) -> "rlxjax.Calibration | None
 )
 def advise(
     stages: Annotated[
-        list[str], Argument(help="Functions as module:function, in order; of one, its parts are compared.")
+        list[str],
+        Argument(help="Functions as module:function, in order. A single one is compared with running it without jit."),
     ],
     arg: Arg = None,
     args: Args = None,
     calibration: Given = None,
-    min_gain: Annotated[float, Option(help="Nanoseconds that fewer programs have to save in a call.", min=0)] = 0.0,
+    min_gain: Annotated[float, Option(help="The least ns a call that fewer programs have to save.", min=0)] = 0.0,
     trips: Trips = None,
     measure: Annotated[
         Literal["never", "undecided", "always"] | None,
-        Option(
-            help="Compile and time the forms that the model does not rule out, or always; RLXJAX_MEASURE, else never."
-        ),
+        Option(help="Compile and time the programs: where the model is not sure, or always. RLXJAX_MEASURE or never."),
     ] = None,
     target: Target = None,
     mesh: Axes = None,
@@ -382,13 +382,13 @@ def advise(
 ) -> None:
     """Say which of several jitted functions should be one program on this machine, and why.
 
-    The modules that are named are imported, from the current folder too. With a target every form is compiled for that
-    device, which need not be there, and its compiler's kernels, bytes, memory and estimates decide.
+    Your modules are imported, from the current folder too. With --target, each program is compiled for a device that
+    need not be present, and the compiler's kernels, bytes, memory and estimates decide.
     """
     if target is not None and calibration:
-        raise ValueError("--calibration: expected none with --target, which is another device than this one")
+        raise ValueError("--calibration: expected none with --target, which is another device")
     is_timed = measure not in (None, "never")
-    what = "timing the forms" if is_timed else f"compiling for {target}" if target else "advising"
+    what = "timing the programs" if is_timed else f"compiling for {target}" if target else "advising"
     with _users_functions(what, stages, arg, args) as (functions, given):
         known = None if target else _asked(calibration)
         options: dict[str, Any] = {"calibration": known, "trip_counts": trips, "measure": measure, "target": target}
@@ -399,7 +399,16 @@ def advise(
         source = {"calibration": None, "cautions": []} if known is None else source_of(known, "functions")
         typer.echo(json_text(advice.as_dict() | source))
     else:
-        say(advice)
+        options = {"--arg": arg, "--args": args, "--calibration": calibration, "--trips": trips}
+        options["--min-gain"] = min_gain or None
+        words = [*stages, *_words(options), "--measure", "undecided"]
+        say(advice.text(shlex.join(["rlxjax", "advise", *words])))
         if known is not None:
             say_source(known, "functions")
     raise typer.Exit(0 if advice.verdict in ("fuse", "group", "keep") else UNSURE_STATUS)
+
+
+def _words(options: dict[str, Any]) -> list[str]:
+    """Return given options as words of a command."""
+    listed = {name: value if isinstance(value, list) else [value] for name, value in options.items() if value}
+    return [str(word) for name, values in listed.items() for value in values for word in (name, value)]

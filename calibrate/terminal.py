@@ -202,4 +202,4 @@ class _TimeLeft(rich_progress.ProgressColumn):
 
     def render(self, task: rich_progress.Task) -> Text:
         left_s = task.time_remaining if self._ends_s is None else self._ends_s - time.perf_counter()
-        return Text("" if left_s is None else f"{left_s:.0f} s left" if left_s > 0.5 else "takes longer than planned")
+        return Text("" if left_s is None else f"{left_s:.0f} s left" if left_s > 0.5 else "overdue")

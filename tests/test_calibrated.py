@@ -156,15 +156,14 @@ DOUBLED = calibrated(certain(Doubled(), LINE_TRUTH))
 CALIBRATION = two_models()
 #: By what is refused, calls that do.
 REFUSED = {
-    "n: expected a number, that of one workload, got shape (2,); see `pick_index`": [
+    "n: expected a number of one workload, got shape (2,); see `pick_index`": [
         lambda: TILES.pick(np.array([1.0, 100.0])),
         lambda: TILES.variant_of("tile", n=[1.0, 100.0]),
-        lambda: TILES.cheapest(("loop", "tile"), np.array([1.0, 100.0])),
     ],
-    "depth: expected a number, that of one workload, got shape (2,); see `pick_index`": [
+    "depth: expected a number of one workload, got shape (2,); see `pick_index`": [
         lambda: TILES.pick(64, depth=[1, 2])
     ],
-    "n: expected a number, that of one workload, got a traced value; see `pick_index`": [
+    "n: expected a number of one workload, got a traced value; see `pick_index`": [
         lambda: jax.jit(TILES.pick)(64.0),
         lambda: jax.jit(lambda n: TILES.variant_of("tile", n) and n)(100.0),
     ],
@@ -176,18 +175,17 @@ REFUSED = {
         lambda: jax.jit(lambda n: TILES.alternatives(n) and n)(100.0),
         lambda: jax.jit(lambda own: own.alternatives(100.0) and own.coefficients)(TILES),
     ],
-    "candidates: expected a strategy at least, got none": [
+    "candidates: expected at least one strategy, got none": [
         lambda: TILES.pick_index(100.0, candidates=[]),
         lambda: TILES.decided(100.0, candidates=[]),
         lambda: TILES.pick(100.0, candidates=[]),
-        lambda: TILES.cheapest((), 100.0),
         lambda: DOUBLED.pick_index(100.0, 2.0),
     ],
     "strategy: expected one of once, loop, tile, got 'quick'": [lambda: TILES.predict_ns("quick", 1)],
     "strategy: 'pair' was not timed for such work (n 64, depth 1)": [
         lambda: LATE.predict_ns("pair", 64),
         lambda: LATE.compare("loop", "pair", 64),
-        lambda: LATE.cheapest(("loop", "pair"), 64),
+        lambda: LATE.pick(64, candidates=("loop", "pair")),
     ],
     "depth: 'once' has 1, got 2.0": [lambda: TILES.predict_ns("once", 1, 2.0)],
     "copies: 'double' has 2, got 3.0": [lambda: DOUBLED.in_domain(8.0, 3.0)],
@@ -196,12 +194,12 @@ REFUSED = {
         lambda: TILES.predict_ns("loop", -1),
         lambda: TILES.predict_ns("loop", [1, -1]),
     ],
-    "twin: expected two strategies to decide between, got one": [
+    "twin: expected two strategies to decide between, got 1": [
         lambda: calibrated(certain(TWIN, dict(TWIN.prior.median))).decide(5)
     ],
     "model: expected one of line, tiled, got 'other'": [lambda: CALIBRATION.predict_ns("host", 1, model="other")],
     "model: expected tiled, got 'line'": [lambda: TILES.predict_ns("tile", 1, model="line")],
-    "models: this calibration holds none that is known; see load_calibration(models=)": [
+    "models: this calibration holds no known model; see load_calibration(models=)": [
         lambda: two_models(models=[]).pick(1)
     ],
     **{

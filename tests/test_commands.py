@@ -386,7 +386,7 @@ def test_without_a_file_what_is_saved_is_used_and_else_what_other_machines_say(t
     result = invoke("predict", "--batch", 8)
     assert result.exit_code == 0, result.stderr
     assert "based on no calibration of this machine" in result.stdout
-    assert "caution: Nothing of it was timed on this machine" in result.stdout
+    assert "caution: Nothing was timed on this machine" in result.stdout
     monkeypatch.setenv("RLXJAX_HOME", str(tmp_path / "other"))
     path = default_calibration_path()
     write_json_file(CalibrationFile.model_validate(content()), path)

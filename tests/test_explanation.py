@@ -159,7 +159,7 @@ def test_that_there_is_no_crossover_or_that_it_lies_beyond_the_domain_is_said():
     crossover = explanation.crossover
     assert explanation.pick == "plain"
     assert crossover.value is crossover.log_sd is crossover.interval is crossover.in_domain is crossover.below is None
-    assert crossover.sentence == "plain stays ahead of blocked from n 1 to 131,072"
+    assert crossover.sentence == "plain stays faster than blocked from n 1 to 131,072"
     narrow = calibrated(LINES.posterior, most=128.0)
     explanation = explain(narrow, 100)
     assert explanation.in_domain is True

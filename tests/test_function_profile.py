@@ -297,7 +297,7 @@ def test_an_unknown_loop_counts_its_test_is_told_and_turns_as_often_as_is_given(
     assert (outer.starts, inner.starts) == (1, None)
     assert outer.per_trip.flops == D + (D + 1)  # its own test, the halving, and one test of the loop inside
     assert inner.per_trip[:2] == (1, D)
-    assert "not counted: how often the loop at test_function_profile.py" in str(profile)
+    assert "not counted: the trip count of the loop at test_function_profile.py" in str(profile)
     given = counted(wander, real(D), trip_counts=[3, 5])
     assert (given.transcendentals, given.flops) == (3 * 5 * D, 4 * D + 3 * (D + 6))
     outer_only = counted(wander, real(D), trip_counts=[3, None])

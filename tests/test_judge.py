@@ -53,14 +53,14 @@ def summary(held_out=0.04, covered=0.9, cells=20):
 def test_small_errors_over_all_cells_are_ready_and_what_is_not_good_enough_is_a_caution_that_says_what_to_do():
     verdict = verdict_on({"one": summary(0.02, cells=30), "two": summary(0.06, cells=10)}, 0.02, 0.1)
     assert verdict.is_ready
-    assert verdict.said == ["Typical error 3 % on cells it never saw."]
+    assert verdict.said == ["Mean error 3 % on cells that the fit never saw."]
     assert verdict_on({"one": summary(0.2)}, 0.02, 0.25).is_ready
     for one, noise, said in (
-        (summary(held_out=0.3), 0.02, "off by 30 %"),
+        (summary(held_out=0.3), 0.02, "held-out cells is 30 %"),
         (summary(covered=0.5), 0.02, "held 50 %"),
         (summary(), 0.2, "noise of the timings is 20 %"),
-        (summary(), None, "noise of the timings is not known"),
-        (summary(held_out=None, cells=0), 0.02, "No cells were held out"),
+        (summary(), None, "noise of the timings is unknown"),
+        (summary(held_out=None, cells=0), 0.02, "No cell was held out"),
     ):
         (caution,) = verdict_on({"one": one}, noise, 0.1).cautions
         assert said in caution
@@ -71,8 +71,8 @@ def test_the_pace_is_said_and_a_slow_or_a_busy_machine_is_a_caution():
     for usual, others, said, caution in (
         (None, 0.0, [], None),
         (None, None, [], None),
-        (0.98, 0.0, ["This machine ran at 98 % of its usual speed."], None),
-        (0.72, 0.0, [], "This machine ran at 72 % of its usual speed: times are for that pace"),
+        (0.98, 0.0, ["This machine ran at 98 % of its speed at the fastest earlier calibration."], None),
+        (0.72, 0.0, [], "This machine ran at 72 % of its speed at the fastest earlier calibration: times are for this"),
         (None, 0.9, [], "Other programs kept 0.9 of 2 processors busy"),
     ):
         found = said_of_pace(Pace(usual=usual, usual_ns={}, log_sd=0.05, others=others), 2)
@@ -89,9 +89,11 @@ def test_the_sentence_names_a_size_from_which_the_second_strategy_is_faster():
         return what_pays(made, {"batch": 9, "k": 16})
 
     assert pays(lambda batch: batch, ("alone",)) == []
-    assert pays(lambda batch: batch) == ["fused is the faster one at every batch, at k 16."]
-    assert pays(lambda batch: -batch) == ["fast is the faster one at every batch, at k 16."]
+    assert pays(lambda batch: batch) == ["fused is faster at every batch, at k 16."]
+    assert pays(lambda batch: -batch) == ["fast is faster at every batch, at k 16."]
     (text,) = pays(lambda batch: batch - 1000)
-    assert text.startswith("fused pays from batch 1,0")
+    assert text.startswith("fused is faster from batch 1,0")
     assert text.endswith(" up, at k 16.")
-    assert pays(lambda batch: 1000.5 - batch) == ["fused pays from batch 1 on, at k 16, but not at the largest ones."]
+    assert pays(lambda batch: 1000.5 - batch) == [
+        "fused is faster from batch 1 on, at k 16, but not at the largest sizes."
+    ]

@@ -58,10 +58,12 @@ def test_code_and_pages_name_extras_that_there_are_and_no_package_of_this_name_o
         assert not re.search(r"(pip install|uv add) ['\"]?rlxjax\b", text), path
 
 
-def test_a_module_of_a_user_that_is_called_calibrate_is_not_ours(tmp_path):
+def test_a_module_of_a_user_that_is_called_calibrate_is_not_ours_and_messages_name_no_file_of_a_clone(tmp_path):
     for path, text in TEXTS.items():
         if path.suffix == ".py" and {"rlxjax", "calibrate"} & {path.relative_to(ROOT).parts[0]}:
             for node in ast.walk(ast.parse(text)):
+                is_message = isinstance(node, ast.Constant) and "\n" not in str(node.value)
+                assert not (is_message and re.search("(docs|benchmarks|tests)/", str(node.value))), path
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
                 names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
                 assert "calibrate" not in {name.partition(".")[0] for name in names}, path

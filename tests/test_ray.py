@@ -191,7 +191,7 @@ def test_a_pool_takes_the_room_that_there_is_and_none_is_one_line_at_once(cluste
     cluster.get(rest.ready.remote())
     begun_s = time.perf_counter()
     with pytest.raises(ValueError, match=r"no free resources for a worker, which needs 0\.8 CPU \(0 of 2 free\)"):
-        list(on_ray(lambda: process_of, range(4), room_s=1.0))
+        list(on_ray(lambda: process_of, range(4), wait_s=1.0))
     assert time.perf_counter() - begun_s < 20
     for one in (most, rest):
         cluster.kill(one)

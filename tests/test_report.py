@@ -125,7 +125,7 @@ def test_the_verdict_comes_first_and_cautions_make_it_not_ready(document, page):
     assert any("rlxjax validate" in text for text in document.texts["code"])
     assert {"toy: ready.", "line: not ready."} <= set(document.texts["p"])
     assert f"Caution: Careful {NASTY}." in document.texts["li"]
-    assert any("pays from rows" in text for text in document.texts["li"])
+    assert any("is faster from rows" in text for text in document.texts["li"])
     # A model of one input, and without its samples, has every other picture.
     assert any("is not beside the calibration" in text for text in document.texts["p"])
     assert "line-terms" in document.attributes("id")
@@ -196,7 +196,7 @@ def test_bad_input_is_one_line_with_the_way_out_and_leaves_no_file(tmp_path, mon
     machine["fingerprint"]["cpu_model"] = "another one"
     foreign.write_text(f"{json.dumps(machine)}\n{rest}")
     for arguments, said in (
-        ((tmp_path / "absent.json",), "no such file; make a new one with `rlxjax calibrate"),
+        ((tmp_path / "absent.json",), "no such file; measure again with `rlxjax calibrate"),
         ((text,), "not whole JSON"),
         ((empty,), "holds no known model; measure one with `rlxjax calibrate`"),
         ((plain, "--samples", text), "take samples with `rlxjax calibrate`"),

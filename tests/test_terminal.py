@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from calibrate.cli import app
 from calibrate.command_line import say_source, warn
-from calibrate.terminal import Deadline, Progress, console, print_rows
+from calibrate.terminal import Deadline, Progress, console, heading_text, print_rows
 from rlxjax import load_calibration
 from rlxjax.calibration import MachineMismatchWarning
 
@@ -29,14 +29,17 @@ def test_a_table_holds_every_character_of_its_cells_on_any_terminal():
         text = shown.file.getvalue()
         assert "What each [red]takes" in text
         assert all(len(line) <= width for line in text.splitlines())
-        assert width < 80 or all(text.split().count(cell) == cells.count(cell) for cell in cells)
+        assert width < 80 or all(text.count(cell) == cells.count(cell) for cell in cells)
         # A cell that is folded keeps all its characters.
-        letters, given = re.sub(r"[\s─]", "", text), "".join(["What each [red]takes", *rows[0], *cells])
+        letters, given = (
+            re.sub(r"[\s─]", "", text),
+            "".join(["What each [red]takes", *map(heading_text, rows[0]), *cells]),
+        )
         assert sorted(letters) == sorted(re.sub(r"\s", "", given))
 
 
 def test_progress_says_the_time_left_on_a_terminal_and_a_line_a_phase_elsewhere_and_nothing_if_quiet():
-    for is_terminal, ends_s, left in ((True, 1e9, " s left"), (True, 0.0, "takes longer than planned"), (False, 0, "")):
+    for is_terminal, ends_s, left in ((True, 1e9, " s left"), (True, 0.0, "overdue"), (False, 0, "")):
         shown = Console(file=io.StringIO(), width=120, force_terminal=is_terminal)
         progress = Progress(shown, ends_s=ends_s)
         with progress.waiting("starting JAX"):
@@ -48,7 +51,7 @@ def test_progress_says_the_time_left_on_a_terminal_and_a_line_a_phase_elsewhere_
         with progress.phase("compiling", Deadline(ends_s), what="program") as advance:
             advance()
         text = shown.file.getvalue()
-        for said in ("starting JAX", "10 of 2,000 rows, 0 a second", "1/4", "1 program", left or "planned"):
+        for said in ("starting JAX", "10 of 2,000 rows, 0 a second", "1/4", "1 program", left or "overdue"):
             assert (said in text) == is_terminal
         assert ("s left" in text) == (left == " s left")
         assert re.search(r"compiling: \d+\.\d s$", text)

@@ -68,13 +68,13 @@ def report(
                 if one is not None:
                     raise ValueError(f"--advice: expected no {name} beside it, got {one}; make a page of each")
             out = _place(out, "advice", of_advice, [])
-            from .advice import advice_page
+            from ..report.advice import advice_page
 
             text = advice_page(of_advice, command_line(context))
         else:
             sizes, path = workload(batch, n_fft, k, 2), calibration_file(file)
+            from ..report.calibration import calibration_page
             from ..suites import models_of, suite_of
-            from .calibration import calibration_page
 
             content = sections_of_file(path)[0]
             models, left_out = models_of(content, [suite_of(name) for name in suite or []])

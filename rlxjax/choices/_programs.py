@@ -1,4 +1,4 @@
-"""Functions, and the variants of a suite, as ways to do one piece of work: traced, counted and predicted."""
+"""Functions and the variants of a suite as alternatives of one piece of work: traced, counted and predicted."""
 
 import dataclasses
 import functools
@@ -18,35 +18,32 @@ from rlxjax.jaxpr import FunctionProfile, profile_function
 from rlxjax.models import FUNCTIONS, function_runs
 
 from ._description import content_of, default_device, description_of, digest
-from ._way import Way
+from ._way import SURE_OF_FUNCTIONS, Way
 
-#: Probability from which on the model of functions rules one out: it is off by more than it says where a compiler does
-#: what it does not expect. `benchmarks.stage_choices` tells how often what it rules out is right.
-SURE_OF_FUNCTIONS = 0.99
-#: Whole numbers that stand for shapes lie below this, so that they index whatever has as many rows.
+#: Random integers lie below this number, so that they index any array with as many rows.
 INTEGERS = 100
-#: Programs of suites that are kept, the latest used.
+#: The most programs of suites that are kept, the last used.
 MOST_PROGRAMS = 32
-#: What a model says of ways: they with their predictions and runs, and in ns the standard deviation of the difference
-#: of each two, `[n, n]`, infinite where nothing says.
+#: Alternatives with their predictions and runs, and the standard deviation in ns of the difference of each two
+#: predictions, `[n, n]`, infinite where unknown.
 Predicted = tuple[list[Way], np.ndarray]
 
 
 @by_value
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A piece of work that may be done in several ways.
+    """A piece of work with several alternatives.
 
     Attributes:
-        ways: to do it.
-        predict: gives what a model, which may have learned more than the calibration, says of them.
-        calibrated: the model of the calibration; None where there is none.
-        kind: "functions", or the name of the latency model whose runs they are.
+        ways: the alternatives.
+        predict: returns the predictions of a model, which may have learned more than the calibration.
+        calibrated: the model of the calibration; None without one.
+        kind: "functions", or the name of the latency model.
         label: the workload in words.
-        workload: what is the same of all ways, for JSON: sizes, dtypes.
-        devices: that hold the arguments.
-        runner: version of the programs, as JSON writes it; a model learns from those of one version alone.
-        sure: probability from which on the model rules a way out.
+        workload: sizes and dtypes that all alternatives share, as JSON values.
+        devices: devices that hold the arguments.
+        runner: version of the programs, as a JSON value; a model learns only from programs of one version.
+        sure: probability from which the model rules out an alternative.
     """
 
     ways: Sequence[Way]
@@ -64,7 +61,7 @@ class Work:
 
 
 class Stage(NamedTuple):
-    """A program by itself: its name, its jitted function, the shapes that it is called with, and what it gives."""
+    """A program: its name, its jitted function, the shapes of its arguments and the shapes of its result."""
 
     name: str
     fn: Any
@@ -73,16 +70,16 @@ class Stage(NamedTuple):
 
 
 def as_arguments(result: Any) -> tuple[Any, ...]:
-    """Return what a stage gives as the arguments of the next: the parts of a tuple, or the one result."""
+    """Return the result of a stage as arguments of the next stage: the parts of a tuple, or the result itself."""
     return result if isinstance(result, tuple) and not hasattr(result, "_fields") else (result,)
 
 
 def in_order(stages: Sequence[Callable[..., Any]], args: tuple[Any, ...]) -> list[Stage]:
-    """Return the stages, each jitted and traced once, with the shapes that each is called with."""
+    """Return the stages, each jitted and traced once, with the shapes of their arguments."""
     found, given = [], args
     for number, fn in enumerate(stages):
         name = getattr(fn, "__name__", "")
-        name = name if name.isidentifier() else f"stage{number + 1}"  # where it has none that code could use
+        name = name if name.isidentifier() else f"stage{number + 1}"  # a name that code can use
         jitted: Any = fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(functools.partial(fn))
         try:
             result = jitted.eval_shape(*given)
@@ -103,7 +100,7 @@ def in_order(stages: Sequence[Callable[..., Any]], args: tuple[Any, ...]) -> lis
 
 
 def parts_of(whole: Stage) -> list[Stage]:
-    """Return the programs that a function runs where it is not jitted: its jitted calls, and each other operation."""
+    """Return the programs of a function that is not jitted: its jitted calls and each other operation."""
     jaxpr = whole.fn.trace(*whole.args).jaxpr.jaxpr
     parts = []
     for equation in jaxpr.eqns:
@@ -115,7 +112,7 @@ def parts_of(whole: Stage) -> list[Stage]:
 
 
 def equation_alone(jaxpr: Any, equation: Any) -> tuple[Callable[..., Sequence[Any]], list[Any]]:
-    """Return an equation of a jaxpr as a function, and the variables that are its arguments."""
+    """Return an equation of a jaxpr as a function, and the variables of its arguments."""
     from jax.extend import core  # which loads Pallas
 
     inputs = list(dict.fromkeys(var for var in equation.invars if not hasattr(var, "val")))  # literals have one
@@ -129,7 +126,7 @@ def equation_alone(jaxpr: Any, equation: Any) -> tuple[Callable[..., Sequence[An
 def work_of_functions(
     alternatives: Mapping[str, Any], args: tuple[Any, ...], known: Calibration | None, measure: str, check: bool
 ) -> Work:
-    """Return functions, traced, as ways to do the same."""
+    """Return traced functions as alternatives of one piece of work."""
     if not isinstance(alternatives, Mapping) or not alternatives:
         raise ValueError(f"alternatives: expected functions by name, or a Suite, got {alternatives!r}")
     arrays = functools.cache(lambda: filled(args))
@@ -148,7 +145,7 @@ def work_of_functions(
             continue
         program = whole.fn.trace(*whole.args)
         if len(program.jaxpr.jaxpr.invars) > len(jax.tree.leaves(program.args_info)):
-            raise ValueError(f"alternatives: expected {name!r} to close over arrays, got traced values; choose outside")
+            raise ValueError(f"alternatives: expected {name!r} to capture arrays, got traced values; choose outside")
         if measure != "never":
             check_repeatable(name, program)
         expected = expected or (name, whole.result)
@@ -160,7 +157,7 @@ def work_of_functions(
         make = (lambda program=program: program.lower().compile()) if is_jitted else None
         content = content_of([program], is_jitted)
         ways.append(Way(name, content=content, fn=given, call=lambda fn=given: fn(*arrays()), make=make))
-    # Names tell apart programs that only their compiler's options do, of which the model knows nothing.
+    # The name distinguishes programs that differ only in compiler options, which the model does not know.
     contents = np.array([own.content for own in ways])
     are_alike = (contents[:, None] == contents) & ~np.eye(len(ways), dtype=bool)
     for place in np.flatnonzero(are_alike.any(1)).tolist():
@@ -225,22 +222,22 @@ def in_words(args: tuple[Any, ...]) -> str:
 
 
 def check_repeatable(name: str, program: Any) -> None:
-    """Refuse to time what does something beside giving results."""
+    """Refuse to time a program with side effects or donated arguments."""
     if effects := ", ".join(sorted(str(effect) for effect in program.jaxpr.effects)):
         raise ValueError(
-            f"alternatives: expected no side effects where {name!r} is to be measured again and again, got {effects}; "
-            "take them out, or decide with measure='never'"
+            f"alternatives: expected no side effects where {name!r} is to be measured repeatedly, got {effects}; "
+            "remove them, or decide with measure='never'"
         )
     inner = [any(equation.params.get("donated_invars", ())) for equation in program.jaxpr.eqns]
     if any(inner) or any(argument.donated for argument in jax.tree.leaves(program.args_info)):
         raise ValueError(
-            f"alternatives: expected no donated arguments where {name!r} is to be measured, which would be gone after "
-            "one call; choose without donation, or with measure='never'"
+            f"alternatives: expected no donated arguments where {name!r} is to be measured, because one call consumes "
+            "them; choose without donation, or with measure='never'"
         )
 
 
 def figures_of(each: Sequence[FunctionPrediction]) -> dict[str, Any]:
-    """Return what is predicted of programs that run one after another, by the fields of a way."""
+    """Return the fields of an alternative that programs predict, run one after another."""
     time_ns, low_ns, high_ns = (sum(getattr(one, name) for one in each) for name in ("time_ns", "low_ns", "high_ns"))
     inside = all(one.in_domain for one in each)
     return {"predicted_ns": time_ns, "predicted_interval_ns": (low_ns, high_ns), "in_domain": inside}
@@ -249,11 +246,11 @@ def figures_of(each: Sequence[FunctionPrediction]) -> dict[str, Any]:
 def predicted_programs(
     ways: Sequence[Way], times: FunctionTimes, places: Sequence[Sequence[int]], teaches: bool = True
 ) -> Predicted:
-    """Return what is predicted of ways that each run some programs, one after another; their times may teach."""
+    """Return the predictions of alternatives that each run some programs in sequence; `teaches` adds their runs."""
     found, sd_ns = [*ways], np.full((len(ways),) * 2, np.inf)
     for number, own in enumerate(places):
         each = [times.predictions[place] for place in own]
-        # A time says nothing of what is not counted whole.
+        # A partial count predicts no time.
         if each and not any(one.uncounted or one.profile.unknown_loops for one in each):
             runs = _runs_of([one.profile for one in each]) if teaches else ()
             found[number] = dataclasses.replace(ways[number], **figures_of(each), runs=runs)
@@ -273,7 +270,7 @@ def _runs_of(profiles: Sequence[FunctionProfile]) -> tuple[dict[str, Any], ...]:
 
 
 def where_of(args: tuple[Any, ...]) -> dict[str, Any]:
-    """Return what no jaxpr says of arguments: which are arrays of NumPy, and where others lie, by places of devices."""
+    """Return what no jaxpr shows of arguments: which are NumPy arrays, and which devices hold the others."""
     here, default = jax.local_devices(), jax.sharding.SingleDeviceSharding(default_device())
 
     def kind(leaf: Any) -> str:
@@ -288,14 +285,14 @@ def where_of(args: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def devices_of(args: Any) -> list[Any]:
-    """Return the devices that hold arrays, or that shapes are to be on."""
+    """Return the devices of arrays and shapes."""
     places = [getattr(leaf, "sharding", leaf) for leaf in jax.tree.leaves(args)]
     devices = {device for place in places if isinstance(place, jax.sharding.Sharding) for device in place.device_set}
     return sorted(devices - {None}, key=lambda device: device.id)
 
 
 def _places_in(jaxpr: Any) -> list[jax.sharding.Sharding]:
-    """Return where the equations of a jaxpr place arrays, on meshes that other processes may be part of."""
+    """Return the shardings in the equations of a jaxpr, whose meshes may include other processes."""
     found = []
     for equation in jaxpr.eqns if jax.process_count() > 1 else ():
         for value in jax.tree.leaves([*equation.params.values()], is_leaf=lambda x: isinstance(x, jax.sharding.Mesh)):
@@ -309,7 +306,7 @@ def _places_in(jaxpr: Any) -> list[jax.sharding.Sharding]:
 
 
 def filled(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return arguments with arrays in the place of shapes: random ones, the same each time."""
+    """Return arguments with arrays in place of shapes, random and equal each time."""
     rng = np.random.default_rng(0)
     return jax.block_until_ready(jax.tree.map(lambda arg: _array(arg, rng), args))
 
@@ -337,21 +334,21 @@ def _array(arg: Any, rng: np.random.Generator) -> Any:
 
 
 def work_of_suite(suite: Suite, inputs: Mapping[str, Any] | None, known: Calibration | None) -> Work:
-    """Return the variants of a suite's model as ways to do one workload."""
+    """Return the variants of a suite's model as alternatives of one workload."""
     model = suite.model
     if inputs is not None and not isinstance(inputs, Mapping):
         raise ValueError(f"inputs: expected sizes by name, got {inputs!r}")
     given = as_lists(model.inputs, inputs or {})
     columns = Runs.checked(model, 0, **given).inputs
     if several := [name for name, column in columns.items() if batch_shape(model.inputs[name], column)]:
-        raise ValueError(f"inputs: expected those of one workload, got several of {', '.join(several)}")
+        raise ValueError(f"inputs: expected a single workload, got several values of {', '.join(several)}")
     sizes = {name: np.asarray(given.get(name, column), float).tolist() for name, column in columns.items()}
     model.check({name: np.asarray(size) for name, size in sizes.items()})
     calibrated = None if known is None else known.models.get(model.name)
     facts = suite.facts() if calibrated is None else calibrated.posterior.facts
     label = ", ".join(f"{name} {size_text(size)}" for name, size in sizes.items())
     programs = f"{type(suite).__module__}.{type(suite).__qualname__}", suite.runner, dict(suite.given)
-    if dataclasses.is_dataclass(suite):  # whose fields say which of several it is
+    if dataclasses.is_dataclass(suite):  # its fields identify the suite
         programs = *programs, description_of(suite)
     is_same = np.ravel(np.asarray(model.same_result(Runs.checked(model, 0, **sizes), facts))).tolist()
     ways = []
@@ -365,13 +362,13 @@ def work_of_suite(suite: Suite, inputs: Mapping[str, Any] | None, known: Calibra
 
 @functools.lru_cache(maxsize=MOST_PROGRAMS)
 def _program(suite: Handle, cell: Cell) -> Callable[[], Any]:
-    """Return the program of a cell, which is compiled once however often a suite's owner chooses."""
+    """Return the program of a cell, compiled once for all choices."""
     own: Any = suite()
     return own.program(cell)
 
 
 def predicted_variants(ways: Sequence[Way], sizes: Mapping[str, Any], calibrated: CalibratedModel) -> Predicted:
-    """Return what a model says of ways that are one run each, by their names, all of one workload."""
+    """Return the predictions of alternatives that are one run each of the variant of their name."""
     with jax.ensure_compile_time_eval():
         runs = Runs.checked(calibrated.model, [own.name for own in ways], **sizes)
         found = jax.tree.map(np.asarray, estimate(calibrated.on_device(), runs.together()))

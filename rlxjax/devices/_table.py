@@ -182,6 +182,6 @@ def _table() -> Mapping[str, TargetDevice]:
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, TargetDevice]:
-    mend = "see rlxjax/devices/devices.json for a file of this schema"
+    mend = f"see {_TABLE} for a file of this schema"
     content = read_json_file(path, TargetFile, 1, ValueError, mend, "a file of targets")
     return {target.name: target for target in content.targets}

@@ -48,8 +48,7 @@ class Evaluation:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as JSON has them."""
-        paths = {"sink": str(self.sink), "rejects": None if self.rejects is None else str(self.rejects)}
-        return {**dataclasses.asdict(self), **paths}
+        return dataclasses.asdict(self) | {"sink": str(self.sink), "rejects": self.rejects and str(self.rejects)}
 
 
 def evaluate(
@@ -87,7 +86,7 @@ def evaluate(
         want: the columns to add. For a gate: score_ns, should_fuse, fuse_probability, fuse_log_odds. For a model: pick,
             time_ns, low_ns, high_ns, terms (a column for each), margin_ns, probability, undecided, in_domain.
         columns: the column of each field whose column has another name. The optional field `strategy` of a model names
-            the strategy to time in each row. The output keeps the columns that are no field.
+            the strategy to time in each row. The output keeps all columns but a gate's counts.
         temperature_ns: temperature of a gate's probability and log-odds, in ns.
         strategy: the strategy of a model to time; the pick of each row by default.
         level: level of a model's interval, between 0 and 1.

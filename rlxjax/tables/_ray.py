@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 #: Processors that a worker asks for: one worker per processor leaves a share for the rest of Ray.
 WORKER_CPUS = 0.8
 #: Seconds to wait for the answer of a cluster, and for free resources for one worker.
-ANSWER_S, ROOM_S = 20.0, 30.0
+ANSWER_S, WAIT_S = 20.0, 30.0
 #: Tries of an item whose worker dies, for example because it runs out of memory.
 TRIES = 3
 
@@ -33,7 +33,7 @@ def on_ray(
     make_worker: Callable[[], Callable[[Item], Result]],
     items: Sequence[Item],
     address: str | None = None,
-    room_s: float = ROOM_S,
+    wait_s: float = WAIT_S,
     lost: Callable[[Item, str], Result] | None = None,
 ) -> Iterator[Result]:
     """Call a worker for each item, with one Ray process for each processor or GPU; yield the results as they finish.
@@ -42,19 +42,16 @@ def on_ray(
     an item must tolerate being done twice.
 
     Args:
-        make_worker: a function that returns the worker; each process calls it once. cloudpickle sends this function,
-            the items and the results.
+        make_worker: a function that returns the worker; each process calls it once. All data travel by cloudpickle.
         items: the arguments of the worker.
         address: address of the cluster; see `connected`.
-        room_s: seconds to wait for free resources for one worker.
-        lost: a function of an item whose worker died at each try and of the reason; its result is yielded. The calls
-            come after all other items.
+        wait_s: seconds to wait for free resources for one worker.
+        lost: gets an item whose worker died at each try, and the reason, after all other items; returns its result.
 
     Raises:
         ImportError: Ray is not installed.
-        OSError: no cluster answers, the cluster ends, or, without `lost`, the worker of an item died at each try; one
-            line.
-        ValueError: no resources are free for a worker, or the cluster cannot be used, as `connected` says; one line.
+        OSError: no cluster answers, the cluster ends, or the worker of an item died at each try (unless `lost`).
+        ValueError: no resources are free for a worker, or the cluster cannot be used, as `connected` says.
 
     Examples:
         >>> list(on_ray(lambda: abs, []))
@@ -66,7 +63,7 @@ def on_ray(
         died = ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError, ray.exceptions.NodeDiedError
         waiting, dead, running = collections.deque((number, 1) for number in range(len(items))), [], {}
         try:
-            share, most = _share_of(ray, room_s)
+            share, most = _share_of(ray, wait_s)
             made = ray.put((_dumps(make_worker), os.getcwd(), sys.path))
             # Ray itself would repeat an item that takes too much memory forever.
             call = ray.remote(max_retries=0, max_calls=0, **share)(_call)
@@ -193,16 +190,16 @@ def _check_answer(address: str) -> None:
         raise OSError(f"{address}: no Ray cluster answers there ({said(reason)})") from None
 
 
-def _share_of(ray: Any, room_s: float) -> tuple[dict[str, float], int]:
+def _share_of(ray: Any, wait_s: float) -> tuple[dict[str, float], int]:
     """Return the resources of a worker and the most workers, after resources for one worker are free."""
     resources = ray.cluster_resources()
     cpus, gpus = (int(resources.get(name, 0)) for name in ("CPU", "GPU"))
     gpus = 0 if os.environ.get("JAX_PLATFORMS") == "cpu" else gpus
     asked = {"CPU": WORKER_CPUS} | ({"GPU": 1.0} if gpus else {})
-    room = ray.util.placement_group([asked])
-    has_room = room.wait(room_s)
-    ray.util.remove_placement_group(room)
-    if not has_room:
+    group = ray.util.placement_group([asked])
+    is_free = group.wait(wait_s)
+    ray.util.remove_placement_group(group)
+    if not is_free:
         free = {n: f"{ray.available_resources().get(n, 0):g} of {resources.get(n, 0):g} free" for n in asked}
         each = " and ".join(f"{amount:g} {name} ({free[name]})" for name, amount in asked.items())
         raise ValueError(f"Ray has no free resources for a worker, which needs {each} on one machine")

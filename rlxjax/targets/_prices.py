@@ -43,7 +43,7 @@ def load_prices(path: str | os.PathLike[str]) -> Prices:
         ValueError: one line; a file that is missing, is no JSON or violates the schema, a price that is no positive
             number, or an unknown device.
     """
-    mend = "see docs/prices.example.json for a file of this schema"
+    mend = 'write {"schema_version": 1, "currency": "USD", "prices_per_hour": {"h100": 4.0}} with your prices'
     found = read_json_file(path, Prices, 1, ValueError, mend, "a file of prices")
     try:
         named = {target_device(name).name: price for name, price in found.prices_per_hour.items()}
