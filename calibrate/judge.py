@@ -354,7 +354,7 @@ def print_outcome(outcome: Outcome, console: Console, *, is_verbose: bool = Fals
         *details,
         *outcome.notes,
         f"{counted(samples.timings, 'visit')} ({counts}) in {outcome.samples_path}",
-        f"calibration: {outcome.path}{'' if outcome.is_written else ', unchanged'}",
+        *([f"calibration: {outcome.path}"] if outcome.is_written else []),
     ):
         say(f"  {text}", to=console)
 
