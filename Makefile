@@ -1,6 +1,6 @@
 # Two commands for a fresh machine: `make calibrate` and `make test`. Both make the environment first.
-# PYTHON chooses the interpreter (3.11 or newer), VENV the environment made with it; BUDGET is the seconds of
-# the calibrate job, of both its models.
+# PYTHON names the interpreter (3.11 or newer), and VENV the environment that it makes; BUDGET is the time limit of
+# `make calibrate`, in seconds.
 PYTHON ?= python3
 BUDGET ?= 120
 VENV := .venv
@@ -24,7 +24,7 @@ $(VENV)/ready: pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	touch $@
 
-# The packages of an extra of pyproject.toml.
+# Install the packages of an extra of pyproject.toml.
 $(VENV)/ready-%: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --editable '.[$*]'
 	touch $@
@@ -35,8 +35,8 @@ lint: $(VENV)/ready-dev
 	$(BIN)/pyright
 	cd tests && ../$(BIN)/mypy --strict user_script.py
 
-# The documentation as a site, in `site/`; a warning, a broken link for one, is an error.
-# What it shows runs.
+# Build the documentation as a site, in `site/`; a warning, such as a broken link, is an error.
+# The second command runs the code of its pages.
 docs: $(VENV)/ready-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	$(BIN)/python -m pytest -n auto -m site tests

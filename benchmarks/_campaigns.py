@@ -1,4 +1,4 @@
-"""Samples of Welch peaks, as the calibrate job keeps and takes them: the one place of the benchmarks that knows how."""
+"""Samples of Welch peaks in the format of the calibrate job: read, write and predict."""
 
 import contextlib
 import functools
@@ -22,7 +22,7 @@ from rlxjax import Timings
 from rlxjax.fit import Cell, Facts, LatencyEstimate, LatencyPosterior, LatencyPrior, cell_runs, estimate
 from rlxjax.models import WELCH
 
-#: Ways to compute Welch peaks that give the same result, and all that need no learned model, by what cells are called.
+#: Strategies with the same result, and all strategies without a learned model, by the names of cells.
 SAME_RESULT = ("fast", "fused_maxima", "fused_top_k", "block")
 WITHOUT_MODEL = ("ultra", *SAME_RESULT)
 
@@ -30,18 +30,18 @@ suite = functools.cache(WelchSuite)
 
 
 class Campaign(NamedTuple):
-    """The samples of a campaign, those that ran a model left out.
+    """The samples of a campaign, without samples of a learned model.
 
     Attributes:
         path: the file.
-        log: what it holds.
-        cells: what was timed.
-        visits: of the cells.
-        measured_ns: what each takes, `[cells]`.
-        noise: of each, relative, `[cells]`.
-        timings: the same, for a fit.
-        facts: of the machine.
-        prior: by its micro-benchmarks, the model's wide one without any.
+        log: the content of the file.
+        cells: the timed cells.
+        visits: the visits of the cells.
+        measured_ns: the time of each cell in ns, `[cells]`.
+        noise: the relative noise of each cell, `[cells]`.
+        timings: the same times, for a fit.
+        facts: the machine's scheduling facts.
+        prior: the prior from micro-benchmarks, or the model's wide prior.
     """
 
     path: Path
@@ -67,13 +67,13 @@ def read_campaign(path: Path) -> Campaign:
 
 
 def estimates(posterior: LatencyPosterior, cells: Sequence[Cell]) -> LatencyEstimate:
-    """Return what is known of each cell, `[cells]`."""
+    """Return the posterior's estimate of each cell, `[cells]`."""
     return jax.tree.map(np.asarray, estimate(posterior, cell_runs(WELCH, cells)))
 
 
 @contextlib.contextmanager
 def sampled(cells: Sequence[Cell], path: Path) -> Iterator[Callable[[float], None]]:
-    """Write samples of cells to a file; what is yielded takes them for so many seconds."""
+    """Write samples of cells to a file; call the yielded function to sample for some seconds."""
     log, rng = SampleLog.new(suite(), "welch"), np.random.default_rng()
     programs = made_ready(suite(), cells, Deadline(np.inf)).programs
     with log.kept_in(path, append=False):
@@ -83,7 +83,7 @@ def sampled(cells: Sequence[Cell], path: Path) -> Iterator[Callable[[float], Non
 
 @contextlib.contextmanager
 def busy_processor() -> Iterator[None]:
-    """Keep a processor busy by another process."""
+    """Keep a processor busy with another process."""
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         yield

@@ -1,4 +1,4 @@
-"""What the benchmarks share: options, rounds of visits in random order, tables, and the JSON of a run."""
+"""Shared code of the benchmarks: options, rounds of visits in random order, tables, and the JSON of a run."""
 
 import argparse
 import datetime
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def options(doc: str | None, **numbers: float) -> argparse.ArgumentParser:
-    """Return a parser with `--json FILE`, and an option for each number that is given, which is its default."""
+    """Return a parser with `--json FILE`, and an option for each given number, with this number as its default."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in numbers.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
@@ -36,15 +36,15 @@ def visits(
     visit: Callable[[Callable[[], Any]], float] = lambda call: mean_ns(visit_ns(call)),
     seed: int = 0,
 ) -> dict[Any, np.ndarray]:
-    """Return the times in ns of calls, one of each round: every round visits all of them in a random order.
+    """Return the times of calls in ns, one time per round: every round visits all calls in random order.
 
     Args:
-        calls: what is timed; each is called once before the rounds.
-        rounds: the most of them.
-        least: rounds, whatever the time.
-        until_s: of `time.perf_counter`, when no further round begins.
+        calls: the timed calls. Each call runs once before the rounds.
+        rounds: the most rounds.
+        least: the least rounds, for any time limit.
+        until_s: the `time.perf_counter` after which no round begins.
         visit: makes one visit and returns its time; the mean of a loop of calls unless given.
-        seed: of the orders.
+        seed: the seed of the orders.
     """
     rng, keys = np.random.default_rng(seed), list(calls)
     times: dict[Any, list[float]] = {key: [] for key in keys}
@@ -60,11 +60,11 @@ def visits(
 
 
 def judged_ns(calls_of: Sequence[Callable[[], Mapping[Any, Callable[[], Any]]]], seconds: float) -> np.ndarray:
-    """Return the time in ns of each form of each work, timed by turns in two passes over all works.
+    """Return the time in ns of each form of each work, interleaved in two passes over all works.
 
     Args:
-        calls_of: of each work, what makes the calls of its forms, as many for each.
-        seconds: of a work and pass.
+        calls_of: for each work, a function that makes the calls of its forms. All works have as many forms.
+        seconds: the seconds per work and pass.
 
     Returns:
         The lower quartiles, `[2, works, forms]`.
@@ -81,9 +81,9 @@ def judged_ns(calls_of: Sequence[Callable[[], Mapping[Any, Callable[[], Any]]]],
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table of Markdown."""
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+    """Return a Markdown table."""
+    first, *lines = [f"| {' | '.join(map(str, line))} |" for line in [headings, *rows]]
+    return "\n".join([first, f"|{'---|' * len(headings)}", *lines])
 
 
 def placed(page: Path, mark: str, text: str) -> None:
@@ -101,7 +101,7 @@ def placed(page: Path, mark: str, text: str) -> None:
 
 
 def write(path: Path | None, content: Mapping[str, Any], indent: int | None = 1) -> None:
-    """Write what a run found, if a file is wanted, with its command, its time and its machine."""
+    """Write a run's results with its command, time and machine, if there is a file."""
     if path is None:
         return
     script = Path(sys.argv[0])

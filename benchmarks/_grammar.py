@@ -1,7 +1,7 @@
-"""Programs drawn from a grammar: a few lines of JAX each, over all operations that latency models know.
+"""Draw programs from a grammar: a few lines of JAX each, over all operations that latency models know.
 
-A program is its source, `v2 = jnp.exp(v0)` and the like, and what its arguments are. Both are data, so that whoever has
-them can run and count the program again, whatever became of the grammar.
+A program is its source, such as `v2 = jnp.exp(v0)`, and the description of its arguments. Both are data, so programs
+can run again and be counted again after the grammar has changed.
 """
 
 import math
@@ -16,17 +16,17 @@ from jax import lax
 
 from calibrate.suites.functions import Draw
 
-#: Most elements of the array that a program begins with; and what one call may take at most, by a crude sum.
+#: The most elements of a program's first array, and the most ns of a call by a crude sum.
 MOST_LOG2_ELEMENTS, MOST_NS, MOST_BYTES = 26, 1.5e8, 2**30
 MOST_STEPS = 12
-#: Dtypes of the first argument, each as often as it stands here.
+#: Dtypes of the first argument. A repeated dtype is drawn more often.
 DTYPES = "float32 " * 12 + "float64 float64 float64 bfloat16 float16 int32 int32 int8"
 _NAMES = {"jax": jax, "jnp": jnp, "jsp": jsp, "lax": lax}
 
 #: Templates by what they ask of their operand: `{x}` is the operand, `{y}` another value of its shape and dtype,
 #: `{row}` and `{col}` vectors along its last axis and its first, `{s}` a scalar, `{key}` a random key, `{i}` indices
 #: of rows, `{ij}` an index for each element, `{a}` definite matrices, `{w}` a matrix that fits its last axis, `{k}` a
-#: small number, `{ax}` an axis. Those behind a number are drawn as often as it says, of 1.
+#: small number, `{ax}` an axis. A number before a template is its relative weight; 1 unless given.
 FLOAT = """
 lax.exp(-{x}) | lax.exp2({x}) | lax.expm1({x}) | lax.log({x}) | lax.log1p({x}) | lax.sqrt({x}) | lax.rsqrt({x})
 lax.cbrt({x}) | lax.sin({x}) | lax.cos({x}) | lax.tan({x}) | lax.tanh({x}) | lax.sinh({x}) | lax.cosh({x})
@@ -136,7 +136,7 @@ GROUPS = {
 
 
 class Template(NamedTuple):
-    """An expression with places to fill, and how often it is drawn."""
+    """An expression with placeholders, and its weight in the draw."""
 
     group: str
     text: str
@@ -165,11 +165,11 @@ class Program(NamedTuple):
 
     @classmethod
     def of(cls, kept: dict[str, Any]) -> "Program":
-        """Return a program by what `_asdict` gave, of a JSON file."""
+        """Return a program from the `_asdict` that a JSON file has."""
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in kept.items()})
 
     def draws(self) -> tuple[Draw, ...]:
-        """Return its arguments as what draws them."""
+        """Return the arguments as objects that draw them."""
         return tuple(Draw(tuple(each["shape"]), jnp.dtype(each["dtype"]), **each["drawn"]) for each in self.arguments)
 
     @property
@@ -178,7 +178,7 @@ class Program(NamedTuple):
         return sum(math.prod(each["shape"]) * jnp.dtype(each["dtype"]).itemsize for each in self.arguments)
 
     def function(self) -> Callable[..., Any]:
-        """Return the function: as written, or what its gradient by the first argument takes."""
+        """Return the function as written, or its gradient by the first argument."""
         names = ", ".join(f"v{place}" for place in range(len(self.arguments)))
         body = "".join(f"    {line}\n" for line in self.lines)
         found: dict[str, Any] = {}
@@ -194,7 +194,7 @@ class Program(NamedTuple):
 
 
 class _Drawing:
-    """A program on the way: values by name with their shapes, arguments, lines."""
+    """A program under construction: values by name with their shapes, arguments, lines."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
@@ -204,7 +204,7 @@ class _Drawing:
         self.read: set[str] = set()
 
     def argument(self, shape: tuple[int, ...], dtype: Any, values: str = "", below: int = 0) -> str:
-        """Add an argument; return a mark that its name replaces in the end, since arguments are numbered first."""
+        """Add an argument; return a placeholder for its name, because arguments are numbered first."""
         values = values or ("positive" if self.rng.random() < 0.7 else "normal")
         if jnp.issubdtype(dtype, jnp.integer):
             below = below or 100
@@ -212,7 +212,7 @@ class _Drawing:
         return f"@{len(self.arguments) - 1}@"
 
     def filled(self, template: Template, x: str) -> str:
-        """Return an expression: the template with operands, new arguments and numbers in its places."""
+        """Return the template with operands, new arguments and numbers in its placeholders."""
         rng, aval, text = self.rng, self.values[x], template.text
         shape, dtype = aval.shape, aval.dtype
         last, first = (shape[-1], shape[0]) if shape else (1, 1)
@@ -271,7 +271,7 @@ class _Drawing:
             found = jax.eval_shape(run, *(known[name] for name in used))
             if not hasattr(found, "shape") or found.size == 0:
                 raise ValueError("no result")
-        except Exception:  # noqa: BLE001  (what JAX refuses is not drawn)
+        except Exception:  # noqa: BLE001  (an expression that JAX refuses is not drawn)
             del self.arguments[n_arguments:]
             return False
         self.values |= {name: known[name] for name in names if name in used}
@@ -282,7 +282,7 @@ class _Drawing:
         return True
 
     def program(self, templates: Iterable[str], gradient: bool) -> Program:
-        """Return what was drawn, values by their final names."""
+        """Return the drawn program with the final names of values."""
         count = len(self.arguments)
         names = {f"@{place}@": f"v{place}" for place in range(count)}
         names |= {f"#{place}#": f"v{count + place}" for place in range(len(self.lines))}
@@ -310,7 +310,7 @@ class _Drawing:
 
 
 def _shape(rng: np.random.Generator, elements: int, rank: int) -> tuple[int, ...]:
-    """Return a shape of about so many elements, often of powers of two."""
+    """Return a shape with about this number of elements, often with powers of two."""
     cuts = np.sort(rng.uniform(0, math.log2(elements), rank - 1)) if rank > 1 else np.array([])
     logs = np.diff(np.concatenate([[0.0], cuts, [math.log2(elements)]]))
     if rng.random() < 0.5:
@@ -329,11 +329,12 @@ def _fits(group: str, aval: Any) -> bool:
 
 
 def drawn(number: int, cost_ns: Callable[[Callable[..., Any], tuple[Any, ...]], float]) -> Program:
-    """Return the program of a number, the same one each time.
+    """Return the program with a number, the same program in each call.
 
     Args:
-        number: of the program, 0 at least.
-        cost_ns: about what a call of a function takes with abstract arguments; what is dear is drawn anew, smaller.
+        number: the number of the program, at least 0.
+        cost_ns: the approximate ns of a function's call with abstract arguments. An expensive program is drawn again,
+            smaller.
     """
     rng = np.random.default_rng([53, number])
     log2_elements = rng.uniform(0, MOST_LOG2_ELEMENTS)
@@ -361,7 +362,7 @@ def drawn(number: int, cost_ns: Callable[[Callable[..., Any], tuple[Any, ...]], 
         for program in (drawing.program(templates, True), drawing.program(templates, False))[not gradient :]:
             try:
                 taken = cost_ns(program.function(), tuple(draw.abstract() for draw in program.draws()))
-            except Exception:  # noqa: BLE001  (what has no gradient)
+            except Exception:  # noqa: BLE001  (a program without a gradient)
                 continue
             if taken <= MOST_NS:
                 return program
@@ -370,11 +371,11 @@ def drawn(number: int, cost_ns: Callable[[Callable[..., Any], tuple[Any, ...]], 
 
 
 def single(number: int, cost_ns: Callable[[Callable[..., Any], tuple[Any, ...]], float]) -> Program:
-    """Return the program of a number that has one line, in a usual shape: powers of two, now and then thrice one.
+    """Return the one-line program with a number, in a usual shape: powers of two, sometimes three times a power.
 
     Args:
-        number: of the program, 0 at least; templates follow each other.
-        cost_ns: as of `drawn`.
+        number: the number of the program, at least 0. Consecutive numbers take consecutive templates.
+        cost_ns: the same as for `drawn`.
     """
     rng, template = np.random.default_rng([531, number]), TEMPLATES[number % len(TEMPLATES)]
     log2_elements = rng.uniform(6, 21)

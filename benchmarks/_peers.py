@@ -1,9 +1,9 @@
-"""Who takes part in `benchmarks.welch_peers`: this library, the naive form, and every peer that is installed.
+"""The contenders of `benchmarks.welch_peers`: this library, the naive form, and every installed peer.
 
-A run goes from samples to finished peaks (bins and powers) and returns when they are there. On a CPU the samples are a
-NumPy array, and so are the peaks; `fused-jax` and `naive-jax` take and give JAX arrays. Where JAX runs on another
-device, the samples are on it before the clock starts for ours (but for `host`), naive, jax.scipy, torch and cupy alike,
-and the peaks stay there; the other peers work on the host from NumPy arrays as ever.
+A run takes samples and returns finished peaks (bins and powers). On a CPU, samples and peaks are NumPy arrays;
+`fused-jax` and `naive-jax` take and return JAX arrays. On another device, the samples are on the device before the
+clock starts, and the peaks stay there, for our paths (except `host`), naive, jax.scipy, torch and cupy. The other peers
+work on the host with NumPy arrays.
 """
 
 import functools
@@ -19,7 +19,7 @@ import numpy as np
 
 import rlxjax as rx
 
-#: Samples that are transformed at a time, so that the arrays stay in a cache: the fastest of 2**14 to 2**20.
+#: Samples per transform, so that the arrays stay in a cache: the fastest of 2**14 to 2**20.
 CHUNK_SAMPLES = 2**17
 
 #: Returns peaks: one array `[batch, k, 2]` of (bin, power), or two of bins and of powers `[batch, k]`.
@@ -27,14 +27,14 @@ Run = Callable[[], Any]
 
 
 class Contender(NamedTuple):
-    """One that takes part.
+    """A contender.
 
     Attributes:
-        build: does all that is done once (plans, uploads, compiling) for samples and parameters; the run that it
-            returns is timed.
-        package: which has to be installed, and which pip knows.
-        where: the kind of device that it is for: `cpu`, `gpu`, or any.
-        is_ours: whether it is a path of this library.
+        build: does the one-time work (plans, uploads, compiling) for samples and parameters, and returns the run to
+            time.
+        package: the package to install, by pip's name.
+        where: the kind of device: `cpu`, `gpu`, or any.
+        is_ours: whether the contender is a path of this library.
     """
 
     build: Callable[[np.ndarray, rx.WelchPeakParams], Run]
@@ -43,13 +43,13 @@ class Contender(NamedTuple):
     is_ours: bool = False
 
     def unavailable(self) -> str | None:
-        """Return why it cannot run here, or None."""
+        """Return the reason why the contender cannot run here, or None."""
         if self.where and (self.where == "cpu") != on_cpu():
             return f"for a {self.where} only, and JAX runs on the {jax.default_backend()}"
         try:
             importlib.import_module(self.package)
         except ModuleNotFoundError:
-            return f"not installed: pip install {self.package}, or 'rlxjax[bench]' for all of its peers"
+            return f"not installed: pip install {self.package}, or '.[bench]' for all of its peers"
         except Exception as error:  # noqa: BLE001 - whatever a broken installation raises
             return f"cannot be imported: {' '.join(str(error).split())}"
         return None
@@ -85,7 +85,7 @@ def power_weights(params: rx.WelchPeakParams) -> np.ndarray:
 
 
 def peaks_kept(params: rx.WelchPeakParams) -> int:
-    """Return the peaks that there are bins for."""
+    """Return the peaks without slots beyond the bins."""
     return min(params.k, params.n_bins)
 
 
@@ -105,7 +105,7 @@ def _top_k(power: np.ndarray, params: rx.WelchPeakParams, array: Any = np) -> tu
 
 
 def _placed(signal: np.ndarray, as_jax: bool = False) -> np.ndarray | jax.Array:
-    """Return the samples where a JAX contender finds them."""
+    """Return the samples on the device of a JAX contender."""
     return signal if on_cpu() and not as_jax else jax.block_until_ready(jax.device_put(signal))
 
 
@@ -118,7 +118,7 @@ def _ours(strategy: str, as_jax: bool = False, where: str = "") -> Contender:
 
 
 def _jitted(program: Callable, signal: np.ndarray, as_jax: bool = False) -> Run:
-    """Return a run of a program that gives powers and bins."""
+    """Return a run of a program that returns powers and bins."""
     samples, to_numpy = _placed(signal, as_jax), on_cpu() and not as_jax
 
     def run() -> Any:
@@ -129,7 +129,7 @@ def _jitted(program: Callable, signal: np.ndarray, as_jax: bool = False) -> Run:
 
 
 def _naive(signal: np.ndarray, params: rx.WelchPeakParams, as_jax: bool = False) -> Run:
-    """What one writes first."""
+    """The naive form."""
     window, weights, hop = window_of(params), power_weights(params), params.hop
 
     @jax.jit
@@ -143,7 +143,7 @@ def _naive(signal: np.ndarray, params: rx.WelchPeakParams, as_jax: bool = False)
 
 
 def _welch(welch: Callable, params: rx.WelchPeakParams, array: Any = np) -> Callable[[Any], Any]:
-    """Return the power by the `welch` of scipy or of JAX, which gives it over `sum(window)^2`."""
+    """Return the power from the `welch` of scipy or of JAX, which divides by `sum(window)^2`."""
     window, overlap = window_of(params), params.n_fft - params.hop
     given = {"nperseg": params.n_fft, "noverlap": overlap, "detrend": False, "scaling": "spectrum"}
     return lambda rows: welch(rows, window=array.asarray(window), **given)[1] * window.sum() ** 2
@@ -188,7 +188,7 @@ def _chunk_rows(params: rx.WelchPeakParams, batch: int, samples: int = CHUNK_SAM
 def _in_chunks(
     signal: np.ndarray, params: rx.WelchPeakParams, windowed: np.ndarray, transform: Callable[[int], np.ndarray]
 ) -> Run:
-    """Return a run that writes chunks of windowed segments; `transform` gives the spectra of so many rows."""
+    """Return a run over chunks of windowed segments; `transform` returns the spectra of a number of rows."""
     window, weights, batch = window_of(params), power_weights(params), len(signal)
     segments, step, k = _segments(signal, params), len(windowed), peaks_kept(params)
 
@@ -207,7 +207,7 @@ def _in_chunks(
 
 
 def _torch(signal: np.ndarray, params: rx.WelchPeakParams, is_compiled: bool = False) -> Run:
-    """On a CPU in chunks of rows, which is faster there."""
+    """Chunks of rows, which are faster on a CPU."""
     torch = importlib.import_module("torch")
     device = torch.device("cpu" if on_cpu() else "cuda")
     arrays = (signal, window_of(params), power_weights(params))
@@ -246,7 +246,7 @@ def _cupy(signal: np.ndarray, params: rx.WelchPeakParams) -> Run:
 
 
 def copied(signal: np.ndarray, params: rx.WelchPeakParams) -> Run:
-    """Return a run that copies on the device what reads and writes as many bytes as samples and peaks are."""
+    """Return a run that copies as many bytes on the device as samples and peaks have."""
     elements = len(signal) * (params.frame_len + 2 * params.k) // 2
     source = jax.block_until_ready(jnp.zeros((elements,), jnp.float32))
     program = jax.jit(lambda array: array + 1.0)

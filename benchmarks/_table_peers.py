@@ -1,6 +1,6 @@
-"""Who evaluates files of rows, each in a process of its own: `python -m benchmarks._table_peers PEER SINK FILE...`.
+"""Evaluate files of rows, each peer in its own process: `python -m benchmarks._table_peers PEER SINK FILE...`.
 
-It prints the seconds of the work without those of starting, as JSON. Polars and DuckDB import no JAX.
+The process prints the seconds of the work, without startup, as JSON. Polars and DuckDB import no JAX.
 """
 
 import json
@@ -12,10 +12,10 @@ from typing import Any
 #: The counts of a profile, and the columns of a pair.
 COUNTS = ("kernel_launches", "sync_points", "host_output_bytes", "device_traffic_bytes")
 FIELDS = [f"{side}_{name}" for side in ("before", "after") for name in COUNTS]
-#: The built-in gate of "cuda" as an expression has it: what each saved count is worth in ns, and the rest.
+#: The built-in gate of "cuda" for an expression: ns per saved count, and the other numbers.
 RATES = dict(zip(COUNTS, (2_000.0, 20_000.0, 1 / 50, 1 / 800), strict=True))
 PENALTY_NS, MIN_GAIN_NS, TEMPERATURE_NS = 15e6, 5_000.0, 1e6
-#: Rows of a call in memory; of 2**11 to 2**16, those that take the least time.
+#: Rows of a call in memory: the fastest of 2**11 to 2**16.
 MEMORY_ROWS = 2**11
 
 
@@ -62,14 +62,14 @@ def duckdb(sink: str, files: Sequence[str]) -> dict[str, float]:
 
 
 def model(sink: str, files: Sequence[str]) -> dict[str, float]:
-    """Pick by a calibrated Welch model with probability, from files to files."""
+    """Pick with probability by a calibrated Welch model, from files to files."""
     import rlxjax as rx
 
     return _steps(rx.evaluate(files, sink, _welch(), want=["pick", "probability"]))
 
 
 def memory(sink: str, files: Sequence[str]) -> dict[str, float]:
-    """Pick by the same model, columns in memory, chunk by chunk; `sink` gets the answers outside the time."""
+    """Pick by the same model with columns in memory, in chunks; writing to `sink` is outside the time."""
     import jax
     import numpy as np
     import pyarrow as pa
@@ -94,7 +94,7 @@ def memory(sink: str, files: Sequence[str]) -> dict[str, float]:
         begun = time.perf_counter()
         chunk(0)
         cold_s = time.perf_counter() - begun
-        chunk((n_rows - 1) // MEMORY_ROWS * MEMORY_ROWS)  # compiles for the rows that are left over
+        chunk((n_rows - 1) // MEMORY_ROWS * MEMORY_ROWS)  # compiles for the remaining rows
         begun = time.perf_counter()
         for start in range(0, n_rows, MEMORY_ROWS):
             chunk(start)

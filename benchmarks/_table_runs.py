@@ -1,4 +1,4 @@
-"""Files of rows from a seed, and processes that evaluate them."""
+"""Make files of rows from a seed, and run the processes that evaluate them."""
 
 import contextlib
 import json
@@ -23,16 +23,16 @@ from benchmarks._table_peers import TEMPERATURE_NS
 
 #: Rows of a file, and of a row group.
 FILE_ROWS, GROUP_ROWS = 10_000_000, 2**20
-#: The gate that is evaluated, as the command has it.
+#: The evaluated gate, in the command's options.
 GATE = ("--gate", "cuda", "--temperature-ns", str(TEMPERATURE_NS))
 
 
-#: What falls short, a sentence each.
+#: Results that are worse than their limits, one sentence each.
 short: list[str] = []
 
 
 class Ended(NamedTuple):
-    """A process that has ended: wall and CPU seconds, peak MB, and what it has printed."""
+    """A finished process: wall and CPU seconds, peak MB, and its output."""
 
     wall_s: float
     cpu_s: float
@@ -42,7 +42,7 @@ class Ended(NamedTuple):
 
 def peer(name: str, source: Sequence[Path], sink: Path) -> Ended:
     """Run one of `_table_peers`, or the command."""
-    os.sync()  # no peer waits for what another one has written
+    os.sync()  # no peer waits for another peer's writes
     command = [sys.executable, "-m", "benchmarks._table_peers", name, str(sink), *map(str, source)]
     if name == "command":
         command = [sys.executable, "-m", "rlxjax", "evaluate", *map(str, source), str(sink), *GATE, "--json"]
@@ -50,7 +50,7 @@ def peer(name: str, source: Sequence[Path], sink: Path) -> Ended:
     with tempfile.TemporaryFile("w+") as out:
         process = subprocess.Popen(command, stdout=out, cwd=ROOT)
         while not os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            # What the system says of a child begins with the peak of its parent, so the child is asked.
+            # The system counts the parent's peak in the child's, so the child reports its own peak.
             with contextlib.suppress(OSError, StopIteration):
                 lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
                 peak_kb = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
@@ -65,7 +65,7 @@ def peer(name: str, source: Sequence[Path], sink: Path) -> Ended:
 
 
 def pairs(rows: int, seed: int) -> dict[str, np.ndarray]:
-    """Return profile pairs: what is fused launches less and moves less, and now and then synchronises once more."""
+    """Return profile pairs: the fused side launches and moves less, and sometimes synchronises once more."""
     rng = np.random.default_rng(seed)
     before = {
         "kernel_launches": np.exp(rng.normal(5.0, 1.5, rows)) + 1,
@@ -104,7 +104,7 @@ def _written(make: Callable[[int, int], dict[str, np.ndarray]], path: Path, rows
 def files(
     folder: Path, make: Callable[..., dict[str, np.ndarray]], rows: int, file_rows: int = FILE_ROWS
 ) -> list[Path]:
-    """Return files of rows in their order; those that are there already are not made again."""
+    """Return files of rows in their order; existing files are kept."""
     folder = folder / f"{make.__name__}-{rows}"
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{place:04d}.parquet" for place in range(-(-rows // file_rows))]
@@ -122,7 +122,7 @@ def files(
 
 
 def must(holds: bool, sentence: str) -> None:
-    """Print a sentence and whether it holds; one that does not is what the exit status says."""
+    """Print a sentence and whether it holds; a false sentence sets the exit status."""
     print(f"{'yes' if holds else 'NO '}  {sentence}", flush=True)
     short.extend([] if holds else [sentence])
 
@@ -138,7 +138,7 @@ def rows_of(sink: Path) -> pa.Table:
 
 
 def remove(*sinks: Path) -> None:
-    """Remove outputs with what lies beside them."""
+    """Remove outputs with their manifests and rejects."""
     for sink in sinks:
         shutil.rmtree(sink, ignore_errors=True)
         shutil.rmtree(sink.with_name(f"{sink.name}.rejected"), ignore_errors=True)
@@ -147,5 +147,5 @@ def remove(*sinks: Path) -> None:
 
 
 def manifest_of(sink: Path) -> Path:
-    """Return where the manifest of a job is."""
+    """Return the path of a job's manifest."""
     return sink.with_name(f"{sink.name}.manifest.json")

@@ -1,11 +1,11 @@
-"""What `predict_profiles` says of pairs of stages, beside what they took.
+"""Compare the predictions of `predict_profiles` for pairs of stages with measured times.
 
     python -m benchmarks.advice_truth CALIBRATION PAIRS [--half tune|judge] [--json FILE]
 
-PAIRS is a file of `benchmarks.stage_pairs`, measured on the machine of the calibration. Pairs whose noise is more
-than 15 % are left out: they take one of two times. A pair is decided from a probability of 90 % on. The regret is how
-much longer the choice takes than the better one, in the mean. The log loss is the mean of `-log` of the probability
-that was given to what is so; it is told for several spreads of what is a program's own.
+PAIRS is a file of `benchmarks.stage_pairs` from the calibration's machine. Pairs with a noise above 15 % are left out,
+because their times jump between two values. A pair is decided if the probability is at least 90 %. The regret is the
+average slowdown of the chosen form against the faster form. The log loss is the mean of `-log` of the probability of
+the true outcome, for several spreads of a program's own error.
 """
 
 import json
@@ -23,12 +23,12 @@ from rlxjax.calibration import predict_profiles
 from rlxjax.fit import SURE
 
 MOST_NOISE = 1.15
-#: Spreads of a program's own that are tried.
+#: The tried spreads of a program's own error.
 OWN_SPREADS = (0.03, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3)
 
 
 def judged(calibration: rx.Calibration, truth: dict[str, dict[str, float]], half: str | None) -> list[dict]:
-    """Return what is said of each pair beside what it took."""
+    """Return the prediction and the measured times of each pair."""
     rows = []
     for pair in PAIRS:
         if half not in (None, pair.half) or pair.name not in truth or truth[pair.name]["noise"] > MOST_NOISE:
@@ -57,7 +57,7 @@ def judged(calibration: rx.Calibration, truth: dict[str, dict[str, float]], half
 
 
 def summary(rows: list[dict]) -> dict[str, Any]:
-    """Return how good the decisions are."""
+    """Return the quality of the decisions."""
     times = np.array([[row["apart_ns"], row["together_ns"]] for row in rows])
     probability = np.array([row["probability"] for row in rows])
     pays = times[:, 1] < times[:, 0]

@@ -1,4 +1,4 @@
-"""Stages that `rlxjax advise` is shown on in docs/functions.md."""
+"""The stages of the `rlxjax advise` example in docs/functions.md."""
 
 import jax
 import jax.numpy as jnp

@@ -1,10 +1,10 @@
-"""What a calibration is worth, from the samples of campaigns: errors, decisions, probabilities, intervals.
+"""Judge calibrations by the samples of campaigns: errors, decisions, probabilities, intervals.
 
     python -m benchmarks.calibration_evidence SAMPLES [SAMPLES ...] [--json FILE] [--markdown FILE]
 
-Each campaign is fitted without the held-out workloads and judged on them; beside it, simpler predictions of
-the same timings. The tables have a column for each campaign; `--markdown` puts them between the two comments of a page
-that mark their place.
+Each campaign is fitted without the held-out workloads and judged on these workloads. Simpler predictions of the same
+timings are judged too. The tables have a column for each campaign. `--markdown` writes them between the two comments of
+a page that mark their place.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,14 +22,14 @@ from benchmarks._common import options, placed, table, write
 from calibrate.judge import error_summaries
 from rlxjax.fit import Cell, LatencyEstimate, LatencyPosterior, fit_posterior, predicted_ns
 
-#: The rows of the table of methods that are judged by an estimate, with its probability.
+#: The methods of the table with an estimate and its probability.
 FIT, BUILT_IN = "the fit", "built-in constants"
 #: The rows of the summary of methods.
 METHODS = (BUILT_IN, "non-negative least squares", "terms alone", FIT)
 
 
 class Prediction(NamedTuple):
-    """What a method says of all cells, and how sure it is, by a posterior, if it says that too."""
+    """A method's prediction of all cells, with a posterior if the method has uncertainty."""
 
     time_ns: np.ndarray
     found: LatencyEstimate | None = None
@@ -37,7 +37,7 @@ class Prediction(NamedTuple):
 
 
 def evidence(campaign: Campaign) -> dict[str, Any]:
-    """Return all that is said of one campaign."""
+    """Return all figures of one campaign."""
     cells, visits, measured, noise = campaign.cells, campaign.visits, campaign.measured_ns, campaign.noise
     seen = np.array([not cell.held_out for cell in cells])
     blind = fit_posterior(campaign.timings, campaign.prior, seen.astype(float), campaign.facts)
@@ -71,7 +71,7 @@ def sizes_of(cells: Sequence[Cell]) -> np.ndarray:
 
 
 def built_in_ns(cells: Sequence[Cell]) -> np.ndarray:
-    """Return what the reference's built-in constants say of each cell in ns, `[cells]`."""
+    """Return the time of each cell in ns by the reference's built-in constants, `[cells]`."""
     costs = {"host": rx.welch.host_path_ns, "block": rx.block_graph_ns}
     device, variants, sizes = jax.default_backend(), np.array([cell.variant for cell in cells]), sizes_of(cells)
     result = np.zeros(len(cells))
@@ -83,7 +83,7 @@ def built_in_ns(cells: Sequence[Cell]) -> np.ndarray:
 
 
 def linear_features(cells: Sequence[Cell]) -> np.ndarray:
-    """Return what a linear model of latency is linear in, `[cells, 8]`.
+    """Return the features of a linear model of latency, `[cells, 8]`.
 
     One; rows; segments; bytes of the signal; `n log2 n` a segment; bins; `bins log2 k`; peaks.
     """
@@ -104,7 +104,7 @@ def linear_features(cells: Sequence[Cell]) -> np.ndarray:
 
 
 def linear_ns(cells: Sequence[Cell], measured_ns: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """Return what non-negative least squares of relative errors say of each cell in ns, a fit a strategy."""
+    """Return the time of each cell in ns by non-negative least squares of relative errors, one fit per strategy."""
     features, names = linear_features(cells), np.array([cell.group for cell in cells])
     features = features / features.mean(0)
     time_ns = np.zeros(len(cells))
@@ -163,7 +163,7 @@ def percent(value: float | None, digits: int = 1) -> str:
 
 
 def summary_tables(campaigns: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return what a page says of all campaigns: a column each, in per cent but for the Brier score."""
+    """Return the tables of all campaigns: one column per campaign, in per cent except the Brier score."""
     first = next(iter(campaigns.values()))
     strategies = [
         [name, *(f"{percent(own[name]['held_out'])} ({percent(own[name]['noise_floor'])})" for own in errors)]

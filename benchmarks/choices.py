@@ -1,11 +1,11 @@
-"""What choices lose, made by the model alone, by measuring where it is not sure, and by measuring all.
+"""Measure the regret of choices: by the model alone, by measuring when the model is unsure, by measuring always.
 
     python -m benchmarks.choices CALIBRATION [--sizes 150] [--seed 45] [--judge-s 1.2] [--json FILE]
 
-Workloads of Welch peaks are drawn at random, in no grid: neither their rows, nor their segments, nor their peaks are
-those of the calibrate job. Each way to choose is a process of its own with an empty memory, `undecided` twice; then all
-variants are timed by turns, in two passes over all workloads, which judge. The regret of a choice is by how much it is
-slower than the fastest variant. The noise of a judgement is the difference between the regrets of its two passes.
+Workloads of Welch peaks are drawn at random, with rows, segments and peaks that the calibrate job does not time. Each
+strategy of choosing runs in its own process with an empty memory; `undecided` runs twice. Then all variants are timed
+in random order, in two passes over all workloads, and these times judge. The regret of a choice is its slowdown against
+the fastest variant. The noise is the difference between the regrets of the two passes.
 """
 
 import functools
@@ -28,7 +28,7 @@ from rlxjax.calibration import default_calibration_path
 from rlxjax.choices import Choice
 from rlxjax.welch import choose_variant
 
-#: Ways to choose, each a run; the last two of the same words are two fresh runs.
+#: Values of `measure`, one run each; the repeated value is a second fresh run.
 RUNS = {"never": "never", "always": "always", "undecided": "undecided", "undecided, again": "undecided"}
 VARIANTS = ("host", "fused_maxima", "fused_top_k", "block")
 MOST_ROWS, MOST_PEAKS, MOST_SAMPLES = 131_072, 64, 2**22
@@ -42,7 +42,7 @@ def is_smooth(number: int) -> bool:
     return number == 1
 
 
-#: Samples of a segment, of which the calibrate job times none.
+#: Segment lengths that the calibrate job does not time.
 LENGTHS = np.array([n for n in range(66, 3000, 2) if is_smooth(n) and n not in GRID_N_FFTS])
 
 
@@ -66,7 +66,7 @@ def signal_of(batch: int, n_fft: int, k: int) -> tuple[np.ndarray, rx.WelchPeakP
 
 
 def chosen(sizes: list[tuple[int, int, int]], measure: str) -> list[dict[str, Any]]:
-    """Return what is chosen for each workload, one after the other, and the seconds that it took."""
+    """Return the choice for each workload, one after the other, and its seconds."""
     found = []
     choose_variant(*signal_of(64, 256, 16), measure="never")  # imports, and programs of the model
     for own in sizes:
@@ -79,7 +79,7 @@ def chosen(sizes: list[tuple[int, int, int]], measure: str) -> list[dict[str, An
 
 
 def fresh(calibration: Path, given: Any, measure: str) -> list[dict[str, Any]]:
-    """Return what a process chooses that has the calibration and no memory."""
+    """Return the choices of a process with the calibration and without memory."""
     with tempfile.TemporaryDirectory() as home:
         environment = os.environ | {"RLXJAX_HOME": home}
         shutil.copy(calibration, Path(home) / default_calibration_path().name)
@@ -96,7 +96,7 @@ def forms(sizes: tuple[int, int, int]) -> dict[str, Any]:
 
 
 def regrets(names: list[str], times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return by how much choices are slower than the fastest variant of each workload, and the noise of that."""
+    """Return the regret of the choices for each workload, and its noise."""
     places = [VARIANTS.index(name) for name in names]
     logs = np.log(times)
     rows = np.arange(len(names))

@@ -1,10 +1,10 @@
-"""Collectives of eight forced devices of this CPU: fitted at some sizes, predicted and measured at others.
+"""Fit collectives on eight forced devices of this CPU, and compare predictions with held-out times.
 
     python -m benchmarks.collectives [--seconds S] [--json FILE]
 
-Every kind, in groups of two, four and eight devices, is timed at seven sizes, by turns. The fit sees four of them. The
-table has the other three, in groups of eight. The exit status is 1 if fewer than 12 of 15 lie within their intervals of
-90 %, or if those of all groups hold less than 75 %.
+Every kind of collective is timed at seven sizes, in groups of two, four and eight devices, in interleaved rounds. The
+fit sees four sizes. The table has the other three sizes in groups of eight. The exit status is 1 if fewer than 12 of 15
+times lie in their 90 % intervals, or if the intervals of all groups contain less than 75 %.
 """
 
 import os
@@ -26,7 +26,7 @@ from calibrate.suites.collectives import CollectivesSuite
 from calibrate.terminal import Deadline
 from rlxjax.fit import COVERED_SDS, estimate, fit_posterior, named
 
-#: Cells of the table that lie within their intervals at least, and the share of all that were held out.
+#: The least cells of the table within their intervals, and the least share of all held-out cells.
 LEAST_INSIDE, LEAST_SHARE = 12, 0.75
 
 

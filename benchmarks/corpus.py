@@ -1,11 +1,11 @@
-"""Time programs that a grammar draws, in two halves of a campaign: a model of any function is judged on these.
+"""Time programs that a grammar draws, in two halves of a campaign, to judge models of any function.
 
     python -m benchmarks.corpus --machine-minutes 40 --out FILE.jsonl [--programs 3000] [--resume] [--single]
 
-The first run draws and times programs until half of the minutes are spent. A run with `--resume` goes on with what the
-file lacks: first with the first half, if it was interrupted, else with the second one. Let hours pass between them: how
-far the halves differ is the noise of a time. The file may be compressed with gzip once both are done. With `--single`
-each program has one operation, in a usual shape, of numbers of 32 bits at most.
+The first run draws and times programs until half of the minutes are spent. A run with `--resume` continues: first the
+first half, if it was interrupted, then the second half. Let hours pass between the halves, because their difference is
+the noise of a time. You may compress the file with gzip after both halves. With `--single`, each program has one
+operation, a usual shape and numbers of at most 32 bits.
 """
 
 import dataclasses
@@ -32,15 +32,15 @@ from calibrate.samples import Visits, quantile_ns
 from rlxjax.calibration import Fingerprint, current_fingerprint, fingerprint_differences
 from rlxjax.clock import PROTOCOL, call_ns, mean_ns, quiet_collector, visit_ns
 
-#: Programs that are timed by turns, the bytes of the arguments of all of them, rounds, and the seconds of a program.
+#: The programs of a batch, the bytes of all their arguments, the rounds, and the seconds of a program.
 BATCH, BATCH_BYTES, ROUNDS, LEAST_ROUNDS, PROGRAM_S = 64, 3 * 2**30, 16, 3, 0.3
-#: Seconds of a first call, compiling included, from which a program is left out.
+#: A program whose first call, with compiling, takes more seconds is left out.
 MOST_FIRST_S = 20.0
 VERSION = 1
 
 
 def cost_ns(fn: Callable[..., Any], args: tuple[Any, ...]) -> float:
-    """Return about what a call takes, by a crude sum that only keeps the corpus affordable."""
+    """Return the approximate ns of a call by a crude sum, which only keeps the corpus affordable."""
     profile = rx.profile_function(fn, *args)
     if profile.peak_bytes > MOST_BYTES or profile.unknown_loops:
         return float("inf")
@@ -50,7 +50,7 @@ def cost_ns(fn: Callable[..., Any], args: tuple[Any, ...]) -> float:
 
 @dataclasses.dataclass
 class Corpus:
-    """What a file holds: the header, programs by number, those that failed, and the batches of each half."""
+    """The content of a file: the header, programs by number, failed programs, and the batches of each half."""
 
     header: dict[str, Any]
     programs: dict[int, Program] = dataclasses.field(default_factory=dict)
@@ -62,7 +62,7 @@ class Corpus:
         return {number for batch in self.batches if batch["half"] == half for number in batch["numbers"]}
 
     def times_ns(self, half: int) -> dict[int, float]:
-        """Return what each program took in a half, by its number."""
+        """Return the time of each program in a half, by its number."""
         found = {}
         for batch in (batch for batch in self.batches if batch["half"] == half):
             columns = (np.array(batch[name]) for name in ("round", "cell", "time_ns"))
@@ -71,7 +71,7 @@ class Corpus:
 
 
 def read_corpus(path: Path, *, mend_tail: bool = False) -> Corpus:
-    """Read a file, compressed if its name ends in `.gz`; a last line that was cut short is left out, or cut off."""
+    """Read a file, compressed if its name ends in `.gz`; an incomplete last line is ignored or removed."""
     if mend_tail and path.suffix == ".gz":
         raise ValueError(f"{path}: expected a file that is not compressed: unpack it with gunzip to go on")
     content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
@@ -95,13 +95,13 @@ def read_corpus(path: Path, *, mend_tail: bool = False) -> Corpus:
 
 
 def numbers_of(corpus: Corpus, half: int, count: int) -> list[int]:
-    """Return the programs of a half that are still to be timed; the second half is of what the first one timed."""
+    """Return the untimed programs of a half; the second half has the programs that the first half timed."""
     wanted = range(count) if half == 0 else sorted(corpus.done(0))
     return [number for number in wanted if number not in corpus.done(half) | corpus.failed.keys()]
 
 
 def ready(program: Program) -> functools.partial[Any]:
-    """Return a program's call, compiled, or raise what it raises."""
+    """Return a program's compiled call, or raise the program's error."""
     args = jax.device_put([draw.array(np.random.default_rng(0)) for draw in program.draws()])
     call = functools.partial(jax.jit(program.function()), *args)
     if call_ns(call) > 1e9 * MOST_FIRST_S or call_ns(call) > 1e9:
@@ -110,7 +110,7 @@ def ready(program: Program) -> functools.partial[Any]:
 
 
 def timed(calls: dict[int, Callable[[], Any]], rng: np.random.Generator) -> dict[str, list[Any]]:
-    """Return visits to programs by turns: rounds in a random order, fewer of what is slow."""
+    """Return interleaved visits to programs: rounds in random order, with fewer visits of slow programs."""
     places = list(calls.values())
     spent, found = np.zeros(len(places)), []
     for call in places:
@@ -126,7 +126,7 @@ def timed(calls: dict[int, Callable[[], Any]], rng: np.random.Generator) -> dict
 
 
 class Recording:
-    """A corpus with the file that it is kept in: what is added is in the file first."""
+    """A corpus with its file: additions are written to the file first."""
 
     def __init__(self, corpus: Corpus, file: Any) -> None:
         self.corpus, self._file = corpus, file
@@ -138,7 +138,7 @@ class Recording:
         self._file.flush()
 
     def program(self, number: int) -> Program | None:
-        """Return a program of the file, or draw and keep it; None where none is drawn."""
+        """Return a program of the file, or draw and keep a program; None if no program is drawn."""
         if number not in self.corpus.programs:
             try:
                 self.corpus.programs[number] = self._drawn(number, cost_ns)
@@ -149,7 +149,7 @@ class Recording:
         return self.corpus.programs[number]
 
     def time_batch(self, half: int, left: list[int], pool: ThreadPoolExecutor, rng: np.random.Generator) -> None:
-        """Take programs off a list, compile and time them, and keep what they take."""
+        """Take programs from a list, compile and time them, and keep their times."""
         made, held = {}, 0
         while left and len(made) < BATCH and held < BATCH_BYTES:
             number = left.pop(0)

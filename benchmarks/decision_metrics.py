@@ -1,7 +1,7 @@
-"""What predictions are worth for decisions: error, regret, ordering, probabilities, intervals.
+"""Judge predictions as decisions: error, regret, ordering, probabilities, intervals.
 
-Tables are `[workloads, alternatives]`, the strategies of the same result of each workload in the order of
-`SAME_RESULT`, NaN where one was not timed.
+Tables are `[workloads, alternatives]`. The alternatives are the strategies with the same result, in the order of
+`SAME_RESULT`. An alternative without timings is NaN.
 """
 
 import itertools
@@ -15,16 +15,16 @@ from scipy import stats
 from benchmarks._campaigns import SAME_RESULT
 from rlxjax.fit import COVERED, COVERED_SDS, Cell, LatencyEstimate, LatencyPosterior, decision, own_correlation
 
-#: Pairs closer than this, or than so many times the noise, have no order worth getting right.
+#: Pairs closer than this share, or than this multiple of the noise, have no right order.
 LEAST_DISTANCE, NOISES = 0.03, 2.0
 
 
 class Workloads(NamedTuple):
-    """Which cells are alternatives of which workload.
+    """The cells of each workload's alternatives.
 
     Attributes:
         sizes: batch, n_fft and k, `[workloads, 3]`.
-        place: of the cell, `[workloads, alternatives]`; -1 where there is none.
+        place: the index of the cell, `[workloads, alternatives]`; -1 without a cell.
     """
 
     sizes: np.ndarray
@@ -36,7 +36,7 @@ class Workloads(NamedTuple):
 
 
 def workloads_of(cells: Sequence[Cell]) -> Workloads:
-    """Return the workloads of which at least two alternatives are among the cells."""
+    """Return the workloads with at least two alternatives among the cells."""
     found: dict[tuple[int, ...], list[int]] = {}
     for number, cell in enumerate(cells):
         if cell.group in SAME_RESULT:
@@ -55,12 +55,12 @@ def errors_by_strategy(cells: Sequence[Cell], predicted_ns: np.ndarray, measured
 
 
 def picks(predicted: np.ndarray) -> np.ndarray:
-    """Return the alternative that is predicted to be the fastest, `[workloads]`; the first of equals."""
+    """Return the alternative with the fastest prediction, `[workloads]`; the first of equals."""
     return np.nanargmin(predicted, axis=1)
 
 
 def regrets(predicted: np.ndarray, measured: np.ndarray) -> np.ndarray:
-    """Return what the pick takes over the fastest, minus 1, `[workloads]`."""
+    """Return the regret: the pick's time over the fastest time, minus 1, `[workloads]`."""
     picked = np.take_along_axis(measured, picks(predicted)[:, None], axis=1)[:, 0]
     return picked / np.nanmin(measured, axis=1) - 1.0
 
@@ -71,7 +71,7 @@ def spread(values: np.ndarray) -> dict[str, float]:
 
 
 class Pairs(NamedTuple):
-    """Two alternatives of one workload each, `[pairs]`: every pair that was timed, once.
+    """Two alternatives of one workload each, `[pairs]`: every timed pair once.
 
     Attributes:
         workload: its row.
@@ -84,7 +84,7 @@ class Pairs(NamedTuple):
     other: np.ndarray
 
     def of(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the values of both in a table, `[pairs]` each."""
+        """Return both alternatives' values from a table, `[pairs]` each."""
         return table[self.workload, self.one], table[self.workload, self.other]
 
 
@@ -99,14 +99,14 @@ def pairs_of(measured: np.ndarray) -> Pairs:
 
 
 def ordering(predicted: np.ndarray, measured: np.ndarray, noise: np.ndarray) -> tuple[float, int]:
-    """Return the share of pairs that predictions order as the timings do, and how many pairs there are.
+    """Return the share of pairs that predictions order as the timings do, and the number of pairs.
 
-    Those count that are further apart than both 3 % and twice the noise of the noisier.
+    Only pairs that differ by more than 3 % and by more than twice the larger noise count.
 
     Args:
         predicted: `[workloads, alternatives]`.
         measured: the same shape.
-        noise: relative, the same shape.
+        noise: relative noise, the same shape.
     """
     pairs = pairs_of(measured)
     one, other = pairs.of(measured)
@@ -122,14 +122,14 @@ def ordering(predicted: np.ndarray, measured: np.ndarray, noise: np.ndarray) -> 
 def faster_probability(
     posterior: LatencyPosterior, cells: Sequence[Cell], found: LatencyEstimate, workloads: Workloads, pairs: Pairs
 ) -> np.ndarray:
-    """Return the probability that the first of each pair is the faster, `[pairs]`.
+    """Return the probability that the first alternative of each pair is faster, `[pairs]`.
 
     Args:
-        posterior: of the machine.
-        cells: that are predicted.
-        found: of each cell.
-        workloads: of the same cells.
-        pairs: of their alternatives.
+        posterior: the machine's posterior.
+        cells: the predicted cells.
+        found: the estimates of the cells.
+        workloads: the workloads of the same cells.
+        pairs: the pairs of their alternatives.
     """
     place = workloads.place
     one, other = place[pairs.workload, pairs.one], place[pairs.workload, pairs.other]
@@ -139,12 +139,12 @@ def faster_probability(
 
 
 def brier_score(probability: np.ndarray, happened: np.ndarray) -> float:
-    """Return the mean square of probability minus outcome: 0 at best, 1/4 if 1/2 is always said."""
+    """Return the mean square of probability minus outcome: 0 at best, 1/4 for a constant probability of 1/2."""
     return float(np.mean((probability - happened) ** 2))
 
 
 def coverage(found: LatencyEstimate, measured_ns: np.ndarray) -> dict[str, float]:
-    """Return how often the 90 % interval held a timing, `[cells]` each, and the p-value of its binomial test."""
+    """Return the share of timings in the 90 % interval, `[cells]` each, and the p-value of its binomial test."""
     off = np.abs(np.log(measured_ns / np.asarray(found.time_ns)))
     inside = off <= COVERED_SDS * np.asarray(found.log_sd())
     p_value = stats.binomtest(int(inside.sum()), inside.size, COVERED).pvalue
@@ -152,6 +152,6 @@ def coverage(found: LatencyEstimate, measured_ns: np.ndarray) -> dict[str, float
 
 
 def log_loss(probability: np.ndarray, happened: np.ndarray, least: float = 1e-4) -> float:
-    """Return the mean of `-log` of the probability that was given to what happened, at least `least` each."""
+    """Return the mean of `-log` of the true outcome's probability, which counts as at least `least`."""
     held = np.clip(probability, least, 1.0 - least)
     return float(-np.mean(np.log(np.where(happened, held, 1.0 - held))))

@@ -1,12 +1,12 @@
-"""What the calibrate command gives at its default budget, on a cold cache, run after run, by independent timings.
+"""Judge the calibrate command at its default budget, on a cold cache, run after run, by independent timings.
 
     python -m benchmarks.default_runs FOLDER [--runs 10] [--truth-s 25] [--workloads 70] [--arguments "--only welch"]
     python -m benchmarks.default_runs FOLDER --judge [--json FILE]
 
-Each run is a process of its own with an empty RLXJAX_HOME. Between the runs, this process times workloads that are
-in no grid, by the job's own protocol: batches, segment lengths and numbers of peaks drawn at random, powers of two or
-not. FOLDER keeps the calibrations, what the command printed, and the samples of the independent timings; `--judge`
-reads them, of as many runs as there are.
+Each run is its own process with an empty RLXJAX_HOME. Between the runs, this process times workloads outside every grid
+with the job's protocol: random batches, segment lengths and numbers of peaks, powers of two or not. FOLDER keeps the
+calibrations, the command's output and the samples of the independent timings. `--judge` reads the finished runs in
+FOLDER.
 """
 
 import os
@@ -37,19 +37,19 @@ SEED = 32
 
 
 class Judged(NamedTuple):
-    """What one calibration is worth.
+    """The quality of one calibration.
 
     Attributes:
-        scale: what the machine took, of what the calibration says, in the median over all cells.
-        errors: mean absolute relative error of each strategy with that scale taken out.
-        odd_errors: the same of the lengths that are no power of two.
+        scale: the median of measured over predicted times of all cells.
+        errors: mean absolute relative error of each strategy without the scale.
+        odd_errors: the same for lengths that are no power of two.
         ordered: share of pairs ordered as measured.
-        pairs: how many.
-        far_wrong: pairs more than 15 % apart that are misordered.
-        regret_p95: of the picks, at the 95th percentile.
-        regret_max: the largest.
-        covered: share of times within their interval of 90 %, the scale included.
-        ready: whether the command said so.
+        pairs: the number of pairs.
+        far_wrong: the number of misordered pairs that differ by more than 15 %.
+        regret_p95: 95th percentile of the picks' regrets.
+        regret_max: the largest regret.
+        covered: share of times within their 90 % interval, with the scale.
+        ready: whether the command said "ready".
     """
 
     scale: float
@@ -65,7 +65,7 @@ class Judged(NamedTuple):
 
 
 def independent_cells(count: int, seed: int = SEED) -> list[Cell]:
-    """Return workloads drawn at random, each by every strategy that needs no model."""
+    """Return random workloads, each with every strategy that needs no learned model."""
     rng, workloads = np.random.default_rng(seed), {}
     while len(workloads) < count:
         batch = round(float(np.exp(rng.uniform(0, np.log(MOST_ROWS)))))
@@ -86,7 +86,7 @@ def run(folder: Path, runs: int, truth_s: float, workloads: int, arguments: Sequ
 
 
 def calibrate(out: Path, arguments: Sequence[str]) -> None:
-    """Run the calibrate command as a process of its own with nothing kept of earlier ones, and keep what it prints."""
+    """Run the calibrate command in a new process without earlier results, and keep its output."""
     with tempfile.TemporaryDirectory() as home:
         command = [sys.executable, "-m", "rlxjax", "calibrate", "--out", str(out), *arguments]
         begun_s = time.perf_counter()
@@ -100,7 +100,7 @@ def calibrate(out: Path, arguments: Sequence[str]) -> None:
 
 
 def judge(file: Path, cells: Sequence[Cell], measured_ns: np.ndarray, noise: np.ndarray) -> Judged:
-    """Return what a calibration file is worth by independent timings, `[cells]`."""
+    """Return the quality of a calibration file by independent timings, `[cells]`."""
     calibration = load_calibration(file)
     calibrated = calibration.of(WELCH.name)
     found: LatencyEstimate = estimates(calibrated.posterior, cells)

@@ -1,10 +1,10 @@
-"""Whole tables against a copy of the same bytes, and gradients against values, interleaved in one process.
+"""Compare whole tables with a copy of the same bytes, and gradients with values, interleaved in one process.
 
 python -m benchmarks.evaluation [--rows 4000000] [--rounds 15] [--dtypes float32 float64] [--json FILE]
 
-The copy is a jitted program that reads as many arrays and writes as many of the same types; a share is the
-copy's time over the table's. A ratio is the time of a loss with its gradient over that of the loss alone. In
-chunks, the gradient is `jax.lax.map` of the same loss over parts of the rows. Times are the rounds' smallest.
+The copy is a jitted program that reads and writes as many arrays of the same types. A share is the copy's time over the
+table's time. A ratio is the time of a loss with its gradient over the time of the loss. In chunks, the gradient is
+`jax.lax.map` of the same loss over parts of the rows. Times are the smallest of all rounds.
 """
 
 import functools
@@ -42,7 +42,7 @@ def profile_of(columns: Mapping[str, jax.Array], side: str) -> rx.GraphIoProfile
 
 
 def tables(columns: dict[str, jax.Array]) -> dict[str, tuple[Callable, tuple]]:
-    """Return the evaluations by name, each with what it takes."""
+    """Return the evaluations by name, each with its arguments."""
     gate = rx.io_fusion_gate_for_target("cuda")
     before, after = profile_of(columns, "a"), profile_of(columns, "b")
     sizes = tuple(columns[name] for name in ("batch", "n_fft", "k"))
@@ -138,13 +138,13 @@ def copy_of(inputs: list[jax.Array], outputs: list[jax.Array]) -> Callable:
 
 
 def least_ms(runs: dict[str, Callable], arguments: tuple, rounds: int) -> dict[str, float]:
-    """Return the smallest time of each run in ms, all runs in every round, in an order drawn anew."""
+    """Return the smallest time of each run in ms; every round has all runs in a new random order."""
     times = visits({name: functools.partial(run, *arguments) for name, run in runs.items()}, rounds)
     return {name: round(own.min() / 1e6, 2) for name, own in times.items()}
 
 
 def measured(kind: str, dtype: str, name: str, ms: dict[str, float], base: str) -> dict:
-    """Print and return the times of one table or loss, and what the others are to the base."""
+    """Print and return the times of one table or loss, and the ratios to the base."""
     others = [key for key in ms if key != base]
     quotients = {key: ms[base] / ms[key] if kind == "table" else ms[key] / ms[base] for key in others}
     cells = [f"{key} {ms[key]} ms, {quotients[key]:.2f}" for key in others]

@@ -1,9 +1,9 @@
-"""The time of a fit, with compilation and then again: of a posterior of many timings, and of the terms of many devices.
+"""Time fits with compilation and again without: the posterior of many timings, and the terms of many devices.
 
     python -m benchmarks.fit_speed [--x64] [--samples N] [--devices N] [--repeats N] [--json FILE]
 
-Simulated timings of runs from the Welch model's grid, 5 % noisy, of machines whose coefficients are each a factor
-of about 2 from its prior's medians.
+The timings are simulated, with 5 % noise, for runs of the Welch model's grid. The coefficients of the machines differ
+from the prior's medians by a factor of about 2.
 """
 
 import time
@@ -18,16 +18,16 @@ from rlxjax.fit import Runs, Timings, cell_runs, fit_posterior, fit_terms, predi
 from rlxjax.models import WELCH
 
 NOISE_SD = 0.05
-#: Timings of one of many devices.
+#: Timings per device in the fit of many devices.
 DEVICE_SAMPLES = 200
-#: A fit is at its end if a further step promises less, in nats.
+#: A fit has ended if the next step promises a smaller decrease, in nats.
 END_PROMISE = 1e-3
 
 _true_ns = jax.jit(predicted_ns)
 
 
 def simulated(devices: int, count: int, seed: int) -> tuple[Timings, np.ndarray]:
-    """Return noisy timings of as many machines, `[devices, count]`, and the times without noise."""
+    """Return noisy timings of several machines, `[devices, count]`, and the times without noise."""
     rng, grid = np.random.default_rng(seed), cell_runs(WELCH, WelchSuite().cells())
     rows = rng.integers(0, grid.shape[0], (devices, count))
     runs: Runs = jax.tree.map(lambda column: np.asarray(column)[rows], grid)
@@ -37,7 +37,7 @@ def simulated(devices: int, count: int, seed: int) -> tuple[Timings, np.ndarray]
 
 
 def measured(fit: Callable, devices: int, count: int, repeats: int) -> dict:
-    """Return the times of calls of a fit with other values each, the first of which compiles."""
+    """Return the times of calls of a fit with new values in each call; the first call compiles."""
     seconds, found, error = [], [], np.nan
     for turn in range(repeats + 1):
         timings, true_ns = simulated(devices, count, turn)

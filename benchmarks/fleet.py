@@ -1,11 +1,11 @@
-"""A fleet calibrated by one command: seconds, memory, and how often the truth lies in the intervals of 90 %.
+"""Calibrate a fleet by one command: seconds, memory, and the share of true values in the 90 % intervals.
 
     python -m benchmarks.fleet [--devices N] [--timings N] [--files N] [--seed N] [--noise SD] [--json FILE]
 
-Each device's coefficients are drawn from the prior of the model of Welch peaks, the weights of its correction from
-theirs. It has that many timings, workloads drawn from the grid of the suite, with noise. Judged are workloads of the
-grid that were not among them: the time without noise against the interval of what the fit knows, a further noisy
-timing against `interval_ns`; and the coefficients. Memory is that of the command and its processes together.
+The priors of the Welch model give each device's coefficients and correction weights. Each device has `--timings` noisy
+timings of workloads from the suite's grid. All other workloads of the grid judge the fit: the time without noise
+against the fit's interval, and a new noisy timing against `interval_ns`. The coefficients are judged too. The memory is
+the sum over the command and its processes.
 """
 
 import operator
@@ -31,20 +31,20 @@ from rlxjax.calibration import MachineMismatchWarning
 from rlxjax.fit import CORRECTION_SD, COVERED_SDS, Runs, cell_runs, coefficient_names, estimate, named, predicted_ns
 from rlxjax.models import WELCH
 
-#: Seconds between two looks at the memory.
+#: Seconds between two samples of the memory.
 LOOK_S = 0.1
 
 _true_ns = jax.jit(predicted_ns)
 
 
 def grid() -> Runs:
-    """Return every run of the suite's grid, `[n]`."""
+    """Return all runs of the suite's grid, `[n]`."""
     runs = cell_runs(WELCH, [cell for cell in WelchSuite().cells() if cell.variant != "learned"])
     return jax.tree.map(lambda column: np.broadcast_to(np.asarray(column), runs.shape), runs)
 
 
 def drawn(runs: Runs, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Return the logarithms of the coefficients of a device, `[c]`, and what runs take on it, `[n]`."""
+    """Return the logarithms of a device's coefficients, `[c]`, and the times of runs on the device, `[n]`."""
     medians, log_sds = (np.array(jax.tree.leaves(part)) for part in WELCH.prior[:2])
     logs = np.log(medians) + log_sds * rng.standard_normal(len(medians))
     coefficients = jax.tree.structure(WELCH.prior.median).unflatten(np.exp(logs).tolist())
@@ -72,7 +72,7 @@ def made(folder: Path, given: Any) -> tuple[Runs, dict[str, tuple[np.ndarray, np
 
 
 def run(command: list[str]) -> dict[str, float]:
-    """Run a command; return its seconds, those of processors, and the most MB that its processes held at a time."""
+    """Run a command; return its seconds, its CPU seconds, and the peak MB of its processes."""
     begun_s, most, before = time.perf_counter(), 0, resource.getrusage(resource.RUSAGE_CHILDREN)
     process = psutil.Popen(command)
     while process.poll() is None:
@@ -92,7 +92,7 @@ def run(command: list[str]) -> dict[str, float]:
 
 
 def judged(out: Path, runs: Runs, truths: dict[str, Any], noise: float, rng: np.random.Generator) -> dict[str, Any]:
-    """Return the shares of the truth that lie in intervals of 90 %, and the errors of new workloads."""
+    """Return the shares of true values in the 90 % intervals, and the errors of new workloads."""
     shares: dict[str, list] = {"coefficients_in": [], "times_in": [], "timings_in": []}
     errors = []
     for device, (logs, time_ns, rows) in truths.items():
@@ -102,7 +102,7 @@ def judged(out: Path, runs: Runs, truths: dict[str, Any], noise: float, rng: np.
         found = np.log([float(value) for value in named(posterior.coefficients).values()])
         sds = np.array(list(named(posterior.coefficient_log_sd()).values()))
         shares["coefficients_in"].append(np.abs(found - logs) <= COVERED_SDS * sds)
-        # As many of each device, so that one program estimates them.
+        # All devices have as many runs, so one program estimates them.
         new = np.setdiff1d(np.arange(runs.shape[0]), rows)
         run = estimate(posterior, jax.tree.map(operator.itemgetter(new), runs))
         known_sd, sd = np.sqrt(np.sum(np.asarray(run.scores) ** 2, -1)), np.asarray(run.log_sd())

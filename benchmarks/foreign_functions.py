@@ -1,8 +1,8 @@
-"""What the rules of `rlxjax.profile_function` cover of functions that nobody here wrote; nothing is run or timed.
+"""Measure which functions of other authors the rules of `rlxjax.profile_function` cover, without running them.
 
     python -m benchmarks.foreign_functions [--which functions] [--json FILE]
 
-`pip install 'rlxjax[foreign]'` installs the libraries. The exit status is 1 if rules do not cover a function.
+`pip install '.[foreign]'` installs the libraries. The exit status is 1 if rules do not cover a function.
 """
 
 import json
@@ -16,9 +16,9 @@ import rlxjax as rx
 from benchmarks._common import options, table, write
 from benchmarks.foreign_table import TABLES, Foreign
 
-#: The bounds: shares of equations and bytes covered, and by how much peak bytes may be off.
+#: The bounds: the least covered shares of equations and bytes, and the largest error of peak bytes.
 LEAST_EQUATIONS, LEAST_BYTES, PEAK_ERROR = 0.99, 0.999, 0.10
-#: Figures of a profile that are written.
+#: The written figures of a profile.
 COUNTS = ("flops", "transcendentals", "integer_ops", "fused_traffic_bytes", "peak_bytes")
 
 
@@ -59,7 +59,7 @@ def cells_of(row: dict[str, Any]) -> list[str]:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return how many rows are within the bounds, and which are not."""
+    """Return the number of rows within the bounds, and the other rows."""
     far = {row["name"]: round(row["peak_ratio"], 2) for row in rows if abs(row["peak_ratio"] - 1) > PEAK_ERROR}
     return {
         "functions": len(rows),

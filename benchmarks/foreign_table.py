@@ -1,6 +1,6 @@
-"""Functions that nobody here wrote, with arguments to run them on: a call of a library, or a tutorial's few lines.
+"""Functions of other authors with arguments to run them on: a call of a library, or a few lines of a tutorial.
 
-Rules and fits may be looked at beside `FUNCTIONS`; `SPARE` is kept to judge what was never looked at.
+Use `FUNCTIONS` while you change rules and fits. Keep `SPARE` unseen, as the held-out set.
 """
 
 import functools
@@ -17,7 +17,7 @@ F32 = jnp.float32
 
 
 class Draw:
-    """Draws NumPy arrays that a function may be called with, the same ones each time."""
+    """Draws NumPy arguments for a function, the same arguments each time."""
 
     def __init__(self, seed: int = 0) -> None:
         self._rng = np.random.default_rng(seed)
@@ -44,11 +44,11 @@ class Draw:
         return jax.random.key(0)
 
     def weights(self, tree: Any) -> Any:
-        """Return small numbers in the place of shapes; integers are 0."""
+        """Replace shapes by small numbers; integers are 0."""
         return jax.tree.map(lambda leaf: self._filled(leaf, 0.05 * self.real(*leaf.shape)), tree)
 
     def state(self, tree: Any) -> Any:
-        """Return positive numbers in the place of shapes, as variances have to be; integers are 0."""
+        """Replace shapes by positive numbers, for variances; integers are 0."""
         return jax.tree.map(lambda leaf: self._filled(leaf, self.positive(*leaf.shape)), tree)
 
     def _filled(self, leaf: Any, values: np.ndarray) -> np.ndarray:
@@ -64,10 +64,10 @@ class Foreign(NamedTuple):
     """A function of a library.
 
     Attributes:
-        name: what it does.
-        library: where it comes from; the first part is the package that it needs.
-        make: returns it with its arguments.
-        trip_counts: of loops that do not tell theirs; None leaves them unknown.
+        name: the name of the function.
+        library: the library; its first part is the package to install.
+        make: returns the function with its arguments.
+        trip_counts: trip counts of loops with an unknown length; None leaves them unknown.
     """
 
     name: str
@@ -316,7 +316,7 @@ def _nnx_batch_norm(draw: Draw) -> Call:
 
 
 def _equinox(module: Callable[[jax.Array], Any], draw: Draw) -> tuple[Any, Callable[[Any], Any]]:
-    """Return the weights of a module, and what makes a module of weights."""
+    """Return the weights of a module, and a function that makes a module from weights."""
     import equinox as eqx
 
     shapes, static = eqx.partition(
@@ -378,7 +378,7 @@ SOLVER_STEPS = 100
 
 
 def _solved(field: Callable[..., Any], solver: Any, steps: int = SOLVER_STEPS) -> Callable[..., Any]:
-    """Return a solve with steps of one size, from start and parameters to the end."""
+    """Return a solve with a constant step size, from start and parameters to the end."""
     import diffrax
 
     def solve(start, parameters):
@@ -447,7 +447,7 @@ def _optimistix_least_squares(draw: Draw) -> Call:
 
 
 def _of(function: Callable[..., Any], *draws: Callable[[Draw], Any], **kwargs: Any) -> Callable[[Draw], Call]:
-    """Return what makes a call of a library's function, an argument for each of `draws`."""
+    """Return a function that makes a call of a library's function with one argument for each of `draws`."""
     return lambda draw: (functools.partial(function, **kwargs), tuple(one(draw) for one in draws))
 
 

@@ -1,10 +1,10 @@
-"""What foreign functions take, beside what a model predicts that never saw them.
+"""Compare the times of foreign functions with predictions of a model that never saw these functions.
 
     python -m benchmarks.foreign_times [--which functions|spare|all] [--budget 120] [--json FILE]
 
-The functions that a calibration times run beside the foreign ones, in the same rounds, since a shared machine changes
-its pace from minute to minute; the model is fitted to them. The protocol is that of the calibrate job. Functions whose
-loops turn an unknown number of times are left out.
+The functions of a calibration run in the same rounds as the foreign functions, because a shared machine changes its
+pace from minute to minute. The model is fitted to the functions of the calibration, with the protocol of the calibrate
+job. Functions with loops of unknown trip count are left out.
 """
 
 import functools

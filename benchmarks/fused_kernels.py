@@ -1,4 +1,4 @@
-"""Fused kernels against kernel by kernel: five graphs, three sizes, measured in one process, interleaved.
+"""Compare fused kernels with unfused kernels: five graphs, three sizes, interleaved in one process.
 
 python -m benchmarks.fused_kernels [--rounds 60] [--json FILE]
 """

@@ -1,17 +1,16 @@
-"""What the model of GPU kernels is worth: errors on unseen kinds and sizes, on another card, on pairs of stages.
+"""Judge the model of GPU kernels: errors on unseen kinds and sizes, on another card, and on pairs of stages.
 
     python -m benchmarks.gpu_kernels [--card FOLDER] [--target NAME] [--other SAMPLES] [--page] [--json FILE]
 
-Both models are fitted to the same samples of one card: that of its kernels to what was compiled of each function, that
-of functions to what their equations say. The errors are those of cells that a fit never saw. For the model of kernels,
-each kind of function is also left out of a fit with all its sizes, and the largest size of every kind. The fit then
-predicts the other card's samples, with the facts of that one's data sheet; the sizes of larger.json, which no fit
-saw; and which form of a pair of stages is faster. The other card's programs are taken to be those of the first, which
-is of its architecture.
+Two models are fitted to the same samples of one card: the kernels model to the compiled programs, the functions model
+to the jaxprs. Errors are on held-out cells. For the kernels model, further fits leave out each kind of function with
+all sizes, and the largest size of every kind. The fit then predicts three more sets: the other card's samples, with
+that card's data sheet; the sizes of larger.json, which no fit saw; and the faster form of each pair of stages. The
+other card has the same architecture, so its programs count as the first card's programs.
 
-`kept` judges answers for the targets h100 and h200, as the package ships them: the errors, and the share of timings
-inside the 90 % interval, for the suite in two sessions, larger sizes, pairs of stages, facts, and all. `--kept` does no
-more.
+`kept` judges the shipped answers for the targets h100 and h200: the errors, and the share of timings inside the 90 %
+interval, for the suite in two sessions, larger sizes, pairs of stages, facts, and all together. `--kept` prints only
+this.
 """
 
 import gzip
@@ -46,11 +45,11 @@ from rlxjax.targets import target_device
 
 EVIDENCE = ROOT / "docs" / "evidence"
 PAGE, MARK = ROOT / "docs" / "targets.md", "GPU kernels"
-#: Parts of the samples of a card whose paces are compared.
+#: The parts of a card's samples for the comparison of paces.
 PARTS = 20
-#: Turns of the loops of facts.json whose trips the text does not tell.
+#: Trip counts of the loops in facts.json that the compiled text does not show.
 UNKNOWN_TURNS = {"unknown line": 100}
-#: Larger sizes that the H200 was timed with, by the names that the H100's programs have.
+#: The H200's larger sizes, by the names of the H100's programs.
 LARGER = {
     "add multiply 2^26": "add multiply 67108864 float32",
     "tanh 2^26 bfloat16": "tanh 67108864 bfloat16",
@@ -66,7 +65,7 @@ LARGER = {
 
 
 def read_log(path: Path) -> SampleLog:
-    """Read samples of functions, with the facts of their card's data sheet."""
+    """Read samples of functions with the facts of the card's data sheet."""
     log = read_samples(path)
     facts = dict(gpu_facts_of_kind(log.fingerprint.device_kind) or {})
     log.header = log.header.model_copy(update={"facts": facts})
@@ -85,13 +84,13 @@ def runs_of(texts: Mapping[str, str], names: Sequence[str]) -> Runs:
 
 
 def held_out(found: Fitted) -> float:
-    """Return the mean error of the cells that a fit never saw."""
+    """Return the mean error of the held-out cells."""
     seen = [one for one in found.errors.values() if one.held_out_cells]
     return sum((one.held_out or 0.0) * one.held_out_cells for one in seen) / sum(one.held_out_cells for one in seen)
 
 
 def left_out(suite: KernelsSuite, log: SampleLog) -> dict[str, Any]:
-    """Return the errors on each kind of function by a fit without it, and on the largest sizes by one without these."""
+    """Return errors on each kind by a fit without the kind, and on the largest sizes by a fit without these sizes."""
     cells, visits = log.timed()
     cells, noise = suite.kept(cells), noise_floor(visits)
     timings = timings_of(suite, cells, quantile_ns(visits))
@@ -123,7 +122,7 @@ def left_out(suite: KernelsSuite, log: SampleLog) -> dict[str, Any]:
 def judged(
     posterior: LatencyPosterior, runs: Runs, measured_ns: np.ndarray, pace_log_sd: float = 0.0
 ) -> dict[str, float]:
-    """Return how far predictions are off, as they are and with a scale taken out, and how many intervals held."""
+    """Return the errors of predictions with and without a common scale, and the share of timings in their intervals."""
     found = jax.tree.map(np.asarray, estimate(posterior, runs))
     logs = np.log(measured_ns / found.time_ns)
     scale = float(np.median(logs))
@@ -158,7 +157,7 @@ def of_larger(posterior: LatencyPosterior, of_functions: LatencyPosterior, folde
 
 
 def of_pairs(posterior: LatencyPosterior, folder: Path) -> dict[str, Any]:
-    """Return how often the sum of stages against the time of both together says which is faster, beyond the noise."""
+    """Return how often the predicted sum of stages and time together order the forms rightly, beyond the noise."""
     pairs = json.loads((folder / "pairs.json").read_text(encoding="utf-8"))["pairs"]
     texts = programs_of(folder / "judged-programs.json.gz")
     stages = {name: [one for one in texts if one.startswith(f"{name}, stage ")] for name in pairs}
@@ -186,23 +185,23 @@ def of_pairs(posterior: LatencyPosterior, folder: Path) -> dict[str, Any]:
 
 
 def read(card: str, name: str) -> Any:
-    """Return what a file of a card holds."""
+    """Return the content of a card's file."""
     return json.loads((EVIDENCE / f"accelerator-{card}" / name).read_text(encoding="utf-8"))
 
 
 def of_facts(facts: Mapping[str, Any]) -> dict[str, float]:
-    """Return the times of calls by the names of their programs, whichever card they are of."""
+    """Return the times of calls by program name, for either card."""
     found = {"empty": facts["empty"], **facts.get("loops", {})}
     found |= {f"copy 2^{(row['bytes'] // 8).bit_length() - 1}": row for row in facts["copy"]}
     chains = facts.get("kernels", facts.get("kernels in a row", {}))
     found |= {f"{count} kernels in a row": row for count, row in chains.items()}
     found |= {f"product {row['dtype']} {row['n']} {row['precision']}": row for row in facts["products"]}
-    # A list holds the usual time and the least.
+    # A list has the usual time and the least time.
     return {name: float(np.ravel(row["alone_ns"])[0]) for name, row in found.items() if "alone_ns" in row}
 
 
 def timed(card: str, samples: str) -> dict[str, float]:
-    """Return the times of cells by name; prints how much the host's pace changes over the parts of many visits."""
+    """Return the times of cells by name; print the change of the host's pace over the parts of many visits."""
     cells, visits = read_log(EVIDENCE / f"accelerator-{card}" / samples).timed()
     cell_ns = quantile_ns(visits)
     if len(visits.cell) > PARTS * len(cells):  # each part visits most cells
@@ -213,7 +212,7 @@ def timed(card: str, samples: str) -> dict[str, float]:
 
 
 def kept_times(card: str, samples: str) -> dict[str, dict[str, float]]:
-    """Return the kept timings of a card by the names of the programs of the H100, set by set."""
+    """Return the kept timings of a card for each set, by the names of the H100's programs."""
     found = {"suite": timed(card, samples)}
     if card == "h100":
         larger, pairs = read(card, "larger.json")["times"], read(card, "pairs.json")["pairs"]
@@ -234,7 +233,7 @@ def kept_times(card: str, samples: str) -> dict[str, dict[str, float]]:
 
 
 def kept(card: str, samples: str) -> dict[str, dict[str, float]]:
-    """Return how far the answers for a target are off its kept timings, and how many intervals hold them, by set."""
+    """Return the errors of a target's predictions on its kept timings, and the share inside the intervals, by set."""
     answered = known_gpu(target_device(card)).model
     folder, found, runs, times = EVIDENCE / "accelerator-h100", {}, [], []
     texts = programs_of(folder / "programs.json.gz") | programs_of(folder / "judged-programs.json.gz")

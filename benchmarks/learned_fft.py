@@ -1,10 +1,10 @@
-"""Train learned FFTs and set them beside the exact path: recall of unseen peaks, XLA's FLOP, time of a call.
+"""Train learned FFTs and compare them with the exact path: recall of unseen peaks, XLA's FLOP, time of a call.
 
     python -m benchmarks.learned_fft [--quick] [--n-fft 256 1024] [--out FOLDER]
 
-writes `learned-fft.json` and one model file a model. Times are ratios to the exact fused path within one run: every
-round runs all programs of one n_fft, in a random order, and the minimum over the rounds counts. The exit status is 1 if
-a model of 256 samples or more with a quarter of the gates finds less than twice what as many find by magnitude.
+The benchmark writes `learned-fft.json` and one file per model. Times are ratios to the exact fused path within one run.
+Every round runs all programs of one n_fft in random order, and the minimum over the rounds counts. The exit status is 1
+if a model with a quarter of the gates, for 256 samples or more, has less than twice the recall of gates by magnitude.
 """
 
 import argparse
@@ -40,10 +40,10 @@ TEST_SEED, MAGNITUDE_SEED = 10_001, 10_002
 
 
 def magnitude_gates(n_fft: int, active: int, segments: np.ndarray | jax.Array) -> LearnedFft:
-    """Return the exact twiddles and mask with the gates kept through which most flows, without training.
+    """Return the exact twiddles and mask with the gates of the largest flow, without training.
 
-    What flows through a butterfly is the root mean square of its two inputs on windowed segments. (Of its
-    outputs it would be the same, times the square root of 2.)
+    The flow through a butterfly is the root mean square of its two inputs on windowed segments. (For its
+    outputs, the flow is the same times the square root of 2.)
 
     Args:
         n_fft: samples of a segment.
@@ -66,7 +66,7 @@ def magnitude_gates(n_fft: int, active: int, segments: np.ndarray | jax.Array) -
 
 
 def recalls(model: LearnedFft, signals: ToneSignals) -> dict[str, float]:
-    """Return the recall of a model and of as many gates by magnitude, on tones that no training saw."""
+    """Return the recall of a model and of as many gates by magnitude, on held-out tones."""
     test = signals.sample(jax.random.key(TEST_SEED), TEST_ROWS, model.n_fft)
     seen = signals.sample(jax.random.key(MAGNITUDE_SEED), MAGNITUDE_ROWS, model.n_fft)
     by_magnitude = magnitude_gates(model.n_fft, model.active_gates, seen)
@@ -74,7 +74,7 @@ def recalls(model: LearnedFft, signals: ToneSignals) -> dict[str, float]:
 
 
 def timed(n_fft: int, models: dict[str, LearnedFft], rounds: int) -> dict[str, dict[str, float | str]]:
-    """Return form, FLOP a row, ns a row and time over the exact path's for each model's program."""
+    """Return form, FLOP per row, ns per row and time over the exact path's time for each model's program."""
     params, batch = WelchPeakParams.fast(n_fft, K), BATCH.get(n_fft, 2**19 // n_fft)
     rows = np.random.default_rng(0).standard_normal((batch, params.frame_len))
     signal = jax.device_put(rows.astype(np.float32))
@@ -129,7 +129,7 @@ def run(n_fft: int, args: argparse.Namespace) -> list[dict]:
 
 
 def shown(row: dict) -> list[str]:
-    """Return a row of the table as it is printed."""
+    """Return a printed row of the table."""
     recall = row.get("recall_at_16", {})
     gates = f"{row['active_gates']}/{row['total_gates']}" if recall else ""
     columns = ("trained", "magnitude")
@@ -140,7 +140,7 @@ def shown(row: dict) -> list[str]:
 
 
 def main() -> int:
-    """Run the benchmark and write what it found."""
+    """Run the benchmark and write its results."""
     parser = options(__doc__, rounds=40, seed=0)
     parser.add_argument("--quick", action="store_true", help="one sparsity a band")
     parser.add_argument("--n-fft", type=int, nargs="+", default=[256, 1024])

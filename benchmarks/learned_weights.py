@@ -1,13 +1,13 @@
-"""Learn the weights that machines share from the timings of corpora, and judge them on programs that a fit never saw.
+"""Learn the weights that machines share from timed corpora, and judge them on held-out programs.
 
-    python -m benchmarks.learned_weights CORPUS [CORPUS ...] [--functions SAMPLES ...] [--write] [--steps 250]
-        [--json FILE]
+    python -m benchmarks.learned_weights [CORPUS ...] [--functions SAMPLES ...] [--only WEIGHT ...] [--write]
+        [--steps 250] [--json FILE]
 
-CORPUS is a file of `benchmarks.corpus`; files of equal fingerprints are of one machine. SAMPLES are of `rlxjax
-calibrate`: the cells that are not held out count. Programs of some templates, about one in ten, are held out by kind:
-the first fit does not see them. Errors are without the pace of each batch. First halves are learned from; the noise is
-how far the second ones are from them. `--write` then learns from all programs and writes the file in the package: the
-same files give the same weights.
+CORPUS is a file of `benchmarks.corpus`; files with equal fingerprints come from one machine. SAMPLES come from `rlxjax
+calibrate`; only cells that are not held out are used. The first fit leaves out the programs of some templates, about
+one in ten. Errors are without the pace of each batch. The first halves are for learning, and the noise is the
+difference to the second halves. `--write` then learns from all programs and writes the file in the package. The same
+files give the same weights. `--only` learns the named weights and keeps all others of that file.
 """
 
 import json
@@ -23,6 +23,7 @@ import numpy as np
 
 import rlxjax as rx
 from benchmarks._common import options, write
+from benchmarks._learning import STEPS, Learned, TimedPrograms, learned_weights, timed_programs
 from benchmarks.corpus import Corpus, read_corpus
 from calibrate.samples import SampleLog, quantile_ns, read_samples
 from calibrate.suites.functions import timed_functions
@@ -30,10 +31,9 @@ from rlxjax.calibration import sha256_of, write_text_file
 from rlxjax.fit import COVERED, COVERED_SDS, predicted_ns
 from rlxjax.jaxpr import FunctionProfile
 from rlxjax.models import kernel_runs
-from rlxjax.models._learning import STEPS, Learned, TimedPrograms, learned_weights, timed_programs
-from rlxjax.models._weights import SHIPPED
+from rlxjax.models._weights import SHIPPED, read_weights
 
-#: Templates whose programs are held out.
+#: Templates of held-out programs.
 HELD_OUT_TEMPLATES = 8
 #: How much programs of many operations count beside those of one, which tell its weight; and functions, which were
 #: visited dozens of times.
@@ -41,7 +41,7 @@ MANY_INFLUENCE, FUNCTION_INFLUENCE = 0.3, 3.0
 
 
 class Timing(NamedTuple):
-    """What one program took in the first half of one machine's campaign."""
+    """The time of one program in the first half of one machine's campaign."""
 
     machine: int
     number: int
@@ -53,11 +53,11 @@ class Timing(NamedTuple):
 
 
 def timings_of(corpora: Sequence[Corpus], prints: list[Any]) -> list[Timing]:
-    """Return the timings of the first halves, of all programs whose loops turn a known number of times.
+    """Return the timings of the first halves, for all programs with known trip counts.
 
     Args:
         corpora: the files.
-        prints: fingerprints of machines, those of the files among them; the place of one is its machine's number.
+        prints: fingerprints of machines, including the files'; the index of a fingerprint is the machine's number.
     """
     found, batches = [], 0
     for corpus in corpora:
@@ -80,7 +80,7 @@ def timings_of(corpora: Sequence[Corpus], prints: list[Any]) -> list[Timing]:
 
 
 def timings_of_functions(log: SampleLog, machine: int, batch: int) -> list[Timing]:
-    """Return the timings of the suite's functions in samples of one machine, those that are not held out."""
+    """Return the timings of the suite's functions that are not held out, from samples of one machine."""
     functions, (cells, visits) = timed_functions(), log.timed()
     found = []
     for number, (cell, time_ns) in enumerate(zip(cells, quantile_ns(visits), strict=True)):
@@ -92,22 +92,23 @@ def timings_of_functions(log: SampleLog, machine: int, batch: int) -> list[Timin
 
 
 def groups_of(timings: Sequence[Timing], influence: np.ndarray) -> list[TimedPrograms]:
-    """Return timings as what weights are learned from."""
+    """Return timings in the form for learning weights."""
     columns = ([getattr(one, name) for one in timings] for name in ("profile", "time_ns", "batch", "machine"))
     return timed_programs(*columns, influence=influence * np.array([one.influence for one in timings]))
 
 
 def errors(learned: Learned, groups: Sequence[TimedPrograms]) -> dict[str, Any]:
-    """Return the errors of the programs that a fit saw and of those that it did not, paces taken out."""
+    """Return the errors of seen and of held-out programs, without paces."""
     found: dict[str, Any] = {}
     said = np.concatenate([np.exp(log_ns(learned, group)) for group in groups])
     taken = np.concatenate([group.time_ns / np.exp(learned.pace[group.batch]) for group in groups])
     influence = np.concatenate([group.influence for group in groups])
     counted = influence > 0
-    for name, chosen in (("seen", counted), ("held out by kind", ~counted)):
+    parts = {"seen": counted, "held out by kind": ~counted}
+    for name, chosen in ((name, chosen) for name, chosen in parts.items() if chosen.any()):
         each, far = np.abs(said / taken - 1.0)[chosen], np.abs(np.log(said / taken))[chosen]
         found[name] = {"timings": len(each), "median": float(np.median(each)), "mean": float(each.mean())}
-        # Nine tenths of a normal distribution lie within so many standard deviations.
+        # 90 % of a normal distribution lie within this number of standard deviations.
         order, weight = np.argsort(far), np.maximum(influence[chosen], 1e-6)
         below = np.cumsum(weight[order]) / np.sum(weight)
         found[name]["scatter"] = float(far[order[np.searchsorted(below, COVERED)]]) / COVERED_SDS
@@ -115,13 +116,13 @@ def errors(learned: Learned, groups: Sequence[TimedPrograms]) -> dict[str, Any]:
 
 
 def log_ns(learned: Learned, group: TimedPrograms) -> np.ndarray:
-    """Return the logarithms of what the programs of a group take, each on its machine."""
+    """Return the logarithms of the times of a group's programs, each on its machine."""
     machines = jax.tree.map(lambda leaf: leaf[group.machine], learned.machines)
     return np.log(predicted_ns(machines, kernel_runs(group.kernels, learned.known.weights, **group.sizes), {}))
 
 
 def noise_of(corpora: Sequence[Corpus]) -> dict[str, float]:
-    """Return how far the times of the two halves of campaigns are apart."""
+    """Return the difference between the times of the two halves of campaigns."""
     apart = []
     for corpus in corpora:
         first, second = corpus.times_ns(0), corpus.times_ns(1)
@@ -132,7 +133,10 @@ def noise_of(corpora: Sequence[Corpus]) -> dict[str, float]:
 def main() -> None:
     """Run the command."""
     parser = options(__doc__, steps=STEPS)
-    parser.add_argument("corpora", nargs="+", type=Path)
+    parser.add_argument("corpora", nargs="*", type=Path)
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="weights to learn; the file in the package has the others"
+    )
     parser.add_argument("--functions", nargs="*", type=Path, default=[])
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
@@ -146,12 +150,13 @@ def main() -> None:
         prints += [each] if each not in prints else []
     timings = timings_of(corpora, prints)
     for log, each in zip(logs, logged, strict=True):
-        timings += timings_of_functions(log, prints.index(each), 1 + max(one.batch for one in timings))
+        timings += timings_of_functions(log, prints.index(each), 1 + max((one.batch for one in timings), default=-1))
     templates = sorted({name for one in timings for name in one.templates})
     out = set(np.random.default_rng(0).permutation(templates)[:HELD_OUT_TEMPLATES])
     groups = groups_of(timings, np.array([out.isdisjoint(one.templates) for one in timings]))
     start = time.perf_counter()
-    learned = learned_weights(groups, steps=given.steps)
+    known = read_weights(SHIPPED) if given.only else None
+    learned = learned_weights(groups, steps=given.steps, known=known, only=given.only)
     found = {
         **errors(learned, groups),
         "halves apart": noise_of(corpora),
@@ -162,7 +167,8 @@ def main() -> None:
     write(given.json, found)
     if given.write:
         files = ["--functions", *map(str, given.functions)] if given.functions else []
-        asked = [*map(str, given.corpora), *files, "--write"]
+        only = ["--only", *given.only] if given.only else []
+        asked = [*map(str, given.corpora), *files, *only, "--write"]
         provenance = {
             "command": shlex.join(["python", "-m", "benchmarks.learned_weights", *asked]),
             "dates": sorted({corpus.header["date"] for corpus in corpora}),
@@ -171,8 +177,10 @@ def main() -> None:
             "programs": len({(one.machine, one.number) for one in timings}),
             "timings": len(timings),
         }
-        scatter = found["seen"]["scatter"]
-        learned = learned_weights(groups_of(timings, np.ones(len(timings))), provenance, given.steps, scatter)
+        if known is not None:
+            provenance = {**known.provenance, "later": {"weights": given.only, **provenance}}
+        groups, scatter = groups_of(timings, np.ones(len(timings))), found["seen"]["scatter"]
+        learned = learned_weights(groups, provenance, given.steps, scatter, known, given.only)
         write_text_file(learned.known.text(), SHIPPED)
         print(f"written: {SHIPPED}")
 

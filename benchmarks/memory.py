@@ -1,8 +1,8 @@
-"""Peak memory of one large Welch-peaks run, over what its signal and its peaks take.
+"""Compare the peak memory of one large Welch-peaks run with the memory of its signal and peaks.
 
     /usr/bin/time -v python benchmarks/memory.py [--path fused] [--batch 131072] [--n-fft 1024] [--k 16]
 
-With `--batch 0` it only starts up: what the interpreter and JAX take by themselves.
+`--batch 0` only starts up and shows the memory of the interpreter and JAX.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     python benchmarks/notebooks.py [NAME ...]
 
-NAME is the beginning of a notebook's name, 02 say; all of them unless given.
+NAME is the beginning of the name of a notebook: 02, for instance. Without a name, all notebooks run.
 """
 
 import sys

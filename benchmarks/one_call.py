@@ -1,8 +1,8 @@
-"""What one call takes in a warm process, each with sizes that were not asked for before, so that no cache answers.
+"""Time single calls in a warm process, each with new sizes, so that no cache answers.
 
 PYTHONPATH=CHECKOUT python benchmarks/one_call.py [--calls 200]
 
-Run it by turns with the PYTHONPATH of two checkouts to compare them.
+To compare two checkouts, alternate runs with the PYTHONPATH of each.
 """
 
 import argparse
@@ -23,17 +23,17 @@ import jax.numpy as jnp
 
 import rlxjax as rx
 
-#: The root of the package whose files are counted.
+#: The root of the package with the counted files.
 ROOT = str(Path(rx.__file__).parent)
 
 
 def sizes() -> Iterator[int]:
-    """Return batches of which none comes twice."""
+    """Return distinct batches."""
     return itertools.count(8192)
 
 
 def calls(calibration: rx.Calibration) -> dict[str, tuple[Callable[[int], Any], int]]:
-    """Return what is timed by name, each a function of a size, and how many calls of it stand for one of the others."""
+    """Return the timed functions of a size by name, and the calls of each that count as one call of the others."""
 
     def a_few_lines(rows: int) -> rx.calibration.FunctionPrediction:
         x, w = jax.ShapeDtypeStruct((rows, 64), jnp.float32), jax.ShapeDtypeStruct((64, 32), jnp.float32)
@@ -54,7 +54,7 @@ def calls(calibration: rx.Calibration) -> dict[str, tuple[Callable[[int], Any], 
 
 
 def median_us(call: Callable[[int], Any], count: int) -> float:
-    """Return the median time in us of calls that follow two others, results waited for."""
+    """Return the median time in us of calls after two other calls, each waited for."""
     times_ns = []
     for size in itertools.islice(sizes(), count + 2):
         start = time.perf_counter_ns()
@@ -64,7 +64,7 @@ def median_us(call: Callable[[int], Any], count: int) -> float:
 
 
 def remembered_us(calls: int = 2000, rounds: int = 50) -> float:
-    """Return what asking a remembered choice adds to calling the function that it chose, by turns, in us."""
+    """Return the overhead of a remembered choice over its function in us, by interleaved calls."""
     x = jnp.ones((8, 8))
     ways = {"twice": jax.jit(lambda x: x + x), "double": jax.jit(lambda x: 2 * x)}
     with tempfile.TemporaryDirectory() as home:
@@ -76,7 +76,7 @@ def remembered_us(calls: int = 2000, rounds: int = 50) -> float:
 
 
 def files_of(call: Callable[[int], Any], size: int) -> list[str]:
-    """Return the files of the package that a call passes through."""
+    """Return the files of the package that a call runs through."""
     found = set()
     sys.setprofile(lambda frame, *_: found.add(frame.f_code.co_filename))
     try:

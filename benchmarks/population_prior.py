@@ -1,14 +1,14 @@
-"""What several machines say of another one: makes the prior that is shipped, and judges it with each machine left out.
+"""Make the shipped prior from several machines, and judge the prior with each machine left out.
 
     python -m benchmarks.population_prior [SAMPLES ...] [--functions FILE ...] [--programs FILE]
         [--platform gpu] [--write] [--json FILE]
 
-SAMPLES are campaigns of Welch peaks, one a machine; `--functions` names samples of functions, and `--programs` the
-texts of these as a GPU's compiler made them, to which the model of GPU kernels is fitted, with the data sheet of each
-card. Each campaign is fitted by itself, from the model's own wide prior. The fits are pooled by `transferred_prior`.
-Judging pools all but one and predicts that one's campaign without any of its timings; the last column adds twenty of
-its workloads, chosen by the job's design, over a fit of all that it sees. `--write` writes the file in the package;
-models without samples keep their sections.
+SAMPLES are campaigns of Welch peaks, one per machine. `--functions` names samples of functions. `--programs` names the
+compiled GPU programs of these functions; the model of GPU kernels is fitted to them with each card's data sheet. Each
+campaign has its own fit from the model's wide prior, and `transferred_prior` pools the fits. To judge, all other
+machines predict each campaign without its timings. The last column adds twenty of the campaign's workloads, chosen by
+the job's design, and compares with a fit of all its workloads. `--write` writes the file in the package; models without
+samples keep their sections.
 """
 
 import gzip
@@ -55,12 +55,12 @@ from rlxjax.fit import (
 from rlxjax.models import FUNCTIONS, GPU_KERNELS, WELCH, gpu_facts_of_kind
 from rlxjax.welch import schedule
 
-#: Figures of a machine that are shares.
+#: The figures of a machine that are shares.
 SHARES = ("error", "regret_p95", "regret_max", "within_interval", "error_of_few", "error_of_all")
 RATIOS = ("scale", "over_best", "few_over_all")
 #: Standard deviation of the logarithm of a coefficient of functions on another platform than CPUs.
 OTHER_PLATFORM_SD = 1.5
-#: Workloads of the machine itself in the last column.
+#: The number of the machine's own workloads in the last column.
 FEW = 20
 
 
@@ -72,13 +72,13 @@ class Timed(NamedTuple):
 
 
 def machine_of(path: Path) -> Timed:
-    """Read a campaign and fit it by itself."""
+    """Read a campaign and fit only this campaign."""
     own = read_campaign(path)
     return Timed(own, fit_posterior(own.timings, own.prior, facts=own.facts))
 
 
 def judged(machine: Timed, others: Sequence[Timed]) -> dict[str, Any]:
-    """Return what other machines say of one: picks and errors without any timing, and the error with a few."""
+    """Return other machines' predictions of a machine: picks and errors without timings, and the error with a few."""
     own, prior = machine.campaign, transferred_prior(*(other.fit.posterior for other in others))
     found = estimates(prior_posterior(WELCH, prior, facts=own.facts), own.cells)
     table = metrics.workloads_of(own.cells)
@@ -110,12 +110,12 @@ def judged(machine: Timed, others: Sequence[Timed]) -> dict[str, Any]:
 
 
 def pooled(posteriors: Sequence[LatencyPosterior]) -> LatencyPrior[Any]:
-    """Return what some machines say of another."""
+    """Return the prior of a new machine from some machines."""
     return transferred_prior(*posteriors)
 
 
 def of_kernels(paths: Sequence[Path], programs: Path) -> ModelSection:
-    """Return what samples of functions of cards say of the model of GPU kernels; prints what the fits are worth."""
+    """Return the prior of the model of GPU kernels from cards' samples of functions; print the fits' errors."""
     kept = json.loads(gzip.decompress(programs.read_bytes()))["programs"]
     timed = KernelsSuite({name: one["text"] for name, one in kept.items() if "text" in one})
     found, sources, rows = [], [], []
@@ -138,7 +138,7 @@ def of_kernels(paths: Sequence[Path], programs: Path) -> ModelSection:
 
 
 def of_welch(machines: Sequence[Timed], platform: str, command: str) -> ModelSection:
-    """Return what campaigns of Welch peaks say of another machine."""
+    """Return the prior of a new machine from campaigns of Welch peaks."""
     facts = {**WELCH.facts, "processors": 2 if platform == "cpu" else 1}
     facts |= {name: value for name, value in schedule(platform)._asdict().items() if name in facts}
     sources = [
@@ -185,7 +185,7 @@ def main() -> None:
     if given.functions:
         logs, timed = [(path, read_samples(path)) for path in given.functions], suite_of("functions")
         known = FUNCTIONS.prior
-        if given.platform != "cpu":  # the shipped medians are those of CPUs
+        if given.platform != "cpu":  # the shipped medians come from CPUs
             known = known._replace(log_sd=jax.tree.map(lambda _: OTHER_PLATFORM_SD, known.log_sd))
         fits = [fitted(timed, log, known).whole for _, log in logs]
         sources = [

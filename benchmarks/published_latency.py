@@ -1,4 +1,4 @@
-"""The latency model of a batched FFT against published latencies: each cell predicted from all others of its path.
+"""Compare the latency model of a batched FFT with published latencies: all other cells of a path predict each cell.
 
     python -m benchmarks.published_latency [FILE.csv] [--json FILE]
 
@@ -19,7 +19,7 @@ from rlxjax.fit import Runs, Timings, fit_posteriors, named, predicted_ns
 from rlxjax.models import FFT
 
 PUBLISHED = ROOT / "tests" / "golden" / "published_fft_latency.csv"
-#: The median error of a path, at most; a cell whose error is larger than the second one is an outlier.
+#: The largest median error of a path; a cell with an error above the second number is an outlier.
 MEDIAN_ERROR, OUTLIER_ERROR = 0.12, 0.25
 
 
@@ -39,7 +39,7 @@ def read_timings(path: Path) -> dict[str, Timings]:
 
 
 def leave_one_out(path: str, timings: Timings) -> dict[str, Any]:
-    """Return the errors of cells predicted from the others: fits as devices, one without each cell, the last of all."""
+    """Return the errors of held-out cells. Each device of the fit leaves out one cell; the last leaves out none."""
     count = len(timings.time_ns)
     weights = np.append(1.0 - np.eye(count), np.ones((1, count)), 0)
     each = jax.tree.map(lambda column: np.broadcast_to(column, weights.shape), timings)

@@ -1,14 +1,14 @@
-"""Times that others published, of TPUs and GPUs, beside what `predict_for_target` says of the same programs.
+"""Compare published times of TPUs and GPUs with the predictions of `predict_for_target` for the same programs.
 
     python -m benchmarks.published_steps [--only WORD] [--kind product|copy|attention|collective|step] [--json FILE]
 
-`docs/evidence/published-steps.json` lists products, copies, attention, collectives and training steps: source, shapes,
-devices, and how a published figure becomes a time. Each program is written in JAX here and compiled for the devices,
-which need not be there. A figure of calls that are waited for is compared with `time_ns`, all others with
-`pipelined_ns`. A large step compiles in minutes; results are kept in the cache.
+`docs/evidence/published-steps.json` lists products, copies, attention, collectives and training steps with source,
+shapes, devices, and the conversion from a published figure to a time. This file has each program in JAX and compiles
+the program for the devices, which need not be there. Figures of calls that are waited for are compared with `time_ns`,
+all others with `pipelined_ns`. A large step compiles in minutes, and the cache keeps the results.
 
-A training step is one transformer for all models: a scan over layers, which keep what the source says, Adam, bfloat16
-products. On a TPU "flash" attention is JAX's splash kernel. On a GPU plain attention stands for a library's kernel.
+All training steps use one transformer: a scan over layers that keep the tensors named in the source, Adam, bfloat16
+products. "flash" attention is JAX's splash kernel on a TPU. On a GPU, plain attention replaces a library's kernel.
 """
 
 import functools
@@ -33,20 +33,20 @@ import rlxjax as rx
 from benchmarks._common import ROOT, options, table, write
 
 FIGURES = ROOT / "docs" / "evidence" / "published-steps.json"
-#: Rows and columns of scores that the splash kernel makes at once.
+#: Rows and columns of scores in one block of the splash kernel.
 BLOCK = 1024
-#: Products of a score that the phases of the splash kernel take, of a sequence's square and the size of a head.
+#: Products in the phases of the splash kernel, in units of the sequence's square times the head size.
 PRODUCTS = {"_fwd": 2, "_dq": 3, "_dkv": 4}
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def shape(sizes: Any, dtype: Any, mesh: AbstractMesh | None = None, *axes: Any) -> jax.ShapeDtypeStruct:
-    """Return the type of an array, its dimensions divided over axes of a mesh if there is one."""
+    """Return the type of an array, with its dimensions divided over the axes of a mesh, if there is a mesh."""
     return jax.ShapeDtypeStruct(tuple(sizes), dtype, sharding=None if mesh is None else NamedSharding(mesh, P(*axes)))
 
 
 def product(figure: Any, mesh: Any, equation: str, shapes: Any, dtype: str) -> Program:
-    """Return a product of two arrays; one of eight-bit numbers gives bfloat16."""
+    """Return a product of two arrays; a product of 8-bit numbers is bfloat16."""
     out = jnp.bfloat16 if dtype.startswith("float8") else None
     fn = functools.partial(jnp.einsum, equation, preferred_element_type=out)
     return fn, tuple(shape(sizes, dtype) for sizes in shapes)
@@ -64,7 +64,7 @@ def all_reduce(figure: Any, mesh: Any, sizes: Any, dtype: str) -> Program:
 
 
 def all_gather(figure: Any, mesh: Any, sizes: Any, dtype: str, axis: str) -> Program:
-    """Return an array of which each device along an axis has a part."""
+    """Return an array with one part on each device along an axis."""
     fn = functools.partial(lax.all_gather, axis_name=axis, tiled=True)
     whole = jax.shard_map(fn, mesh=mesh, in_specs=P(axis), out_specs=P(), check_vma=False)
     return whole, (shape(sizes, dtype, mesh, axis),)
@@ -83,7 +83,7 @@ def plain(q: jax.Array, k: jax.Array, v: jax.Array, bias: Any = None, letters: s
 def attention(
     figure: Any, mesh: Any, batch: int, sequence: int, heads: int, head_dim: int, dtype: str, **more: bool
 ) -> Program:
-    """Return causal attention, of which `gradient` and `bias` say more."""
+    """Return causal attention, with options `gradient` and `bias`."""
     args = [shape((batch, sequence, heads, head_dim), dtype)] * 3
     args += [shape((batch, heads, sequence, sequence), dtype)] * more.get("bias", False)
     mean = jax.grad(lambda *args: plain(*args).mean(), (0, 1, 2))
@@ -91,7 +91,7 @@ def attention(
 
 
 def norm(x: jax.Array, scale: jax.Array | float = 1.0) -> jax.Array:
-    """Return rows of a mean square of one."""
+    """Return rows with a mean square of 1."""
     return x * lax.rsqrt(jnp.mean(jnp.square(x.astype(jnp.float32)), -1, keepdims=True) + 1e-6).astype(x.dtype) * scale
 
 
@@ -105,7 +105,7 @@ def turned(x: jax.Array) -> jax.Array:
 
 
 def priced(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `pallas_call` with the cost of the splash kernels, which they do not say: half of the scores are seen."""
+    """Return `pallas_call` with the missing cost of the splash kernels: a causal mask keeps half of the scores."""
 
     def made(kernel: Any, *args: Any, name: str | None = None, **more: Any) -> Callable[..., Any]:
         products = next((count for phase, count in PRODUCTS.items() if phase in (name or "")), None)
@@ -170,7 +170,7 @@ def attended(x: jax.Array, w: Mapping[str, jax.Array], mesh: Any, kernel: bool, 
 
 
 def layer(x: jax.Array, w: Mapping[str, jax.Array], mesh: Any, kernel: bool, qk_norm: bool) -> jax.Array:
-    """Return what a layer of a transformer makes of `[batch, sequence, width]`."""
+    """Return the output of a transformer layer for `[batch, sequence, width]`."""
     w, x = {name: one.astype(x.dtype) for name, one in w.items()}, checkpoint_name(x, "input")
     x = x + attended(x, w, mesh, kernel, qk_norm)
     h = norm(x, w["norm2"])
@@ -256,7 +256,7 @@ PROGRAMS = {fn.__name__: fn for fn in (product, copy, attention, attention_layer
 
 
 def predicted(figure: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is predicted of a published figure, or why nothing is."""
+    """Return the prediction of a published figure, or the reason for no prediction."""
     sizes, program = figure["mesh"], dict(figure["program"])
     kinds = (AxisType.Auto,) * len(sizes)
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=kinds) if sizes else None
@@ -283,7 +283,7 @@ def predicted(figure: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def told(ns: float | None) -> str:
-    """Return a time in the unit that suits it."""
+    """Return a time in a fitting unit."""
     if ns is None:
         return "-"
     unit, per = next((unit, per) for unit, per in (("s", 1e9), ("ms", 1e6), ("us", 1e3)) if ns >= per or per == 1e3)

@@ -1,10 +1,10 @@
-"""Files of rows, larger than memory: what `rlxjax evaluate` costs beside Polars and DuckDB.
+"""Compare `rlxjax evaluate` with Polars and DuckDB on files of rows larger than memory.
 
     python -m benchmarks.scale [--rows 100000000] [--model-rows 20000000] [--rounds 3] [--model-rounds 1]
         [--only gate model small] [--data FOLDER] [--page docs/scale.md] [--json FILE]
 
-Every evaluation is a process of its own; the peers take turns, in another order each time. Needs polars, duckdb and the
-extra `scale`. The exit status is 1 where something falls short.
+Every evaluation is its own process, and the order of the peers changes from round to round. The benchmark needs polars,
+duckdb and the extra `scale`. The exit status is 1 if a result is worse than its limit.
 """
 
 import os
@@ -22,20 +22,20 @@ from benchmarks._common import options, placed, table, write
 from benchmarks._table_peers import COUNTS, MIN_GAIN_NS, PENALTY_NS, RATES, TEMPERATURE_NS
 from benchmarks._table_runs import files, manifest_of, must, pairs, peer, remove, rows_of, short, size_mb, workloads
 
-#: What is asked: of our time over that of the peers, peak MB, and of a model's time over that in memory.
+#: The limits: our time over the peers' times, peak MB, and a model's time over the time in memory.
 MOST_OF_POLARS, MOST_OF_DUCKDB, MOST_MB, MOST_OF_MEMORY = 1.3, 1.0, 1500.0, 2.0
-#: Roundings to float32 of the magnitudes that a score sums, by which two scores may differ.
+#: The largest difference of two scores, in float32 roundings of the summed magnitudes.
 ROUNDINGS = 8
-#: Rows of a small file, of which there are many.
+#: Rows of each small file.
 SMALL_ROWS = 1_000
-#: Figures that a peer prints.
+#: The figures that a peer prints.
 STEPS = ("seconds", "decode_s", "evaluate_s", "encode_s", "cold_s")
 TITLES = {"ours": "`rx.evaluate`", "command": "`rlxjax evaluate`", "polars": "Polars", "duckdb": "DuckDB"}
 _compute: Any = pyarrow.compute
 
 
 def turns(names: Sequence[str], source: Sequence[Path], folder: Path, rounds: int) -> dict[str, list[dict[str, Any]]]:
-    """Return what each peer took in each round; the outputs of the last round stay."""
+    """Return each peer's figures in each round; the outputs of the last round stay."""
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for turn in range(rounds):
         for name in np.random.default_rng(turn).permutation(names).tolist():
@@ -50,14 +50,14 @@ def turns(names: Sequence[str], source: Sequence[Path], folder: Path, rounds: in
 
 
 def ratios(runs: dict[str, list[dict[str, Any]]], name: str, over: str, of: str = "wall_s") -> tuple[float, str]:
-    """Return the median of the ratios within a round, and it with the least and the largest of them in words."""
+    """Return the median of the ratios within a round, and a text with the median and the extremes."""
     found = [own[of] / other[of] for own, other in zip(runs[name], runs[over], strict=True)]
     median = float(np.median(found))
     return median, f"{median:.2f} ({min(found):.2f} to {max(found):.2f})"
 
 
 def compared(source: Sequence[Path], own: Path, other: Path) -> dict[str, float]:
-    """Return by how much the answers of all rows differ, over what float32 rounds."""
+    """Return the difference of all rows' answers, over the float32 rounding."""
     mine, theirs = rows_of(own), rows_of(other)
     rows = decisions = beyond = 0
     score = probability = 0.0
@@ -107,7 +107,7 @@ def gate(given: Any, folder: Path) -> dict[str, Any]:
 
 
 def gate_table(found: dict[str, Any]) -> str:
-    """Return the table of the gate, and what each step of ours takes."""
+    """Return the table of the gate, and the shares of our steps."""
     runs, rows = found["runs"], []
     for name, own in runs.items():
         figures = {key: np.median([run[key] for run in own]) for key in ("wall_s", "cpu_s", "peak_mb", "output_mb")}
@@ -120,7 +120,7 @@ def gate_table(found: dict[str, Any]) -> str:
 
 
 def model(given: Any, folder: Path) -> dict[str, Any]:
-    """Pick by a calibrated model with the probability, from files and in memory."""
+    """Pick with probability by a calibrated model, from files and in memory."""
     source = files(folder, workloads, given.model_rows)
     runs = turns(["model", "memory"], source, folder, given.model_rounds)
     mine, theirs = rows_of(folder / "model"), rows_of(folder / "memory")
@@ -149,7 +149,7 @@ def model_table(found: dict[str, Any]) -> str:
         speed = found["rows"] / figures["seconds"] / 1e3
         rows.append([title, *(f"{value:,.0f}" for value in (*figures.values(), speed))])
     _, shown = ratios(runs, "model", "memory", "seconds")
-    title = f"{found['rows']:,} rows of the Welch model, pick with probability: {shown} times the seconds in memory."
+    title = f"Picks with probability for {found['rows']:,} Welch rows: files take {shown} times the seconds of memory."
     return f"{title}\n\n{table(['', 's', 'CPU s', 'peak MB', 'thousand rows a s'], rows)}"
 
 
@@ -167,12 +167,12 @@ def small(given: Any, folder: Path) -> dict[str, Any]:
 
 
 def small_text(found: dict[str, Any]) -> str:
-    """Return what small files cost."""
+    """Return the cost of small files, in words."""
     many_s, one_s = found["seconds"]
     return (
-        f"{found['files']:,} files of together {found['rows']:,} rows of profile pairs take {many_s:.1f} s, one "
-        f"file of as many {one_s:.1f} s: {found['each_file_ms']:.1f} ms a file.\nIn the manifest a file takes "
-        f"{found['manifest_bytes'] / found['files']:.0f} bytes."
+        f"{found['files']:,} files with {found['rows']:,} rows of profile pairs take {many_s:.1f} s, one file with "
+        f"these rows {one_s:.1f} s: {found['each_file_ms']:.1f} ms per file.\nThe manifest takes "
+        f"{found['manifest_bytes'] / found['files']:.0f} bytes per file."
     )
 
 

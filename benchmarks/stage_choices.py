@@ -1,11 +1,11 @@
-"""Stages apart or as one program: how often `choose` is right, on pairs that no rule was made by.
+"""Measure how often `choose` is right about running stages apart or together, on pairs that no rule has seen.
 
     python -m benchmarks.stage_choices CALIBRATION [--measure undecided] [--judge-s 1.2] [--json FILE]
 
-The pairs are the judging half of `benchmarks.stage_pairs`, and those below. A process with an empty memory chooses for
-one pair after the other; then the two forms of each pair are timed by turns, in two passes over all pairs, which judge.
-A choice is right if its form is the faster one. Pairs whose forms are within 5 % of each other have no right answer
-worth having. The noise of a judgement is the difference between its two passes.
+The pairs are the judging half of `benchmarks.stage_pairs` and the pairs below. A process with an empty memory chooses
+for one pair after the other. Then the two forms of each pair are timed in random order, in two passes over all pairs,
+and these times judge. A choice is right if its form is faster. Pairs with forms within 5 % have no right answer. The
+noise is the difference between the two passes.
 """
 
 import functools
@@ -26,7 +26,7 @@ from benchmarks._common import judged_ns, options, table, write
 from benchmarks.stage_pairs import PAIRS, Pair, arrays, look_up, pair, recurrence, sum_of_rows
 from rlxjax.calibration import default_calibration_path
 
-#: Forms closer than this have no order worth getting right.
+#: Forms closer than this share have no right order.
 LEAST_DISTANCE = 0.05
 
 
@@ -61,7 +61,7 @@ def blocks(x):
     return x.reshape(60, 16, 60, 16).swapaxes(1, 2)
 
 
-#: Written without looking at what any of them takes.
+#: These pairs were written without a look at their times.
 NEW = [
     pair("rms norm, product", "64,768 | 768,256", rms_norm, jnp.matmul),
     pair("product, gate", "128,512 512,1024", jnp.matmul, gated),
@@ -87,7 +87,7 @@ NEW = [
 
 
 def chosen(pairs: list[Pair], word: str) -> list[dict[str, Any]]:
-    """Return what is chosen for each pair, one after the other, and the seconds that it took."""
+    """Return the choice for each pair, one after the other, and its seconds."""
     found = []
     for own in pairs:
         args = arrays(own.flat_args())
@@ -100,7 +100,7 @@ def chosen(pairs: list[Pair], word: str) -> list[dict[str, Any]]:
 
 
 def forms(own: Pair) -> dict[str, Any]:
-    """Return a call of a pair's stages apart, and one together."""
+    """Return a call of a pair's stages apart, and a call of the stages together."""
     args = arrays(own.flat_args())
     return {name: functools.partial(form(), *args) for name, form in (("apart", own.apart), ("together", own.together))}
 

@@ -1,9 +1,9 @@
-"""Every grouping of four jitted stages, predicted and measured, where the best is neither one program nor four.
+"""Predict and measure every grouping of four jitted stages whose best grouping is neither one program nor four.
 
     python -m benchmarks.stage_groupings CALIBRATION [--budget 30] [--json FILE]
 
-In each case some stages save bytes as one program, and others would compute again what a stage before them keeps.
-Each round times all groupings in a random order. The noise is that between the lower quartiles of odd and even rounds.
+In each case, some stages save bytes as one program, and other stages would recompute a result that an earlier stage
+keeps. Each round times all groupings in random order. The noise compares the lower quartiles of odd and even rounds.
 """
 
 import functools
@@ -53,7 +53,7 @@ def energy(y: jax.Array) -> jax.Array:
     return jnp.sum(y * y, axis=-1)
 
 
-#: Stages by name, and arguments of the first one.
+#: Stages by name, and arguments of the first stage.
 CASES: dict[str, tuple[Sequence[Callable], tuple[jax.ShapeDtypeStruct, ...]]] = {
     "a tone curve of 1,024 points, a million pixels": (
         (levels, gamma, look_up, contrast),
@@ -67,7 +67,7 @@ CASES: dict[str, tuple[Sequence[Callable], tuple[jax.ShapeDtypeStruct, ...]]] = 
 
 
 def run(stages: Sequence[Callable]) -> Callable:
-    """Return functions as one that calls them one after another."""
+    """Return one function that calls several functions in order."""
 
     def composed(*args):
         for stage in stages:

@@ -1,11 +1,10 @@
-"""Stages of JAX code jitted apart against together: a table of them, and what they take on this machine.
+"""Compare stages of JAX code that are jitted apart and together: a table of pairs and their times on this machine.
 
     python -m benchmarks.stage_pairs [--budget 80] [--half tune|judge] [--only REGEX] [--json FILE] [--merge FILES]
 
-Apart, each stage is a `jax.jit` of its own and its results stay on the device; together, one `jax.jit` runs the
-composition. A round visits all forms of all pairs in random order. The time of a form is the lower quartile over the
-rounds. `--merge` times nothing: it takes the medians of the files of several runs, which differ by more than the rounds
-of one.
+Apart, each stage is its own `jax.jit`, and results stay on the device. Together, one `jax.jit` runs the composition. A
+round visits all forms of all pairs in random order. The time of a form is the lower quartile over the rounds. `--merge`
+times nothing and takes the medians of several runs' files, because runs differ by more than rounds of one run.
 """
 
 import functools
@@ -26,13 +25,13 @@ from benchmarks._common import options, table, visits, write
 from calibrate.suites import shape_of
 from rlxjax.clock import QUARTILE
 
-#: Integer arguments lie below this, so that they index whatever has as many rows.
+#: Integer arguments lie below this, so they index any array with this number of rows.
 INDICES = 1000
 MOST_ROUNDS = 1000
 
 
 class Pair(NamedTuple):
-    """Stages of which each is called with the results of the one before it, then with arguments of its own."""
+    """Stages: each stage takes the results of the stage before, then its own arguments."""
 
     name: str
     stages: tuple[Callable, ...]
@@ -44,7 +43,7 @@ class Pair(NamedTuple):
         return ("tune", "judge")[hashlib.sha256(self.name.encode()).digest()[0] % 2]
 
     def chain(self, stages: Sequence[Callable]) -> Callable:
-        """Return the stages as one function of the arguments of all of them, stage by stage."""
+        """Return the stages as one function of all stages' arguments, stage by stage."""
         numbers = [len(own) for own in self.args]
 
         def run(*args):
@@ -69,7 +68,7 @@ class Pair(NamedTuple):
         return tuple(arg for own in self.args for arg in own)
 
     def stage_args(self) -> list[tuple[jax.ShapeDtypeStruct, ...]]:
-        """Return all arguments of each stage: the results that it gets, then its own."""
+        """Return all arguments of each stage: the results of the stage before, then its own."""
         results, shapes = (), []
         for stage, own in zip(self.stages, self.args, strict=True):
             shapes.append((*results, *own))
@@ -307,8 +306,8 @@ def pair(name: str, shapes: str, *stages: Callable) -> Pair:
     """Return a pair.
 
     Args:
-        name: of it.
-        shapes: of the arguments of each stage, between bars: `1024,64 i32[512] | 64` are an array of floats and one of
+        name: the name of the pair.
+        shapes: shapes of each stage's arguments between bars: `1024,64 i32[512] | 64` are an array of floats and one of
             integers for the first stage, and floats for the second.
         *stages: functions.
     """
@@ -611,7 +610,7 @@ PAIRS = [
 
 
 class Timing(NamedTuple):
-    """What a pair takes; the noise is the factor, one or more, between the gains in odd and even rounds or runs."""
+    """The times of a pair. The noise is the factor, at least 1, between the gains in odd and even rounds or runs."""
 
     apart_ns: float
     together_ns: float
@@ -619,7 +618,7 @@ class Timing(NamedTuple):
 
     @classmethod
     def of(cls, times: np.ndarray, middle: Callable[..., np.ndarray]) -> "Timing":
-        """Return the timing of times `[rounds, 2]`, apart and together."""
+        """Return the timing from times `[rounds, 2]`, apart and together."""
         odd, even = (middle(times[first::2], axis=0) for first in (1, 0))
         noise = np.exp(np.abs(np.log(odd[0] / odd[1] * even[1] / even[0])))
         return cls(*middle(times, axis=0).tolist(), float(noise))
@@ -631,7 +630,7 @@ class Timing(NamedTuple):
 
 
 def measure(pairs: Sequence[Pair], budget_s: float, seed: int) -> dict[str, Timing]:
-    """Return the timings of the pairs by name; the budget includes the time of compiling."""
+    """Return the timings of the pairs by name; the budget includes compiling."""
     until_s, calls = time.perf_counter() + budget_s, {}
     for pair in pairs:
         args = arrays(pair.flat_args())

@@ -1,9 +1,9 @@
-"""What starting costs: the import, and the first call of some public functions.
+"""Time startup: the import, and the first call of some public functions.
 
     python -m benchmarks.startup [--repeats 3] [--json FILE]
 
-The first call is one after JAX forgot all that it compiled; what XLA takes of it is its compiling, without tracing.
-The exit status is 1 if a call with new values compiled something.
+Before a first call, JAX forgets all compiled programs. XLA's part of the call is its compilation, without tracing. The
+exit status is 1 if a call with new values compiled something.
 """
 
 import os
@@ -22,21 +22,21 @@ import rlxjax as rx
 from benchmarks._common import ROOT, options, table, write
 from rlxjax.models import FFT
 
-#: What is imported, and what before that.
+#: The imported module, and the modules imported before.
 IMPORTS = {
     "jax": ("import jax", ""),
     "rlxjax after jax": ("import rlxjax", "import jax"),
     "all names of rlxjax after jax": ("from rlxjax import *", "import jax"),
 }
-#: What XLA makes of a lowered program; the other events of compiling are tracing and lowering.
+#: The event of XLA's compilation; the other events are tracing and lowering.
 COMPILE = "/jax/core/compile/backend_compile_duration"
 
-#: Events of compiling, and what each took in s.
+#: Compilation events with their seconds.
 compilations: list[tuple[str, float]] = []
 
 
 def calls() -> dict[str, Callable[[int], Any]]:
-    """Return calls by name; their values depend on the turn, 0 or 1, and their shapes do not."""
+    """Return calls by name; the turn, 0 or 1, changes their values but not their shapes."""
     gate, row = rx.io_fusion_gate_for_target("cuda"), rx.backend_coefficients("cuda")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", rx.calibration.MachineMismatchWarning)
@@ -86,7 +86,7 @@ def calls() -> dict[str, Callable[[int], Any]]:
 def import_times_s(processes: int) -> dict[str, list[float]]:
     """Return the times of each import in interleaved fresh processes.
 
-    The first of them, which is left out, writes byte code, as installing a package does.
+    The first process is left out: it writes byte code, as the installation of a package does.
     """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     times_s: dict[str, list[float]] = {name: [] for name in IMPORTS}
@@ -100,7 +100,7 @@ def import_times_s(processes: int) -> dict[str, list[float]]:
 
 
 def call_times(call: Callable[[int], Any], repeats: int) -> dict[str, float]:
-    """Return the least seconds of a first call, of XLA in it, of one with new values, and how much that compiled."""
+    """Return the least seconds of a first call, of XLA's part and of a call with new values, and its compilations."""
     found: dict[str, list[float]] = {"first_s": [], "compile_s": [], "again_s": [], "compiled_again": []}
     for _ in range(repeats):
         jax.clear_caches()

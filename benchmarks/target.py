@@ -1,21 +1,21 @@
-"""Programs compiled for a device that is not there, beside what their jaxprs say.
+"""Compare programs compiled for an absent device with their jaxprs.
 
     python -m benchmarks.target functions --target tpu-v5e|h100 [--which both] [--json FILE]
     python -m benchmarks.target pairs --target h100 [--half tune|judge] [--truth FILE] [--json FILE]
     python -m benchmarks.target programs --target h100 [--rows 8192 131072] [--json FILE]
 
-`pip install 'rlxjax[tpu-compiler]'` or `'rlxjax[cuda-compiler]'` installs a compiler, `'rlxjax[foreign]'` libraries.
+`pip install '.[tpu-compiler]'` or `'.[cuda-compiler]'` installs a compiler, `'.[foreign]'` the libraries.
 
-`functions`: ordinary functions, kernels, bytes, memory and cycles. The suite gives one size of each kind. The exit
-status is 1 if a loop of known length is not counted by its turns.
+`functions`: kernels, bytes, memory and cycles of ordinary functions, and of one size of each kind in the suite. The
+exit status is 1 if a loop of known length is not counted by its trip count.
 
-`pairs`: pairs of stages, the verdict by the compiled program and by the jaxpr. The jaxpr's verdict divides fused bytes
-by the bandwidth of the data sheet and adds a launch for each kernel (on a TPU for each program); it decides from a
-ratio of 0.95 on, the compiled program's verdict from a probability of 90 % on. Where the verdicts differ, the form with
-less kernels, bytes and cycles says who is right. `--truth` is a file of pairs that were timed on such a device.
+`pairs`: verdicts for pairs of stages by the compiled program and by the jaxpr. The jaxpr's verdict divides fused bytes
+by the data sheet's bandwidth and adds a launch for each kernel (on a TPU for each program). The jaxpr decides if the
+ratio is at most 0.95, the compiled program if the probability is at least 90 %. If the verdicts differ, the form with
+fewer kernels, bytes and cycles is right. `--truth` is a file of timed pairs from such a device.
 
-`programs`: this package's own programs. Useful bytes are a signal read once and peaks written once, or the columns of a
-table. A TPU's compiler gives no cycles of a sort or of our kernel, so totals with one are marked ">".
+`programs`: programs of this package. Useful bytes are a signal read once and peaks written once, or the columns of a
+table. A TPU's compiler gives no cycles for a sort or for our kernel; totals with such a part are marked ">".
 """
 
 import functools
@@ -40,11 +40,11 @@ from rlxjax.jaxpr import FunctionProfile
 from rlxjax.targets import TargetDevice, target_device
 from rlxjax.welch import fused_peaks, hann_window, one_sided_weights
 
-#: How far two counts may be apart before the row is called a disagreement.
+#: Two counts that differ by a larger factor are a disagreement.
 CLOSE_COUNTS = 1.25
-#: The smaller form over the larger one from which the jaxpr decides.
+#: The jaxpr decides if the smaller time over the larger time is at most this.
 CLOSE = 0.95
-#: Pairs of which the gains of two halves of the rounds differ by more take one of two times.
+#: Pairs whose gains differ by a larger factor between two halves of the rounds have two typical times.
 MOST_NOISE = 1.15
 N_FFTS, K, TABLE_ROWS = (256, 1024), 16, 2**26
 KINDS = ("kernels", "bytes", "peak_bytes", "cycles")
@@ -52,7 +52,7 @@ Function = tuple[str, Callable[..., Any], tuple[Any, ...], tuple[int, ...] | Non
 
 
 def figures(programs: list[FunctionProfile]) -> dict[str, int | None]:
-    """Return what programs run, move and hold in all: cycles only where the compiler gives them for all."""
+    """Return the sums of kernels, bytes and memory of programs; cycles only if all programs have them."""
     cycles = [program.target.cycles if program.target else None for program in programs]
     launches = [
         sum(group.launches for group in program.kernels)
@@ -67,12 +67,12 @@ def figures(programs: list[FunctionProfile]) -> dict[str, int | None]:
 
 
 def compiled(target: TargetDevice, fn: Callable[..., Any], args: tuple[Any, ...], trips: Any = None) -> FunctionProfile:
-    """Return the profile of a function as the target's compiler makes it."""
+    """Return the profile of a function from the target's compiler."""
     return rx.profile_function(fn, *args, trip_counts=trips, level="compiled", target=target)
 
 
 def functions(which: str) -> Iterator[Function]:
-    """Yield functions, arguments and trip counts: one size of each kind of the suite, and those of libraries."""
+    """Yield functions, arguments and trip counts: one size of each kind of the suite, and functions of libraries."""
     if which != "foreign":
         known = timed_functions()
         kinds = {name.rpartition(" ")[0].rpartition(" ")[0]: name for name in known}
@@ -84,7 +84,7 @@ def functions(which: str) -> Iterator[Function]:
 
 
 def function_row(device: TargetDevice, function: Function) -> dict[str, Any]:
-    """Return what the compiler made of a function beside what its equations say; or why it refuses."""
+    """Return a function's counts from the compiler and from the jaxpr, or the reason for the compiler's refusal."""
     name, fn, args, trips = function
     try:
         written, made = rx.profile_function(fn, *args, trip_counts=trips), compiled(device, fn, args, trips)
@@ -95,7 +95,7 @@ def function_row(device: TargetDevice, function: Function) -> dict[str, Any]:
 
 
 def turns(device: TargetDevice) -> dict[str, float]:
-    """Return the kernels, and the cycles where they are given, of a loop of 100 turns over those of 10 turns."""
+    """Return the ratio of kernels, and of cycles if given, between a loop of 100 and of 10 iterations."""
 
     def run(x: jax.Array, length: int) -> jax.Array:
         return lax.fori_loop(0, length, lambda _, c: jnp.sin(c) @ c, x)
@@ -136,14 +136,14 @@ def by_jaxpr(device: TargetDevice, apart: dict[str, Any], together: dict[str, An
 
 
 def better(apart: dict[str, Any], together: dict[str, Any]) -> str:
-    """Return the form that the compiler's figures prefer: less of one of them and more of none."""
+    """Return the form that the compiler's figures prefer: one figure is lower and no figure is higher."""
     known = [kind for kind in ("kernels", "bytes", "cycles") if None not in (apart[kind], together[kind])]
     less, more = (any(sign * (apart[kind] - together[kind]) > 0 for kind in known) for sign in (1, -1))
     return "fuse" if less and not more else "keep" if more and not less else "neither"
 
 
 def pair_row(device: TargetDevice, pair: Pair) -> dict[str, Any]:
-    """Return both verdicts of a pair and what they rest on, or why the target refuses it."""
+    """Return both verdicts of a pair with their figures, or the reason for the target's refusal."""
     programs = [(pair.chain(pair.stages), pair.flat_args()), *zip(pair.stages, pair.stage_args(), strict=True)]
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         written = [rx.profile_function(fn, *args) for fn, args in programs]
@@ -165,7 +165,7 @@ def pair_row(device: TargetDevice, pair: Pair) -> dict[str, Any]:
 
 
 def right(rows: list[dict[str, Any]], truth: dict[str, Any]) -> dict[str, Any]:
-    """Return how often each verdict that decides chose the form that was timed to be the faster one."""
+    """Return how often each decided verdict chose the form with the faster measured time."""
     found: dict[str, Any] = {}
     for verdict in ("by_jaxpr", "compiled"):
         known = [
@@ -210,7 +210,7 @@ def shape(*sizes: int) -> jax.ShapeDtypeStruct:
 
 
 def naive_peaks(signal: jax.Array, params: rx.WelchPeakParams) -> Any:
-    """Return peaks as they are written at first: windowed segments, `rfft`, squares, a mean, `top_k`."""
+    """Return peaks by the naive form: windowed segments, `rfft`, squares, a mean, `top_k`."""
     starts = range(0, params.n_segments * params.hop, params.hop)
     segments = jnp.stack([signal[:, start : start + params.n_fft] for start in starts], 1) * hann_window(params.n_fft)
     spectrum = jnp.fft.rfft(segments)
@@ -248,7 +248,7 @@ def own_programs(platform: str, batches: list[int]) -> Iterator[tuple[str, Calla
 
 
 def report_programs(given: Any, device: TargetDevice) -> tuple[dict[str, Any], int]:
-    """Compile this package's own programs, and print their bytes over the useful ones."""
+    """Compile this package's programs, and print their bytes over the useful bytes."""
     rows, cells = [], []
     for name, fn, args, useful in own_programs({"tpu": "tpu", "cuda": "gpu"}[device.platform], given.rows):
         try:

@@ -1,10 +1,10 @@
-"""What `timeit` shows of ten functions and ten Welch workloads, beside what a calibration predicts of them.
+"""Compare `timeit` of ten functions and ten Welch workloads with a calibration's predictions.
 
     python -m benchmarks.timeit_check [CALIBRATION] [--json FILE]
 
-Without a calibration, `rlxjax calibrate` makes one first, of default options, in a folder of its own. A time is the
-median of nine loops of `timeit`, each of a fifth of a second; the noise is the difference between the medians of the
-even and of the odd loops. The common scale is the median of measured over predicted; errors are those without it.
+Without a calibration, `rlxjax calibrate` makes a default calibration in a new folder first. A time is the median of
+nine loops of `timeit`, 0.2 s each. The noise is the difference between the medians of the even and odd loops. The
+common scale is the median of measured over predicted times, and errors are without this scale.
 """
 
 import json
@@ -82,7 +82,7 @@ def timed(call: Callable[[], Any]) -> tuple[float, float]:
 
 
 def rows(calibration: rx.Calibration) -> list[dict[str, Any]]:
-    """Return what was measured and predicted of each, functions first."""
+    """Return the measured and predicted times, functions first."""
     found = []
     for name, (fn, args) in functions().items():
         jitted = jax.jit(fn)

@@ -1,10 +1,10 @@
-"""A transformer's training step on eight chips that need not be there: time, memory, what binds, largest batch, cost.
+"""Predict a transformer's training step on eight absent chips: time, memory, what binds, largest batch, cost.
 
     python -m benchmarks.training_step [--target tpu-v5e] [--meshes 8x1 4x2 2x4] [--prices FILE] [--out FILE]
 
-The step has 12 layers, Adam and bfloat16 products; layers are computed again for the gradient. Nothing of it names a
-mesh: `rank_meshes` divides the batch over the first axis and the weights over the second one. Each answer is printed
-with the seconds that it took. `docs/prices.example.json` has prices that are made up.
+The step has 12 layers, Adam and bfloat16 products, and recomputes layers for the gradient. The step names no mesh:
+`rank_meshes` divides the batch over the first axis and the weights over the second axis. Each answer is printed with
+its seconds. `docs/prices.example.json` has made-up prices.
 """
 
 import sys
@@ -26,7 +26,7 @@ def of_batch(batch: int) -> Program:
 
 
 def main() -> int:
-    """Rank the meshes, find the largest batch of each, print."""
+    """Rank the meshes, find the largest batch of each mesh, and print."""
     parser = options(__doc__)
     parser.add_argument("--target", default="tpu-v5e")
     parser.add_argument("--meshes", nargs="+", default=["8x1", "4x2", "2x4"], help="sizes of the axes data and model")

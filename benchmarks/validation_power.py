@@ -1,11 +1,10 @@
-"""How often `validate` alarms without need, and how often it sees a machine that has changed, by replayed samples.
+"""Measure how often `validate` alarms on an unchanged machine and on a changed machine, by replayed samples.
 
     python -m benchmarks.validation_power FOLDER [--slowed-s 120] [--json FILE]
 
-FOLDER is that of `benchmarks.default_runs`: its calibrations are validated again and again, each time by a few rounds
-of six of the independent workloads, drawn at random. `--slowed-s` first takes samples of the same workloads while
-another process keeps a processor busy. Besides, the replayed times are made 15 % longer: all of them, or those of one
-strategy.
+FOLDER comes from `benchmarks.default_runs`. Its calibrations are validated many times, each time by a few rounds of six
+random independent workloads. `--slowed-s` first takes samples of the same workloads while another process keeps a
+processor busy. A further replay makes times 15 % longer: all times, or the times of one strategy.
 """
 
 from collections.abc import Sequence
@@ -58,7 +57,7 @@ def replayed(
 def share_of_alarms(
     log: SampleLog, files: Sequence[CalibrationFile], count: int, seed: int, strategy: str = "all", factor: float = 1.0
 ) -> dict[str, Any]:
-    """Return how many of so many validations alarm, a calibration in turn each."""
+    """Return the number of alarms in a number of validations, over the calibrations in turn."""
     rng = np.random.default_rng(seed)
     verdicts = [replayed(log, files[number % len(files)], rng, strategy, factor) for number in range(count)]
     drifts = [verdict.models[WELCH.name] for verdict in verdicts]
@@ -72,7 +71,7 @@ def share_of_alarms(
 
 
 def main() -> None:
-    """Take what is missing, replay, print."""
+    """Take missing samples, replay, print."""
     parser = options(__doc__, slowed_s=0.0)
     parser.add_argument("folder", type=Path)
     given = parser.parse_args()

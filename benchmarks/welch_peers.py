@@ -1,11 +1,11 @@
-"""Welch peaks by this library, by the naive form and by every peer that is installed, and the ratios of their times.
+"""Compare Welch peaks by this library, by the naive form and by every installed peer.
 
     python -m benchmarks.welch_peers [--n-fft 256 1024] [--batch 1 1024] [--k 16] [--segments 2]
         [--contender fused naive ...] [--budget 5] [--json FILE]
 
-`pip install 'rlxjax[bench]'` brings three peers. Every result is checked against float64 before it is timed. Ctrl-C
-keeps what was measured. `auto` picks by the saved calibration of this machine. The exit status is 1 if a result was
-wrong or a contender failed.
+`pip install '.[bench]'` installs three peers. Every result is checked against float64 before its timing. Ctrl-C keeps
+the finished measurements. `auto` picks by this machine's saved calibration. The exit status is 1 if a result was wrong
+or a contender failed.
 """
 
 import itertools
@@ -22,13 +22,13 @@ from benchmarks._peers import CONTENDERS, copied
 from rlxjax.clock import mean_ns, visit_ns
 
 N_FFTS, BATCHES, KS = [64, 256, 1024, 4096], [1, 32, 256, 1024, 8192, 65536, 131072], [16]
-#: Of batch * n_fft, where the batch is not asked for; and rounds of a workload.
+#: The largest batch * n_fft without `--batch`, and the most rounds of a workload.
 MAX_SAMPLES, MOST_ROUNDS = 2**27, 200
-#: Of a row's largest power; and rows that are compared, the first, the last and some between.
+#: The tolerance as a share of a row's largest power, and the most compared rows.
 TOLERANCE, MOST_ROWS = 1e-5, 128
-#: A contender runs for so long before the rounds.
+#: Warm-up seconds of a contender before the rounds.
 WARM_S = 0.15
-#: Between contenders: until the process uses less than this share of a core, and no longer than that.
+#: Between contenders, wait until the process uses less than this share of a core, at most until the timeout.
 IDLE_SHARE, IDLE_STEP_S, IDLE_TIMEOUT_S = 0.25, 2e-4, 0.3
 COPY = "copy"
 
@@ -44,7 +44,7 @@ def reference_power(signal: np.ndarray, params: rx.WelchPeakParams) -> np.ndarra
 
 
 def disagreement(result: Any, signal: np.ndarray, params: rx.WelchPeakParams) -> str | None:
-    """Return what is wrong with the peaks of a signal, or None.
+    """Return the error of the peaks of a signal in words, or None.
 
     Powers are within `TOLERANCE` of the row's largest power from the reference's of the same rank, and so is the
     reference's power at each bin: bins are the same except among powers closer than that. Slots beyond the bins may be
@@ -74,7 +74,7 @@ def disagreement(result: Any, signal: np.ndarray, params: rx.WelchPeakParams) ->
 
 
 def check(names: list[str]) -> None:
-    """Check each contender on rows of equal, sorted and lonely powers."""
+    """Check each contender on rows of equal, sorted and single powers."""
     for n_fft, n_segments, k in ((6, 2, 4), (64, 1, 1), (64, 2, 40), (96, 8, 5), (4096, 2, 64)):
         params = rx.WelchPeakParams(n_fft, n_segments, k)
         at = np.arange(params.frame_len, dtype=np.float32)
@@ -85,7 +85,7 @@ def check(names: list[str]) -> None:
 
 
 def visit(run: Any) -> float:
-    """Return the mean time of a loop of calls, once the threads that a contender leaves spinning have come to rest."""
+    """Return the mean time of a loop of calls, after the spinning threads of the last contender have stopped."""
     give_up_s = time.perf_counter() + IDLE_TIMEOUT_S
     while (begun_s := time.perf_counter()) < give_up_s:
         used_s = time.process_time()
@@ -96,7 +96,7 @@ def visit(run: Any) -> float:
 
 
 def measured(names: list[str], signal: np.ndarray, params: rx.WelchPeakParams, budget_s: float) -> dict[str, dict]:
-    """Return the times in ns of the contenders of a workload, and the least, or a note why there are none."""
+    """Return the times and the least time of the contenders of a workload in ns, or the reason for no times."""
     until_s, runs, results = time.perf_counter() + budget_s, {}, {}
     for name in names:
         try:
@@ -117,7 +117,7 @@ def measured(names: list[str], signal: np.ndarray, params: rx.WelchPeakParams, b
 
 
 def of_workload(sizes: dict[str, int], names: list[str], budget_s: float) -> dict[str, Any]:
-    """Return what is measured of a workload: results, ratios of ours to the peers, shares of the copy's bandwidth."""
+    """Return the figures of a workload: results, ratios of ours to the peers, shares of the copy's bandwidth."""
     params = rx.WelchPeakParams(sizes["n_fft"], sizes["n_segments"], sizes["k"])
     rng, at = np.random.default_rng(0), np.arange(params.frame_len, dtype=np.float32)
     signal = rng.standard_normal((sizes["batch"], params.frame_len), np.float32)
@@ -136,7 +136,7 @@ def of_workload(sizes: dict[str, int], names: list[str], budget_s: float) -> dic
 
 
 def mean_ratios(cells: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return the geometric means of the ratios over the workloads that have both."""
+    """Return the geometric means of the ratios over the workloads with both times."""
     found: dict[str, dict[str, list[float]]] = {}
     for own, by_peer in (item for cell in cells for item in cell["ratios"].items()):
         for peer, ratio in by_peer.items():
@@ -145,7 +145,7 @@ def mean_ratios(cells: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def row_of(cell: dict[str, Any], own: str) -> list[str]:
-    """Return a row of the table: sizes, the time of a path of ours, its ratios to the peers, its share of the copy."""
+    """Return a row of the table: sizes, our path's time, its ratios to the peers, its share of the copy."""
     names = [name for name in cell["results"] if name not in (own, COPY)]
     best = {name: found.get("min_ns") for name, found in cell["results"].items()}
     ratios = [f"{best[own] / best[name]:.2f}" if best[own] and best[name] else "-" for name in names]

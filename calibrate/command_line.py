@@ -1,4 +1,4 @@
-"""What the commands share: options, help, bad input as one line and a status, and JAX set up with what it compiled."""
+"""The shared parts of the commands: options, help, one-line errors and exit statuses, and the setup of JAX."""
 
 import errno
 import functools
@@ -26,24 +26,24 @@ from .terminal import plain, say
 
 NOT_WRITTEN_STATUS, BAD_INPUT_STATUS = 1, 2
 #: Exit statuses that mean the same everywhere.
-SHARED = {0: "done", 2: "bad input, said in one line", 130: "interrupted"}
+SHARED = {0: "done", 2: "bad input; one line says why", 130: "interrupted"}
 _SETTINGS: Any = {"context_settings": {"help_option_names": ["-h", "--help"]}}
 app = typer.Typer(
     pretty_exceptions_enable=False,
     epilog="Examples:\n  rlxjax calibrate\n  rlxjax profile mymodule:loss --arg 'f32[2048,1024]'\n"
     "  rlxjax advise mymodule:scale mymodule:energy --arg 'f32[2048,1024]'\n\n"
-    "Each command has a help of its own, with an example and its exit statuses: rlxjax advise -h",
+    "The help of each command has an example and the exit statuses: rlxjax advise -h",
     **_SETTINGS,
 )
 
 # --- Options -------------------------------------------------------------------------------------
 
-#: Largest size of a workload: what arrays of JAX are indexed by.
+#: The largest size of a workload, since JAX indexes arrays with 32 bits.
 MAX_SIZE = 2**31 - 1
 
 
 def _no_larger(size: int) -> int:
-    """Return a size of a workload as it is given."""
+    """Return a size of a workload, and refuse a size that is too large."""
     if size > MAX_SIZE:
         raise typer.BadParameter(f"expected at most {MAX_SIZE}, got {size}")
     return size
@@ -51,30 +51,32 @@ def _no_larger(size: int) -> int:
 
 Batch = Annotated[int, Option(help="Rows of the signal.", callback=_no_larger)]
 NFft = Annotated[int, Option(help="Samples of a segment, even, at most 2**25.", callback=_no_larger)]
-Peaks = Annotated[int, Option("--k", help="Peaks of a row, of n_fft / 2 + 1 bins at most.", callback=_no_larger)]
+Peaks = Annotated[int, Option("--k", help="Peaks of a row, at most n_fft / 2 + 1.", callback=_no_larger)]
 Segments = Annotated[int, Option(help="Segments of a row.", callback=_no_larger)]
-File = Annotated[FilePath | None, Argument(help="A calibration file; the saved one of this machine unless given.")]
+File = Annotated[FilePath | None, Argument(help="A calibration file; default: the calibration of this machine.")]
 Suites = Annotated[
-    list[str] | None, Option("--suite", help="The suite of a section of your own, as module:NAME; may be given again.")
+    list[str] | None, Option("--suite", help="The suite of your own section, as module:NAME; repeatable.")
 ]
 Prior = Annotated[
-    FilePath | None, Option(help="A calibration to start from, of another machine or day: few timings then do.")
+    FilePath | None, Option(help="A calibration of another machine or day to start from; fewer timings suffice.")
 ]
 Engine = Annotated[
-    Literal["local", "ray"], Option(help="local, all processors of this machine, or ray, a cluster of machines.")
+    Literal["local", "ray"], Option(help="local: all processors of this machine; ray: a cluster of machines.")
 ]
-Address = Annotated[str | None, Option(help="Of a Ray cluster, as host:port; one is started here unless given.")]
+Address = Annotated[
+    str | None, Option(help="The address of a Ray cluster, as host:port; default: start a cluster here.")
+]
 Strict = Annotated[bool, Option("--strict", help="Exit status 3 unless the calibration is good enough.")]
 Force = Annotated[bool, Option("--force", help="Write the file even if the fit did not converge.")]
-Verbose = Annotated[bool, Option("--verbose", help="Also print tables of errors, coefficients and workloads.")]
-AsJson = Annotated[bool, Option("--json", help="Print JSON, with keys that stay.")]
-Quiet = Annotated[bool, Option("--quiet", "-q", help="Print warnings, errors and what --json asks for only.")]
-#: Options that change what is said, and not what is done.
+Verbose = Annotated[bool, Option("--verbose", help="Print tables of errors, coefficients and workloads as well.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON, with stable keys.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Print only warnings, errors and --json.")]
+#: Options that change the output alone.
 OF_PRINTING = ("strict", "verbose", "quiet", "as_json")
 
 
 def workload(batch: int, n_fft: int, k: int, segments: int) -> dict[str, Any]:
-    """Return the sizes of a workload by the names of the latency model's inputs."""
+    """Return the sizes of a workload by the names of the model's inputs."""
     params = rlxjax.WelchPeakParams(n_fft, segments, k)
     if batch < 1:
         raise ValueError(f"--batch: expected at least 1, got {batch}")
@@ -84,10 +86,10 @@ def workload(batch: int, n_fft: int, k: int, segments: int) -> dict[str, Any]:
 
 
 def refuse_input(out: FilePath, what: str, inputs: Iterable[tuple[str, FilePath | None]]) -> None:
-    """Refuse to write where an input of the command is, also by another name of it."""
+    """Refuse to write over an input of the command, whatever the input's path is."""
     for name, given in inputs:
         if given is not None and given.exists() and out.exists() and out.samefile(given):
-            raise ValueError(f"--out: expected a file for {what}, got that of {name}: {out}")
+            raise ValueError(f"--out: expected a new file for {what}, got the file of {name}: {out}")
 
 
 # --- Commands ------------------------------------------------------------------------------------
@@ -96,7 +98,7 @@ def refuse_input(out: FilePath, what: str, inputs: Iterable[tuple[str, FilePath 
 def command(
     *examples: str, statuses: Mapping[int, str] | None = None, of: typer.Typer = app, name: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add a command, whose help ends with examples and with exit statuses besides those that all commands share."""
+    """Add a command; its help ends with examples and exit statuses, the shared statuses included."""
 
     def added(function: Callable[..., None]) -> Callable[..., None]:
         lines = ["Example:" if len(examples) == 1 else "Examples:", *(f"  {example}" for example in examples)]
@@ -108,7 +110,7 @@ def command(
 
 
 def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
-    """Turn a refusal, or a package that is not installed, into one line and an exit status."""
+    """Turn bad input, or a missing package, into one line and an exit status."""
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> None:
@@ -127,8 +129,8 @@ def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def run(commands: Callable[..., Any], arguments: list[str], name: str) -> None:
-    """Run a command line of a program of this name; a mistake in its arguments is one line, as any other bad input."""
-    usage_error: Any = typer.BadParameter.__base__  # what every mistake in a command's arguments derives from
+    """Run a command line of the program `name`; a mistake in the arguments is one line, as any bad input."""
+    usage_error: Any = typer.BadParameter.__base__  # the base class of all mistakes in arguments
     try:
         status = commands(arguments, prog_name=name, standalone_mode=False)
     except usage_error as error:
@@ -142,7 +144,7 @@ def run(commands: Callable[..., Any], arguments: list[str], name: str) -> None:
 
 
 def _refused(error: Exception | str) -> int:
-    """Print an error in one line, and return the status; only standard output has no name that the error says."""
+    """Print an error in one line, and return the exit status. An error without a file name is standard output's."""
     said = " ".join(str(error).split())
     if isinstance(error, OSError) and error.filename is None and error.errno in (errno.ENOSPC, errno.EPIPE, errno.EIO):
         said = f"standard output: cannot be written ({error.strerror})"
@@ -155,7 +157,7 @@ def warn(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def command_line(context: typer.Context) -> str:
-    """Return the command that runs, with what was given otherwise than by default and changes what is done."""
+    """Return the running command, with the given options that change its work."""
     parts = ["rlxjax", context.command.name or ""]
     for own in context.command.params:
         value = context.params.get(own.name or "")
@@ -171,7 +173,7 @@ def command_line(context: typer.Context) -> str:
 
 
 def calibration_file(file: FilePath | None) -> FilePath:
-    """Return the file of a calibration that was measured here, or is given, with JAX set up for its platform."""
+    """Return the given file, or the file of this machine's calibration, and set JAX up for the file's platform."""
     from rlxjax.calibration import default_calibration_path, is_there, sections_of_file
 
     sections = {} if file is None else sections_of_file(file)[0].sections()
@@ -183,7 +185,7 @@ def calibration_file(file: FilePath | None) -> FilePath:
 
 
 def calibration_of(file: FilePath | None) -> "rlxjax.Calibration":
-    """Return the calibration of a file, or the one that is used where none is given, with JAX set up for it."""
+    """Return the calibration of a file, by default of this machine, and set JAX up for the calibration."""
     if file is None:
         set_up_jax(None)
         if (found := rlxjax.default_calibration()) is not None:
@@ -192,20 +194,20 @@ def calibration_of(file: FilePath | None) -> "rlxjax.Calibration":
 
 
 def source_of(calibration: "rlxjax.Calibration", model: str) -> dict[str, Any]:
-    """Return which calibration was used, and what a user of one of its models should know, as JSON has it."""
+    """Return the source of a calibration and the cautions of one of its models, as JSON has them."""
     cautions: Sequence[str] = calibration.models[model].cautions if model in calibration.models else ()
     return {"calibration": calibration.source, "cautions": cautions}
 
 
 def say_source(calibration: "rlxjax.Calibration", model: str) -> None:
     source = source_of(calibration, model)
-    say(f"by {source['calibration']}")
+    say(f"based on {source['calibration']}")
     for caution in source["cautions"]:
         say(f"caution: {caution}")
 
 
 def set_up_jax(device: str | None) -> None:
-    """Choose the platform, before JAX starts one, turn float64 on, and keep what is compiled."""
+    """Choose JAX's platform, turn float64 on, and keep compiled programs on disk."""
     import jax
 
     jax.config.update("jax_enable_x64", True)
@@ -217,7 +219,7 @@ def set_up_jax(device: str | None) -> None:
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:
-        reason = (str(error).splitlines() or ["it failed to start"])[0]
+        reason = (str(error).splitlines() or ["no reason given"])[0]
         asked = f"--device {device}" if device else "JAX_PLATFORMS"
         raise ValueError(f"{asked}: JAX finds no such device here ({reason})") from None
     keep_compiled_programs()
@@ -225,18 +227,18 @@ def set_up_jax(device: str | None) -> None:
 
 # --- Compiled programs ---------------------------------------------------------------------------
 
-#: Bytes of what is kept for one kind of processor; the oldest programs go first.
+#: The most bytes of kept programs for one kind of processor; the oldest programs are deleted first.
 MAX_BYTES = 2**28
-#: Names that JAX gives to the files of its cache: of a program, and of the time at which it was last used.
+#: Names of the files of JAX's cache: a program, and the time of the program's last use.
 _CACHE_FILE = re.compile(r".+-[0-9a-f]{64}-(cache|atime)")
-#: An earlier one prints an error for every CPU program that it loads (https://github.com/jax-ml/jax/issues/38445).
+#: Earlier versions print an error for each CPU program that they load (https://github.com/jax-ml/jax/issues/38445).
 _OLDEST_JAXLIB = (0, 10, 2)
-#: What /proc/cpuinfo says of the instructions and the tuning that XLA compiles for.
+#: Fields of /proc/cpuinfo that say which instructions and tuning XLA compiles for.
 _PROCESSOR_FIELDS = ("vendor_id", "cpu family", "model", "stepping", "flags", "CPU ", "Features", "isa")
 
 
 def keep_compiled_programs() -> None:
-    """Let JAX keep what it compiles, unless a user keeps it or wants no cache, or the folder is not safe: it is run."""
+    """Let JAX keep compiled programs, unless you set or disable JAX's cache, or others can write the folder."""
     import jax
 
     version = tuple(int(part) for part in re.findall(r"\d+", metadata.version("jaxlib"))[:3])
@@ -258,7 +260,7 @@ def keep_compiled_programs() -> None:
         files = [(file.lstat(), file) for file in folder.iterdir() if _CACHE_FILE.fullmatch(file.name)]
         files = [(status, file) for status, file in files if stat.S_ISREG(status.st_mode)]
         excess = sum(status.st_size for status, _ in files) - MAX_BYTES
-        for status, file in sorted(files, key=lambda one: one[0].st_mtime):  # nothing else is touched
+        for status, file in sorted(files, key=lambda one: one[0].st_mtime):
             if excess > 0:
                 file.unlink(missing_ok=True)
                 excess -= status.st_size
@@ -269,10 +271,10 @@ def keep_compiled_programs() -> None:
 
 
 def compiled_programs_path() -> FilePath:
-    """Return where compiled programs are kept: with the calibrations in `RLXJAX_HOME`, else in the user's cache."""
+    """Return the folder of compiled programs: in `RLXJAX_HOME`, else in the user's cache."""
     from rlxjax.calibration import CalibrationFileError, home_folder
 
-    # Each kind of processor has a folder of its own: JAX loads a program with instructions of another one.
+    # Each kind of processor has its own folder, since JAX would load programs with another processor's instructions.
     processor = hashlib.sha256(_processor().encode()).hexdigest()[:12]
     return home_folder("cache", CalibrationFileError) / "compiled" / f"{platform.machine()}-{processor}"
 
@@ -286,11 +288,11 @@ def _processor() -> str:
 
 
 def _why_unsafe(status: os.stat_result) -> str:
-    """Return why programs from a folder are not run, empty if they may be: somebody else could write them."""
+    """Return the reason why a folder is not safe, empty if nobody else can write programs there."""
     if stat.S_ISLNK(status.st_mode):
         return "is a symbolic link"
     if os.name == "posix" and status.st_uid != os.geteuid():
         return "belongs to another user"
     if os.name == "posix" and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return "may be written by others (chmod go-w mends that)"
+        return "may be written by others (run chmod go-w)"
     return ""

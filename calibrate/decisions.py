@@ -1,5 +1,6 @@
-"""Choices that were measured: commands to see, pin, forget and move them, and what explanations say of them."""
+"""Remembered choices: commands that show, pin, forget and move choices, and texts for explanations and pages."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,18 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
+from rlxjax.units import time_text
+
 from .command_line import NOT_WRITTEN_STATUS, AsJson, app, command, set_up_jax, warn
-from .terminal import Progress, Row, console, counted, json_text, ns, print_rows, say
+from .terminal import Progress, Row, console, counted, json_text, say
 
 if TYPE_CHECKING:
     from rlxjax.calibration import CalibratedModel
     from rlxjax.choices import Choice, Memory
 
-#: Characters of a key that are shown at least, and of a workload at most.
-KEY_WIDTH, LABEL_WIDTH = 8, 44
-Key = Annotated[str, Argument(help="The key of a decision, or the start of it.")]
+#: The least characters of a key, and the most of an alternative's name in a line.
+KEY_WIDTH, NAME_WIDTH = 8, 20
+Key = Annotated[str, Argument(help="The key of a decision, or its first characters.")]
 
-decisions = typer.Typer(help="See, pin, forget, export and import what was decided by measuring.")
+decisions = typer.Typer(help="Show, pin, forget, export and import choices that were measured.")
 app.add_typer(decisions, name="decisions")
 
 
@@ -30,13 +33,13 @@ def _memory() -> "Memory":
 
 def _found(memory: "Memory", start: str) -> "Choice":
     if (found := memory.look_up(memory.key_of(start))) is None:
-        raise ValueError(f"{start!r}: forgotten by another process meanwhile")
+        raise ValueError(f"{start!r}: another process has just forgotten this decision")
     return found
 
 
 @command("rlxjax decisions list", of=decisions, name="list")
 def list_decisions(as_json: AsJson = False) -> None:
-    """List what is remembered, the newest first: what runs, by what it was chosen, and the next best."""
+    """List remembered choices, the newest first: which alternative runs, its time, and how it was chosen."""
     memory = _memory()
     found = memory.all()
     if as_json:
@@ -46,43 +49,30 @@ def list_decisions(as_json: AsJson = False) -> None:
         say(f"nothing is remembered in {memory.path}")
         return
     keys, length = {one.key for one in found}, KEY_WIDTH
-    while len({key[:length] for key in keys}) < len(keys):  # no two are alike
+    while len({key[:length] for key in keys}) < len(keys):  # no two keys may look alike
         length += 1
-    rows = [
-        {"key": one.key[:length]}
-        | row_of(one)
-        | {"workload": one.label if len(one.label) <= LABEL_WIDTH else f"{one.label[: LABEL_WIDTH - 3]}..."}
-        | {"when, UTC": one.created[:16].replace("T", " ")}
-        for one in found
-    ]
-    print_rows(console(), counted(len(found), "decision"), rows)
+    names = [one.name if len(one.name) <= NAME_WIDTH else f"{one.name[: NAME_WIDTH - 3]}..." for one in found]
+    width = max(map(len, names))
+    say(f"{counted(len(found), 'decision')}: key, what runs, its measured time, how it was chosen, day, workload")
+    for one, name in zip(found, names, strict=True):
+        time, by = (
+            time_text(one.chosen.measured_ns or math.nan),
+            "a tie" if one.is_tie and not one.without_pin else one.by,
+        )
+        line = f"{one.key[:length]}  {name:{width}}  {time:>7}  {by:8}  {one.created[:10]}  {one.label}"
+        say(line[: console().width])
 
 
 @command("rlxjax decisions show a4f02c19", of=decisions)
 def show(key: Key, as_json: AsJson = False) -> None:
-    """Show one decision: what each alternative was predicted to take and took, how sure it is, and which machine."""
+    """Show one choice: predicted and measured time of each alternative, what was told apart, and the machine."""
     one = _found(_memory(), key)
     if as_json:
         typer.echo(json_text(one.as_dict()))
         return
-    say(f"{one.kind}, {one.label}: {one.name}, {one.by}")
-    name, within = one.without_pin or one.name, f"within {100 * one.regret:.3g} %"  # a pin says what it overrules
-    clear = f"{name} is the fastest {within}, probability {100 * (one.probability or 0.0):.1f} %"
-    if one.is_tie:
-        clear = f"a tie: others are as fast as {name} {within}"
-    say(f"{'measured without the pin: ' if one.without_pin else ''}{clear}; {counted(one.rounds, 'round')}")
-    rows = [
-        {"alternative": way.name, "predicted (ns)": way.predicted_ns}
-        | dict(zip(("from (ns)", "to (ns)"), way.predicted_interval_ns or (None, None), strict=True))
-        | {"measured (ns)": way.measured_ns}
-        | dict(zip(("at least (ns)", "at most (ns)"), way.measured_interval_ns or (None, None), strict=True))
-        for way in one.alternatives
-    ]
-    print_rows(console(), "What a call takes", rows)
-    for way in one.alternatives:
-        if way.failed:
-            say(f"{way.name} could not run: {way.failed}")
-    assert (machine := one.machine) is not None  # what is remembered was measured on one
+    say(f"{one.kind}, {one.label}: {one.name} runs")
+    say(one)
+    assert (machine := one.machine) is not None  # only measured choices are remembered
     device = " ".join(dict.fromkeys((machine.platform, machine.device_kind)))
     software = f"jax {machine.jax}, jaxlib {machine.jaxlib}"
     say(f"measured {one.created} on {machine.cpu_model}, {counted(machine.cores, 'core')}, {device}, {software}")
@@ -92,14 +82,14 @@ def show(key: Key, as_json: AsJson = False) -> None:
 @command("rlxjax decisions pin a4f02c19 fused", "rlxjax decisions pin a4f02c19 --off", of=decisions)
 def pin(
     key: Key,
-    name: Annotated[str | None, Argument(help="The alternative that is to run.")] = None,
-    off: Annotated[bool, Option("--off", help="Take the pin away.")] = False,
+    name: Annotated[str | None, Argument(help="The alternative to run.")] = None,
+    off: Annotated[bool, Option("--off", help="Remove the pin.")] = False,
 ) -> None:
-    """Have one alternative run whatever was measured, so that two runs of a program differ in nothing else."""
+    """Make one alternative run whatever was measured, so that each run of your program takes the same one."""
     memory = _memory()
     one = _found(memory, key)
     if (name is None) != off:
-        got = "none of them" if name is None else f"{name} and --off"
+        got = "neither" if name is None else f"{name} and --off"
         raise ValueError(f"expected {', '.join(each.name for each in one.alternatives)} or --off, got {got}")
     memory.pin(one.key, name)
     one = _found(memory, one.key)
@@ -108,10 +98,12 @@ def pin(
 
 @command("rlxjax decisions forget a4f02c19", "rlxjax decisions forget --all", of=decisions)
 def forget(
-    keys: Annotated[list[str] | None, Argument(help="Keys of decisions, or the starts of them.", metavar="KEY")] = None,
-    all: Annotated[bool, Option("--all", help="Forget everything, pins too.")] = False,
+    keys: Annotated[
+        list[str] | None, Argument(help="Keys of decisions, or their first characters.", metavar="KEY")
+    ] = None,
+    all: Annotated[bool, Option("--all", help="Forget all decisions and pins.")] = False,
 ) -> None:
-    """Forget decisions, pins too: the next call decides anew."""
+    """Forget decisions and their pins: the next call measures again."""
     if bool(keys) == all:
         raise ValueError(f"expected keys or --all, got {'both' if all else 'neither'}")
     memory = _memory()
@@ -121,24 +113,24 @@ def forget(
 
 @command("rlxjax decisions export decisions.json", of=decisions)
 def export(file: Annotated[FilePath, Argument(help="The JSON file to write.")]) -> None:
-    """Write all that is remembered to a file, for machines of the same kind."""
+    """Write all decisions to a file, which machines of the same kind can import."""
     say(f"{counted(_memory().export(file), 'decision')} in {file}")
 
 
 @command(
     "rlxjax decisions import decisions.json",
-    statuses={1: "some decisions say what no measurement says, are named and left out"},
+    statuses={1: "some decisions are invalid: they are named and left out"},
     of=decisions,
     name="import",
 )
 def import_decisions(file: Annotated[FilePath, Argument(help="A file of `rlxjax decisions export`.")]) -> None:
-    """Remember what a file holds of machines of the same kind as this one; of one key the newer decision counts."""
+    """Import decisions that a machine of this kind measured. The newer decision counts where a key is known."""
     with Progress().waiting("starting JAX"):
         set_up_jax(None)
         done = _memory().load(file)
     say(
-        f"{counted(done.taken, 'decision')} taken, {done.known:,} known here already, "
-        f"{done.elsewhere:,} of another kind of machine left out"
+        f"{counted(done.taken, 'decision')} imported, {done.known:,} already known, "
+        f"{done.elsewhere:,} from another kind of machine left out"
     )
     for text in done.left_out:
         warn(f"{text}; it is left out")
@@ -150,7 +142,7 @@ def import_decisions(file: Annotated[FilePath, Argument(help="A file of `rlxjax 
 
 
 def decided_here(calibrated: "CalibratedModel", sizes: Mapping[str, Any]) -> "Choice | None":
-    """Return the newest choice for some sizes that holds on this machine, beside the predictions of this model."""
+    """Return the newest choice for these sizes that this machine measured and this model predicted, if any."""
     from rlxjax.calibration import current_fingerprint, fingerprint_differences
     from rlxjax.choices import Memory
 
@@ -188,6 +180,5 @@ def row_of(one: "Choice") -> Row:
 
 def in_words(one: "Choice") -> str:
     timed = sorted((way.measured_ns, way.name) for way in one.alternatives if way.measured_ns is not None)
-    times = ", ".join(f"{name} {ns(time_ns)} ns" for time_ns, name in timed)
-    pinned = f"; pinned, and runs: {one.name}" if one.without_pin else ""
-    return f"measured here: {times}; chosen: {one.without_pin or one.name}{' (a tie)' if one.is_tie else ''}{pinned}"
+    times = ", ".join(f"{name} {time_text(time_ns)}" for time_ns, name in timed)
+    return f"measured here: {times}; {one.outcome}"

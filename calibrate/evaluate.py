@@ -1,4 +1,4 @@
-"""The commands of large tables: `evaluate`, of rows by a gate or a latency model, and `fleet`, of many devices."""
+"""The commands for large tables: `evaluate` rows by a gate or a latency model, and calibrate a `fleet` of devices."""
 
 from pathlib import Path as FilePath
 from typing import Annotated, Any
@@ -25,7 +25,7 @@ from .command_line import (
 from .terminal import Progress, counted, json_text, say
 
 Columns = Annotated[
-    list[str] | None, Option("--column", help="A column that is called otherwise, as field=name; may be given again.")
+    list[str] | None, Option("--column", help="The column of a field with another name, as field=name; repeatable.")
 ]
 
 
@@ -34,7 +34,7 @@ def _columns_by_field(given: list[str] | None) -> dict[str, str]:
     for text in given or []:
         field, equals, name = text.partition("=")
         if not (field and equals and name) or field in columns:
-            raise ValueError(f"--column: expected field=name, each field once, got {text!r}")
+            raise ValueError(f"--column: expected field=name, with each field once, got {text!r}")
         columns[field] = name
     return columns
 
@@ -42,45 +42,47 @@ def _columns_by_field(given: list[str] | None) -> dict[str, str]:
 @command(
     "rlxjax evaluate 'pairs/*.parquet' scored --gate cuda",
     "rlxjax evaluate runs picked --model welch --want pick,time_ns,probability",
-    statuses={1: "some rows could not be evaluated, and are named", 130: "interrupted; --resume goes on"},
+    statuses={1: "some rows are rejected, and listed", 130: "interrupted; continue with --resume"},
 )
 def evaluate(
-    source: Annotated[list[str], Argument(help="Parquet files, globs, or folders of them.")],
+    source: Annotated[list[str], Argument(help="Parquet files, globs or folders.")],
     sink: Annotated[FilePath, Argument(help="The folder to write.")],
-    gate: Annotated[str | None, Option(help="A built-in gate, as cuda; rows are pairs of profiles.")] = None,
+    gate: Annotated[str | None, Option(help="A built-in gate, as cuda; a row is a pair of profiles.")] = None,
     model: Annotated[
         str | None,
-        Option(help="A latency model of the calibration, as welch, or yours as module:NAME; rows are its inputs."),
+        Option(help="A model of the calibration, as welch, or your module:NAME; a row has the model's inputs."),
     ] = None,
     calibration: Annotated[
         FilePath | None,
-        Option(help="The calibration, whose gate is taken without --model; the saved one unless given."),
+        Option(help="A calibration file; without --model, its gate evaluates. Default: this machine's."),
     ] = None,
     want: Annotated[
         str | None,
         Option(
-            help="Columns to add. Of a gate: score_ns, should_fuse, fuse_probability, fuse_log_odds; of a model: "
-            "pick, time_ns, low_ns, high_ns, terms, margin_ns, probability, undecided, in_domain."
+            help="Columns to add. Gate: score_ns, should_fuse, fuse_probability, fuse_log_odds. Model: pick, "
+            "time_ns, low_ns, high_ns, terms, margin_ns, probability, undecided, in_domain."
         ),
     ] = None,
     column: Columns = None,
-    temperature_ns: Annotated[float | None, Option(help="Nanoseconds, of a gate's probability and log-odds.")] = None,
-    strategy: Annotated[
-        str | None, Option(help="Of a model, whose time is given; the picked one unless given.")
+    temperature_ns: Annotated[
+        float | None, Option(help="Temperature in ns of a gate's probability and log-odds.")
     ] = None,
-    level: Annotated[float, Option(help="Probability of a model's interval.")] = 0.9,
-    rows_per_batch: Annotated[int, Option(help="Rows that each processor holds at a time.", min=1)] = 2**17,
-    strict: Annotated[bool, Option("--strict", help="End at the first row that cannot be evaluated.")] = False,
-    resume: Annotated[bool, Option("--resume", help="Go on with the parts that are there.")] = False,
+    strategy: Annotated[
+        str | None, Option(help="The strategy of a model whose time is written; default: the fastest.")
+    ] = None,
+    level: Annotated[float, Option(help="Probability of the interval low_ns to high_ns.")] = 0.9,
+    rows_per_batch: Annotated[int, Option(help="Rows that each processor holds in memory.", min=1)] = 2**17,
+    strict: Annotated[bool, Option("--strict", help="Stop at the first row that cannot be evaluated.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Continue a stopped job with its missing parts.")] = False,
     engine: Engine = "local",
     address: Address = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate every row of Parquet files, larger than memory, and write the answers as Parquet.
+    """Evaluate every row of Parquet files, which may be larger than memory, and write the answers as Parquet.
 
-    Columns of other names are carried along. Rows that cannot be evaluated go to SINK.rejected, each with its place
-    and the reason.
+    The output keeps all columns of the input but a gate's counts. A row that cannot be evaluated goes to SINK.rejected
+    with its place and the reason.
     """
     progress = Progress(is_quiet=quiet)
     with progress.waiting("starting JAX"):
@@ -94,21 +96,21 @@ def evaluate(
     if as_json:
         typer.echo(json_text(done.as_dict()))
     elif not quiet:
-        resumed = f", {done.resumed} of them from an earlier run" if done.resumed else ""
+        resumed = f" ({done.resumed} from an earlier run)" if done.resumed else ""
         parts = f"{counted(done.parts, 'part')}{resumed} in {done.sink}"
         say(f"{counted(done.rows, 'row')} in {done.seconds:.1f} s: {parts}.")
         shares_s = {"reading": done.decode_s, "evaluating": done.evaluate_s, "writing": done.encode_s}
         if working_s := sum(shares_s.values()):
             say(", ".join(f"{name} {share_s / working_s:.0%}" for name, share_s in shares_s.items()) + " of the time.")
         if done.rejected:
-            say(f"{counted(done.rejected, 'row')} could not be evaluated: {done.rejects} names each.")
+            say(f"{counted(done.rejected, 'row')} could not be evaluated: see {done.rejects}.")
     raise typer.Exit(NOT_WRITTEN_STATUS if done.rejected else 0)
 
 
 def _asked(gate: str | None, model: str | None, file: FilePath | None) -> Any:
     if gate is not None:
         if model is not None or file is not None:
-            raise ValueError("--gate: expected no --model and no --calibration beside it")
+            raise ValueError("--gate: expected no --model and no --calibration as well")
         set_up_jax(None)
         return rlxjax.io_fusion_gate_for_target(gate)
     if model is not None and ":" in model:
@@ -120,18 +122,16 @@ def _asked(gate: str | None, model: str | None, file: FilePath | None) -> Any:
     if model is not None:
         return known.of(model)
     if known.gate is None:
-        raise ValueError(f"--gate or --model: expected one of them, since {known.source} has no gate")
+        raise ValueError(f"--gate, --model: expected one of the two options, since {known.source} has no gate")
     return known.gate
 
 
-@command("rlxjax fleet 'timings/*.parquet' fleet", statuses={1: "some devices were left out, and are named"})
+@command("rlxjax fleet 'timings/*.parquet' fleet", statuses={1: "some devices are left out, and listed"})
 def fleet(
     context: typer.Context,
-    source: Annotated[list[str], Argument(help="Timings of devices: Parquet files, globs, or folders of them.")],
-    sink: Annotated[FilePath, Argument(help="The new folder for a calibration of each device, and their prior.")],
-    model: Annotated[
-        str, Option(help="The latency model of the timings, as welch, or yours as module:NAME.")
-    ] = "welch",
+    source: Annotated[list[str], Argument(help="Timings of devices: Parquet files, globs or folders.")],
+    sink: Annotated[FilePath, Argument(help="A new folder for a calibration of each device and their prior.")],
+    model: Annotated[str, Option(help="The latency model of the timings, as welch, or your module:NAME.")] = "welch",
     column: Columns = None,
     prior: Prior = None,
     engine: Engine = "local",
@@ -139,7 +139,7 @@ def fleet(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Calibrate every device of a fleet by its timings, and say what they share of a further device.
+    """Calibrate each device of a fleet from its timings, and make a prior for further devices.
 
     Nothing is measured. --engine ray fits the devices on a cluster.
     """

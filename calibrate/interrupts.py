@@ -24,7 +24,7 @@ def main(command: str = "main") -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell lets background jobs ignore Ctrl-C
         signal.signal(signal.SIGINT, _end)
     try:
-        getattr(importlib.import_module("calibrate.cli"), command)()
+        getattr(importlib.import_module(".cli", __package__), command)()
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the output is complete
 

@@ -1,8 +1,9 @@
-"""The commands that ask: what runs take, why one is picked, and whether functions should be one."""
+"""The commands that predict times, explain a pick, profile a function, and advise on fusing functions."""
 
 import contextlib
 import dataclasses
 import itertools
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from rich.console import Console
 from typer import Argument, Option
 
 import rlxjax
+from rlxjax.units import interval_text, time_text
 
 from .command_line import (
     AsJson,
@@ -30,11 +32,11 @@ from .command_line import (
     workload,
 )
 from .decisions import decided_here, in_words, summary
-from .terminal import Progress, Row, console, finite_ns, json_text, ns, print_rows, print_table, say
+from .terminal import Progress, Row, console, finite_ns, json_text, print_rows, print_table, say
 
-#: Exit status of an advice that decides nothing.
+#: Exit status of an advice without a decision.
 UNSURE_STATUS = 1
-#: Characters of the longest bar and the shortest one that is drawn, and flips that are shown.
+#: Characters of the longest bar and of the shortest drawn bar, and the number of printed flips.
 BAR_WIDTH, LEAST_BAR_WIDTH, FLIPS_SHOWN = 16, 4, 6
 
 
@@ -50,20 +52,15 @@ def predict(
     segments: Segments = 2,
     as_json: AsJson = False,
 ) -> None:
-    """Predict what each strategy of Welch peaks takes, and pick the cheapest of the same result.
-
-    With two segments, ultra is shown as well: the host's path with one, another result.
-    """
+    """Predict the time of each strategy of Welch peaks, and name the fastest one."""
     with Progress().waiting("predicting"):
         sizes = workload(batch, n_fft, k, segments)
         known = calibration_of(file)
         own = known.of("welch")
-        candidates = [own.name_of(name, **sizes) for name in own.alternatives(**sizes)]
-        runs: dict[str, Any] = {"ultra": {**sizes, "n_segments": 1}} if segments == 2 else {}
-        runs |= dict.fromkeys(candidates, sizes)
-        times_ns = {name: finite_ns(own.predict_ns(name, **run), name) for name, run in runs.items()}
-        ends_ns = {name: [finite_ns(end, name) for end in own.interval_ns(name, **run)] for name, run in runs.items()}
-        pick, next_best = sorted(candidates, key=times_ns.__getitem__)[:2]  # of equals the earlier one
+        names = own.alternatives(**sizes)
+        times_ns = {name: finite_ns(own.predict_ns(name, **sizes), name) for name in names}
+        ends_ns = {name: [finite_ns(end, name) for end in own.interval_ns(name, **sizes)] for name in names}
+        pick, next_best = sorted(names, key=times_ns.__getitem__)[:2]  # of equals the earlier one
         decided = own.compare(pick, next_best, **sizes)
         probability, in_domain = float(decided.probability), bool(decided.in_domain)
         verdict = pick if decided.verdict() == "fuse" else "undecided"
@@ -74,15 +71,15 @@ def predict(
         found |= {"in_domain": in_domain, "extrapolated": not in_domain}
         typer.echo(json_text(found | source_of(known, "welch")))
         return
+    say("predicted time of a call, and its 90 % interval:")
     for name, time_ns in times_ns.items():
-        low, high = map(ns, ends_ns[name])
-        say(f"{name:7} {ns(time_ns):>15} ns  (90 %: {low} to {high}){'  <- pick' if name == pick else ''}")
+        say(f"  {name:8}{interval_text(time_ns, *ends_ns[name])}{'  <- pick' if name == pick else ''}")
     say(
-        f"{'undecided: ' if verdict == 'undecided' else ''}{pick} is faster than {next_best} with "
-        f"{100 * probability:.0f} %: {ratio:.2f} times its time (less is better)"
+        f"{'undecided: ' if verdict == 'undecided' else ''}{pick} is {100 * probability:.0f} % likely to be faster "
+        f"than {next_best}, and takes {ratio:.2f} times its time"
     )
     if not in_domain:
-        say("outside the calibrated domain: an extrapolation")
+        say("extrapolated: the workload is outside the measured range")
     say_source(known, "welch")
 
 
@@ -95,7 +92,7 @@ def explain(
     segments: Segments = 2,
     as_json: AsJson = False,
 ) -> None:
-    """Say why a strategy of Welch peaks is picked: parts of its time, margin, and what would change the choice."""
+    """Explain the fastest strategy of Welch peaks: the parts of its time, its lead, and what would change the pick."""
     with Progress().waiting("explaining"):
         sizes = workload(batch, n_fft, k, segments)
         known = calibration_of(file)
@@ -112,11 +109,11 @@ def explain(
         say(text, to)
     if rows := flip_rows(explanation)[:FLIPS_SHOWN]:
         print_rows(to, flips_title(explanation), rows)
-        say("standard deviations are of what the timings say: a change of more of them is less likely", to)
+        say("a change of more standard deviations is less likely, by the timings", to)
     else:
-        say("no single input or coefficient changes the choice within a factor of 100", to)
+        say("no change of one input or coefficient by up to a factor of 100 changes the pick", to)
     if not explanation.in_domain:
-        say("outside the calibrated domain: all of this is extrapolated", to)
+        say("extrapolated: the workload is outside the measured range", to)
     if decided is not None:
         say(in_words(decided))
     say_source(known, "welch")
@@ -125,7 +122,7 @@ def explain(
 def possible(
     calibrated: "rlxjax.calibration.CalibratedModel", explanation: "rlxjax.calibration.Explanation"
 ) -> "rlxjax.calibration.Explanation":
-    """Return an explanation without the changes that no run of the model can have."""
+    """Return an explanation without the flips to inputs that no run of the model can have."""
     for strategy in explanation.strategies:
         finite_ns(strategy.time_ns, strategy.strategy)
 
@@ -141,24 +138,24 @@ def possible(
 
 
 def reasons(explanation: "rlxjax.calibration.Explanation") -> list[str]:
-    """Return by how much the pick is ahead, how sure that is, the verdict, and where strategies change places."""
+    """Return two sentences: the pick's lead with its probability and verdict, and the crossover."""
     verdict, crossover = explanation.verdict, explanation.crossover
-    ends = "" if crossover.interval is None else "; 90 % between {:,.0f} and {:,.0f}".format(*crossover.interval)
+    ends = "" if crossover.interval is None else "; 90 % interval {:,.0f} to {:,.0f}".format(*crossover.interval)
     return [
-        f"{explanation.pick} before {explanation.runner_up} by {ns(explanation.margin_ns)} ns, give or take "
-        f"{ns(explanation.margin_sd_ns)} ns; probability {100 * explanation.probability:.1f} %: "
+        f"predicted: {explanation.pick} is faster than {explanation.runner_up} by {time_text(explanation.margin_ns)}, "
+        f"give or take {time_text(explanation.margin_sd_ns)}; probability {100 * explanation.probability:.1f} %: "
         f"{'undecided, too close to call' if verdict == 'undecided' else verdict}",
         f"crossover: {'' if ends else 'none, '}{crossover.sentence}{ends}",
     ]
 
 
 def flips_title(explanation: "rlxjax.calibration.Explanation") -> str:
-    """Return what a table of the changes that turn the choice is called."""
-    return f"The smallest changes with which {explanation.runner_up} would be before {explanation.pick}"
+    """Return the title of the table of flips."""
+    return f"The smallest changes that make {explanation.runner_up} faster than {explanation.pick}"
 
 
 def flip_rows(explanation: "rlxjax.calibration.Explanation") -> list[Row]:
-    """Return the changes that turn the choice, the smallest first."""
+    """Return the rows of the flips, the smallest change first."""
     return [
         {"input or coefficient": flip.name, "value": flip.value, "unit": flip.unit, "factor": flip.factor}
         | {"new value": flip.value * flip.factor, "standard deviations": "known" if flip.kind == "input" else flip.sds}
@@ -169,11 +166,11 @@ def flip_rows(explanation: "rlxjax.calibration.Explanation") -> list[Row]:
 
 
 def _print_waterfall(explanation: "rlxjax.calibration.Explanation", to: Console) -> None:
-    """Print a row a term; each bar begins where the one above it ends, all on one scale."""
+    """Print a row for each term; each bar begins at the end of the bar above, all on one scale."""
     strategies = explanation.strategies
     names = [name.removesuffix("_ns").replace("_", " ") for name in strategies[0].terms_ns]
     rows: list[list[str]] = [[name] for name in (*names, "total", "90 %: from", "90 %: to")]
-    times = [[*map(ns, (*one.terms_ns.values(), one.time_ns, *one.interval_ns))] for one in strategies]
+    times = [[*map(time_text, (*one.terms_ns.values(), one.time_ns, *one.interval_ns))] for one in strategies]
     texts = [*names, "90 %: from"], *([one.strategy, *own] for one, own in zip(strategies, times, strict=True))
     left = to.width - sum(max(map(len, column)) for column in texts)
     width = min(left // len(strategies) - 3, BAR_WIDTH)
@@ -185,37 +182,37 @@ def _print_waterfall(explanation: "rlxjax.calibration.Explanation", to: Console)
         for row, cells in zip(rows, itertools.zip_longest(own, bars, fillvalue=""), strict=True):
             row += cells[:parts]
     sizes = ", ".join(f"{name} {value:,g}" for name, value in explanation.inputs.items())
-    title = f"{sizes}: predicted ns{'' if explanation.in_domain else ', extrapolated'}"
+    title = f"{sizes}: predicted time{'' if explanation.in_domain else ', extrapolated'}"
     print_table(to, title, headings, rows)
 
 
 def _bar(start: float, end: float, scale: float) -> str:
-    """Return a bar between two places; of lighter shade where a term takes time away."""
+    """Return a bar between two places, in a lighter shade for a negative term."""
     first, last = (round(max(place * scale, 0.0)) for place in sorted((start, end)))
     return " " * first + ("█" if end >= start else "░") * (last - first)
 
 
 # --- Functions -----------------------------------------------------------------------------------
 
-Arg = Annotated[list[str] | None, Option(help="An argument, as f32[1024,256]; may be given again.")]
-Args = Annotated[str | None, Option(help="All arguments, as module:name of a tuple or of a function that returns it.")]
+Arg = Annotated[list[str] | None, Option(help="An argument: f32[1024,256], float32[1024,256] or key[]; repeatable.")]
+Args = Annotated[str | None, Option(help="All arguments: module:name of a tuple, or of a function returning a tuple.")]
 Given = Annotated[
-    FilePath | None, Option("--calibration", help="The calibration; the saved one of this machine unless given.")
+    FilePath | None, Option("--calibration", help="A calibration file; default: the calibration of this machine.")
 ]
 Trips = Annotated[
-    list[int] | None, Option(help="How often a loop turns whose length depends on data; in order.", min=0)
+    list[int] | None, Option(help="The trip count of a loop whose length depends on data; repeatable, in order.", min=0)
 ]
-Target = Annotated[str | None, Option(help="A device to compile for, as tpu-v5e or h100, or a file of one.")]
-Axes = Annotated[str | None, Option("--mesh", help="Axes of several devices of the target, as data=4,model=2.")]
+Target = Annotated[str | None, Option(help="A device to compile for: tpu-v5e, h100, ... or a target's file.")]
+Axes = Annotated[str | None, Option("--mesh", help="The mesh of the target's devices, as data=4,model=2.")]
 
 
 @contextlib.contextmanager
 def _users_functions(
     what: str, names: list[str], arg: list[str] | None, args: str | None, size: str | None = None
 ) -> Iterator[tuple[list[Callable], Any]]:
-    """Import functions and run what asks about them as users call them; yield them and their arguments.
+    """Import a user's functions, and yield the functions and their arguments.
 
-    Where a size has a name, the arguments are a function of that size.
+    With the name of a size, the arguments are a function of that size.
     """
     with Progress().waiting(what):
         set_up_jax(None)
@@ -223,24 +220,24 @@ def _users_functions(
 
         from .suites import arguments_of, arguments_of_size, named
 
-        # What their code prints is no part of the answer.
+        # The output of the user's code is no part of the answer.
         with jax.enable_x64(False), contextlib.redirect_stdout(sys.stderr):
             functions = [named(name, "function", Callable) for name in names]
             yield functions, arguments_of_size(size, arg or [], args) if size else arguments_of(arg or [], args)
 
 
 def _mesh_of(text: str | None) -> dict[str, int] | None:
-    """Return the sizes of axes by name that a text such as data=4,model=2 says."""
+    """Return the sizes of mesh axes by name from a text such as data=4,model=2."""
     if text is None:
         return None
     pairs = [part.strip().partition("=") for part in text.split(",")]
     if not all(name and size.isdecimal() and int(size) for name, _, size in pairs):
-        raise ValueError(f"--mesh: expected axes and their sizes, as data=4,model=2, got {text!r}")
+        raise ValueError(f"--mesh: expected axes and sizes, as data=4,model=2, got {text!r}")
     return {name: int(size) for name, _, size in pairs}
 
 
 def _asked(file: FilePath | None) -> "rlxjax.Calibration":
-    """Return the calibration of a file, or that of this machine."""
+    """Return the calibration of a file, or of this machine."""
     known = None if file else rlxjax.default_calibration()
     return known or rlxjax.load_calibration(file)
 
@@ -249,7 +246,7 @@ def _asked(file: FilePath | None) -> "rlxjax.Calibration":
     "rlxjax profile stages:scale --arg 'f32[2048,1024]'",
     "rlxjax profile stages:scale --arg 'f32[64,8]' --target tpu-v5e --mesh x=4",
     "rlxjax profile stages:scale --args stages:of_size --target l4 --largest size",
-    statuses={1: "part of what it does is not counted, or it does not fit a target"},
+    statuses={1: "some work is not counted, or the program does not fit a target"},
 )
 def profile(
     function: Annotated[str, Argument(help="The function, as module:function.")],
@@ -261,23 +258,26 @@ def profile(
     mesh: Axes = None,
     largest: Annotated[
         str | None,
-        Option(help="Find the largest size of this name in --arg, or that --args takes, that fits a target."),
+        Option(help="Find the largest value of this size, named in --arg or taken by --args, that fits a target."),
     ] = None,
     devices: Annotated[
-        int | None, Option(help="Compare the meshes of so many devices of a target: axes data and model.", min=1)
+        int | None, Option(help="Compare all meshes of this number of devices: axes data and model.", min=1)
     ] = None,
-    prices: Annotated[FilePath | None, Option(help="A file of prices an hour: what a step costs on a target.")] = None,
+    prices: Annotated[
+        FilePath | None, Option(help="A file of prices per hour; prints the price of a step on a target.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count what a jitted function does, and say what it takes on this machine and which part of it takes how long.
+    """Count the work of a function, and predict the time of a jitted call on this machine and of its parts.
 
-    The module is imported, from the current folder too. Nothing is compiled or run, unless a target is given: then the
-    function is compiled for that device, which need not be there, and kernels, memory and estimates are its compiler's.
+    Launches and traffic are counted as if nothing were fused; XLA then fuses most of these launches. Your module is
+    imported, from the current folder too, and nothing is compiled or run. With --target, the function is compiled for a
+    device that need not be present, and the kernels, the memory and the estimates are the compiler's.
     """
     known = None
     of_target: dict[str, Any] = {"--mesh": mesh, "--largest": largest, "--devices": devices, "--prices": prices}
     if target is None and (name := next((name for name, value in of_target.items() if value is not None), None)):
-        raise ValueError(f"{name}: expected --target, the device that it is asked of")
+        raise ValueError(f"{name}: expected --target as well")
     if devices and (mesh or largest):
         raise ValueError("--devices: expected neither --mesh nor --largest, since it compares meshes")
     what = f"compiling for {target}" if target else "profiling"
@@ -311,7 +311,7 @@ def _profiled_for(
     devices: int | None,
     prices: FilePath | None,
 ) -> tuple[dict[str, Any], list[object], bool]:
-    """Return what a function takes of a device, as JSON and as parts to read, and whether that is all, and fits."""
+    """Return the profile of a function on a target as JSON and as text, and whether it is complete and fits."""
     from rlxjax.calibration import predict_for_target
     from rlxjax.targets import DoesNotFitError, largest, load_prices, rank_meshes
 
@@ -326,20 +326,21 @@ def _profiled_for(
             return ranking.as_dict(), [ranking], ranking.best is not None
         found = rlxjax.profile_function(fn, *given, level="compiled", mesh=mesh, **options)
         predicted = predict_for_target(fn, *given, calibration=known, mesh=mesh, **options)
-    except DoesNotFitError as error:  # which is an answer
+    except DoesNotFitError as error:  # the answer is that the program does not fit
         return {"target": {"name": target, "fits": False, "reason": str(error)}}, [error], False
     is_sure = found.target is not None and found.target.fits and not predicted.uncounted
     answer, parts = found.as_dict() | {"prediction": predicted.time_as_dict()}, [found, predicted]
     cost = None
     if priced is not None and found.target is not None:
         cost = priced.cost(found.target.device.name, found.target.devices, predicted.pipelined_ns or predicted.time_ns)
-        parts.append("no price is given" if cost is None else f"a step in a loop costs {cost:.3g} {priced.currency}")
+        said = f"a step in a loop costs {cost or 0:.3g} {priced.currency}"
+        parts.append(f"the prices have no {found.target.device.name}" if cost is None else said)
     answer |= {"cost": cost, "currency": priced.currency if priced else None}
     return answer, parts, is_sure
 
 
 def _of_target(file: FilePath | None, target: str) -> "rlxjax.Calibration | None":
-    """Return the calibration of a file, which has to be of such a device as the target."""
+    """Return the calibration of a file, and refuse a calibration of another kind of device than the target."""
     from rlxjax.calibration import MachineMismatchWarning
     from rlxjax.models import gpu_facts, gpu_facts_of_kind
     from rlxjax.targets import target_device
@@ -347,12 +348,12 @@ def _of_target(file: FilePath | None, target: str) -> "rlxjax.Calibration | None
     if file is None:
         return None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MachineMismatchWarning)  # it is used for another device than this one
+        warnings.simplefilter("ignore", MachineMismatchWarning)  # the target is another device than this machine
         known, device = rlxjax.load_calibration(file), target_device(target)
     kind, platform = (str(known.fingerprint.get(name, "")) for name in ("device_kind", "platform"))
     is_own = gpu_facts_of_kind(kind) == gpu_facts(device) if device.platform == "cuda" else platform == "tpu"
     if not is_own:
-        raise ValueError(f"--calibration: expected one of {device.title}, the target, got {file} of {kind or platform}")
+        raise ValueError(f"--calibration: expected a calibration of {device.title}, got {file} of {kind or platform}")
     return known
 
 
@@ -363,18 +364,17 @@ def _of_target(file: FilePath | None, target: str) -> "rlxjax.Calibration | None
 )
 def advise(
     stages: Annotated[
-        list[str], Argument(help="Functions as module:function, in order; of one, its parts are compared.")
+        list[str],
+        Argument(help="Functions as module:function, in order. A single one is compared with running it without jit."),
     ],
     arg: Arg = None,
     args: Args = None,
     calibration: Given = None,
-    min_gain: Annotated[float, Option(help="Nanoseconds that fewer programs have to save in a call.", min=0)] = 0.0,
+    min_gain: Annotated[float, Option(help="The least ns a call that fewer programs have to save.", min=0)] = 0.0,
     trips: Trips = None,
     measure: Annotated[
         Literal["never", "undecided", "always"] | None,
-        Option(
-            help="Compile and time the forms that the model does not rule out, or always; RLXJAX_MEASURE, else never."
-        ),
+        Option(help="Compile and time the programs: where the model is not sure, or always. RLXJAX_MEASURE or never."),
     ] = None,
     target: Target = None,
     mesh: Axes = None,
@@ -382,13 +382,13 @@ def advise(
 ) -> None:
     """Say which of several jitted functions should be one program on this machine, and why.
 
-    The modules that are named are imported, from the current folder too. With a target every form is compiled for that
-    device, which need not be there, and its compiler's kernels, bytes, memory and estimates decide.
+    Your modules are imported, from the current folder too. With --target, each program is compiled for a device that
+    need not be present, and the compiler's kernels, bytes, memory and estimates decide.
     """
     if target is not None and calibration:
-        raise ValueError("--calibration: expected none with --target, which is another device than this one")
+        raise ValueError("--calibration: expected none with --target, which is another device")
     is_timed = measure not in (None, "never")
-    what = "timing the forms" if is_timed else f"compiling for {target}" if target else "advising"
+    what = "timing the programs" if is_timed else f"compiling for {target}" if target else "advising"
     with _users_functions(what, stages, arg, args) as (functions, given):
         known = None if target else _asked(calibration)
         options: dict[str, Any] = {"calibration": known, "trip_counts": trips, "measure": measure, "target": target}
@@ -399,7 +399,13 @@ def advise(
         source = {"calibration": None, "cautions": []} if known is None else source_of(known, "functions")
         typer.echo(json_text(advice.as_dict() | source))
     else:
-        say(advice)
+        options = {"--arg": arg, "--args": args, "--calibration": calibration, "--trips": trips}
+        options["--min-gain"] = min_gain or None
+        listed = [
+            (name, own) for name, value in options.items() for own in (value if isinstance(value, list) else [value])
+        ]
+        words = [str(word) for name, own in listed if own is not None for word in (name, own)]
+        say(advice.text(shlex.join(["rlxjax", "advise", *stages, *words, "--measure", "undecided"])))
         if known is not None:
             say_source(known, "functions")
     raise typer.Exit(0 if advice.verdict in ("fuse", "group", "keep") else UNSURE_STATUS)

@@ -1,4 +1,4 @@
-"""What the commands print: sentences, tables, times in ns as JSON has them, and progress on standard error."""
+"""The output of the commands: sentences, tables, JSON, and progress on standard error."""
 
 import contextlib
 import functools
@@ -16,21 +16,23 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-#: Times from here on have four digits and a power of ten.
-LONG_NS = 1e12
+from rlxjax.units import bytes_text, time_text
+
 #: Columns of a table where there is no terminal.
 WIDE = 1000
-#: Figures and texts by heading; the unit of a number stands in brackets at the end of its heading.
+#: Figures and texts by heading; a heading ends with the unit of its numbers in brackets.
 Row = dict[str, Any]
+#: The units that a cell prints with its number, and a heading therefore does not.
+_TEXTS: dict[str, Callable[[float], str]] = {" (ns)": time_text, " (bytes)": bytes_text}
 
 
 def console() -> Console:
-    """Return where tables are printed: as wide as the terminal, or as a table is where there is none."""
+    """Return the console for tables: as wide as the terminal, or as wide as each table without a terminal."""
     return Console(width=None if sys.stdout.isatty() else WIDE)
 
 
 def say(text: object, to: Console | None = None) -> None:
-    """Print a text without a break, so that what it names can be copied, on standard output or another place."""
+    """Print a text without line breaks, so that names in it can be copied, on standard output or a console."""
     if to is None:
         typer.echo(plain(text))
     else:
@@ -38,17 +40,12 @@ def say(text: object, to: Console | None = None) -> None:
 
 
 def plain(text: object) -> str:
-    """Return a text in which what would steer a terminal, or turn text round, is escaped: a file may hold it."""
+    """Return a text with escaped control characters: a file may hold characters that steer a terminal."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in str(text))
 
 
-def ns(time_ns: float) -> str:
-    """Return a time in whole ns; a long one as `4.200e+15`."""
-    return f"{time_ns:,.0f}" if abs(time_ns) < LONG_NS else f"{time_ns:.3e}"
-
-
 def json_text(found: Any) -> str:
-    """Return an answer as JSON, which has no word for a number that is not finite: null.
+    """Return an answer as JSON; a number that is not finite becomes null.
 
     Examples:
         >>> json_text({"a": [1.5, float("nan")]})
@@ -58,9 +55,9 @@ def json_text(found: Any) -> str:
 
 
 def finite_ns(time_ns: Any, what: str) -> float:
-    """Return a time; one that is not finite is no answer, and refused."""
+    """Return a time as a float, and refuse a time that is not finite."""
     if not math.isfinite(time_ns):
-        raise ValueError(f"{what}: the calibration gives no finite time; measure it anew with `rlxjax calibrate`")
+        raise ValueError(f"{what}: the calibration gives no finite time; measure again with `rlxjax calibrate`")
     return float(time_ns)
 
 
@@ -69,16 +66,16 @@ def number(value: float) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """Return how many there are of something: `1,200 rounds`."""
+    """Return a count and its noun: `1,200 rounds`."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def shown(value: Any, heading: str) -> str:
-    """Return a figure as it is read, by the unit in its heading; text as it is.
+    """Return the text of a cell: a number by the unit in its heading, and text as it is.
 
     Examples:
         >>> shown(1234.5, "time (ns)"), shown(0.0234, "error (%)"), shown(True, "timed"), shown(None, "noise (%)")
-        ('1,234', '2.3', 'yes', '')
+        ('1.23 us', '2.3', 'yes', '')
     """
     if isinstance(value, (bool, str)):
         return value if isinstance(value, str) else "yes" if value else "no"
@@ -86,8 +83,13 @@ def shown(value: Any, heading: str) -> str:
         return ""
     if heading.endswith("(%)"):
         return f"{100 * value:.1f}"
-    text = ns(value) if heading.endswith("(ns)") else number(abs(value))
-    return f"−{text.lstrip('-')}" if value < 0 else text
+    text_of = next((text for unit, text in _TEXTS.items() if heading.endswith(unit)), number)
+    return f"−{text_of(-value)}" if value < 0 else text_of(value)
+
+
+def heading_text(heading: str) -> str:
+    """Return a heading as a table prints the heading: without a unit that the cells print."""
+    return next((heading.removesuffix(unit) for unit in _TEXTS if heading.endswith(unit)), heading)
 
 
 def headings_of(rows: Iterable[Row]) -> list[str]:
@@ -96,13 +98,14 @@ def headings_of(rows: Iterable[Row]) -> list[str]:
 
 def print_rows(console: Console, title: str, rows: Sequence[Row]) -> None:
     headings = headings_of(rows)
-    print_table(console, title, headings, [[shown(row.get(name), name) for name in headings] for row in rows])
+    cells = [[shown(row.get(name), name) for name in headings] for row in rows]
+    print_table(console, title, [*map(heading_text, headings)], cells)
 
 
 def print_table(
     console: Console, title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1
 ) -> None:
-    """Print a table, whose first columns are texts, as those without a heading; a narrow console cuts no cell."""
+    """Print a table. The first `texts` columns and columns without a heading are left-aligned; no cell is cut."""
     console.print(Text(plain(title), style="bold"))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for place, heading in enumerate(headings):

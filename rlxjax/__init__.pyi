@@ -1,7 +1,4 @@
-"""The names at the top of the package: those of every day in `__all__`, and those that the reference has.
-
-All others stand in their modules. `__init__.py` takes its names from this file.
-"""
+"""The names at the top of the package; `__all__` lists the most used names. `__init__.py` reads this file."""
 
 from . import calibration as calibration
 from . import choices as choices

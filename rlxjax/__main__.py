@@ -1,5 +1,5 @@
-"""`python -m rlxjax` is the command `rlxjax`."""
+"""Run the command `rlxjax` by `python -m rlxjax`."""
 
-from calibrate.interrupts import main
+from ._commands.interrupts import main
 
 main()

@@ -1,7 +1,4 @@
-"""What is checked where values enter: readable on the host or not, sizes, signs, shapes.
-
-Nothing can be said of a traced value; every check passes it.
-"""
+"""Checks of the values that a user gives: sizes, signs and shapes. Every check passes a traced value."""
 
 import dataclasses
 import math
@@ -14,7 +11,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-#: Beyond this lies no time in ns, no number of bytes or rows, and no rate: what is larger is a mistake.
+#: The largest accepted number: a larger time, count or rate is a mistake.
 MOST = 2.0**64
 
 
@@ -24,14 +21,14 @@ def is_traced(*values: object) -> bool:
 
 
 def is_on_device(value: object, kind: jax.typing.DTypeLike) -> bool:
-    """Whether the value is an array of a kind of numbers that a device holds: its programs may check it."""
+    """Whether the value is an untraced JAX array of such a dtype, with an axis: a device program can check it."""
     if is_traced(value) or not isinstance(value, jax.Array):
         return False
     return value.ndim > 0 and jnp.issubdtype(value.dtype, kind)
 
 
 def check_at_least(value: Any, name: str, least: float = 0, what: str = "count", most: float = MOST) -> None:
-    """Refuse NaN, numbers below `least` or above `most`, and what is no number."""
+    """Raise `ValueError` for NaN, a number below `least` or above `most`, and anything that is no number."""
     if is_traced(value):
         return
     flat = _numbers(value, name, what)
@@ -42,7 +39,7 @@ def check_at_least(value: Any, name: str, least: float = 0, what: str = "count",
 
 
 def check_positive(value: Any, name: str, what: str = "number") -> None:
-    """Refuse NaN, zero, negative numbers, and what is no number."""
+    """Raise `ValueError` for NaN, zero, negative numbers, and anything that is no number."""
     if is_traced(value):
         return
     flat = _numbers(value, name, f"positive {what}")
@@ -58,7 +55,7 @@ def _check_at_most(flat: np.ndarray, name: str, what: str, most: float) -> None:
 
 
 def check_not_nan(value: Any, name: str) -> None:
-    """Refuse NaN in what the host holds; an array on a device is not fetched for it."""
+    """Raise `ValueError` for NaN in numbers on the host; an array on a device is not checked."""
     if isinstance(value, jax.Array) or is_traced(value):
         return
     flat = _numbers(value, name, "number")
@@ -67,7 +64,7 @@ def check_not_nan(value: Any, name: str) -> None:
 
 
 def _minimum(flat: np.ndarray) -> float:
-    """Return the least number, NaN if any is NaN, in one pass."""
+    """Return the smallest number in one pass; NaN if any number is NaN."""
     with np.errstate(invalid="ignore"):
         return flat.min().item() if flat.dtype != object else min(flat)
 
@@ -84,7 +81,7 @@ def _numbers(value: Any, name: str, what: str) -> np.ndarray:
 
 
 def check_shapes(**values: Any) -> None:
-    """Refuse shapes that do not broadcast, naming each."""
+    """Raise `ValueError` for shapes that do not broadcast; the message names each."""
     shapes = {name: np.shape(value) for name, value in values.items()}
     try:
         broadcast_shape(*shapes.values())
@@ -94,7 +91,7 @@ def check_shapes(**values: Any) -> None:
 
 
 def broadcast_shape(*shapes: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the shape that shapes broadcast to, symbolic ones (`jax.export`) among them."""
+    """Return the broadcast shape of several shapes, which may be symbolic (`jax.export`)."""
     try:
         return np.broadcast_shapes(*shapes)
     except TypeError:
@@ -102,7 +99,7 @@ def broadcast_shape(*shapes: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def is_symbolic(size: object) -> bool:
-    """Whether a size is one of `jax.export`, that many values may take: it can hardly be compared."""
+    """Whether a size is a symbol of `jax.export`, which comparisons may refuse."""
     return not isinstance(size, (int, np.integer))
 
 
@@ -113,7 +110,7 @@ def fields_of(record: object, prefix: str = "") -> dict[str, Any]:
 
 
 def as_index(value: object, name: str, *, at_least: int = 0) -> int:
-    """Return a Python integer, or say what was expected."""
+    """Return the value as a Python integer, or raise `ValueError`."""
     try:
         number = operator.index(value)  # pyright: ignore[reportArgumentType]
     except TypeError:

@@ -1,4 +1,4 @@
-"""Rows in chunks, chunks on threads: memory follows from the chunk, not from the batch."""
+"""Run a batch in chunks of rows, on several threads; the size of a chunk bounds the memory."""
 
 import contextlib
 import functools
@@ -12,18 +12,18 @@ import jax
 
 R = TypeVar("R")
 
-#: Says of its own thread whether it computes a chunk.
+#: Per thread: `is_worker` exists while the thread computes a chunk.
 _thread = threading.local()
 _is_forked = False
 
 
 def is_forked() -> bool:
-    """Return whether this process was forked, without JAX's threads: a program that is launched here may never end."""
+    """Return whether this process is a fork, which lacks JAX's threads: a program launched here may never end."""
     return _is_forked
 
 
 def worker_count() -> int:
-    """Return the processors that the calling thread may use: one within a chunk."""
+    """Return the number of processors that the calling thread may use: 1 inside a chunk."""
     if hasattr(_thread, "is_worker"):
         return 1
     if hasattr(os, "sched_getaffinity"):
@@ -32,7 +32,7 @@ def worker_count() -> int:
 
 
 def for_each_chunk(run: Callable[[int, int], None], n_rows: int, chunk_rows: int, n_workers: int | None = None) -> None:
-    """Call `run(start, stop)` for chunks of all the rows, on the caller's thread and others; on its own in a chunk."""
+    """Call `run(start, stop)` for chunks of all rows, on several threads; inside a chunk on this thread alone."""
     starts = range(0, n_rows, chunk_rows)
     n_workers = 1 if hasattr(_thread, "is_worker") else min(n_workers or worker_count(), len(starts))
     if n_workers < 2:
@@ -63,7 +63,7 @@ def for_each_chunk(run: Callable[[int, int], None], n_rows: int, chunk_rows: int
     try:
         work()
     finally:
-        # Those that have not begun, as other callers keep the threads busy, have nothing left to do.
+        # Other callers may keep the threads busy; work that has not begun has nothing left to do.
         begun = [other for other in others if not other.cancel()]
         wait(begun)
     for other in begun:
@@ -72,14 +72,14 @@ def for_each_chunk(run: Callable[[int, int], None], n_rows: int, chunk_rows: int
 
 @functools.cache
 def _helpers(count: int) -> ThreadPoolExecutor:
-    """Return so many threads beside the caller's own."""
+    """Return a pool of `count` threads besides the caller's own."""
     return ThreadPoolExecutor(count, "rlxjax")
 
 
 def _begin_as_child() -> None:
     global _is_forked
     _is_forked = True
-    _helpers.cache_clear()  # its threads do not come along
+    _helpers.cache_clear()  # a fork lacks the threads of its parent
 
 
 if hasattr(os, "register_at_fork"):
@@ -88,12 +88,12 @@ if hasattr(os, "register_at_fork"):
 
 @contextlib.contextmanager
 def background() -> Iterator[Callable[..., Future]]:
-    """Give a function that starts a call beside the caller's own work and returns its future."""
+    """Give a function that starts a call on another thread and returns its future."""
     with ThreadPoolExecutor(1, "rlxjax") as pool:
         yield lambda run, *args, **kwargs: pool.submit(with_callers_settings(run), *args, **kwargs)
 
 
-#: What a caller sets for JAX by a context, which holds for its own thread alone: the setting, and the context.
+#: JAX settings that a context manager sets for one thread: the name, and the context manager.
 _SETTINGS = tuple(
     (f"jax_{name}", getattr(jax, name))
     for name in (
@@ -105,14 +105,14 @@ _SETTINGS = tuple(
 
 
 def callers_settings() -> tuple[Any, ...]:
-    """Return what holds for the caller's thread, the mesh last: programs may differ by it."""
+    """Return the JAX settings of the calling thread, the mesh last; programs may depend on them."""
     return *[getattr(jax.config, name) for name, _ in _SETTINGS], jax.sharding.get_abstract_mesh()
 
 
 def with_callers_settings(run: Callable[..., R]) -> Callable[..., R]:
-    """Return a function for another thread: what a caller's context sets for JAX holds for its own alone."""
+    """Return a function that runs on another thread with the JAX settings of the calling thread."""
     settings, mesh = callers_settings(), None
-    with contextlib.suppress(ValueError):  # within `jax.jit` no mesh of devices is known
+    with contextlib.suppress(ValueError):  # inside `jax.jit`, JAX knows no mesh of devices
         mesh = jax.sharding.get_mesh()
 
     def run_as_caller(*args: Any, **kwargs: Any) -> R:

@@ -15,7 +15,7 @@ from ._typing import Count
 #: Counts saturate here, as unsigned 64-bit integers do in the reference.
 MAX_COUNT = 2**64 - 1
 
-#: Counts as a caller gives them: a list is a column of them.
+#: Counts as a caller gives them; a list is a column.
 Columns: TypeAlias = Count | Sequence[Any]
 
 _NARROWED = ("int32", "uint32")
@@ -27,7 +27,7 @@ def saturate(count: int) -> int:
 
 
 def is_exact(value: object) -> bool:
-    """Whether the value is an integer, or an array of them, that the host can read."""
+    """Whether the value is an integer or an array of integers that the host can read."""
     if is_traced(value):
         return False
     if isinstance(value, int):
@@ -37,7 +37,7 @@ def is_exact(value: object) -> bool:
 
 
 def exact(value: Columns) -> int | np.ndarray:
-    """Return a readable integer count as a Python integer, or an array of them as Python objects."""
+    """Return a count as a Python integer, or a column as an array of Python integers."""
     if isinstance(value, int):
         return value
     array = np.asarray(value)
@@ -45,7 +45,7 @@ def exact(value: Columns) -> int | np.ndarray:
 
 
 def packed(value: int | np.ndarray) -> int | np.ndarray:
-    """Return exact counts as int64 or uint64, or correctly rounded float64 where neither holds them all."""
+    """Return exact counts as int64 or uint64; as correctly rounded float64 if neither type holds them all."""
     if isinstance(value, int) or value.dtype == np.int64:
         return value
     least, most = (int(value.min()), int(value.max())) if value.size else (0, 0)
@@ -53,13 +53,13 @@ def packed(value: int | np.ndarray) -> int | np.ndarray:
 
 
 def _type_of(least: int, most: int) -> type[np.integer] | None:
-    """Return the integers of 64 bits that hold all numbers within bounds, if some do."""
+    """Return a 64-bit integer type that holds every number from `least` to `most`, or None."""
     types = [dtype for dtype in (np.int64, np.uint64) if np.iinfo(dtype).min <= least and most <= np.iinfo(dtype).max]
     return types[0] if types else None
 
 
 def difference(before: Columns, after: Columns, name: str) -> Count:
-    """Return `before - after`: exactly of integers on the host, in floats inside traced code."""
+    """Return `before - after`: exact for integers on the host, in floats inside traced code."""
     if is_exact(before) and is_exact(after):
         saved = _difference_in_64_bits(np.asarray(before), np.asarray(after))
         return packed(exact(before) - exact(after) if saved is None else saved)
@@ -73,7 +73,7 @@ def difference(before: Columns, after: Columns, name: str) -> Count:
 
 
 def _difference_in_64_bits(before: np.ndarray, after: np.ndarray) -> np.ndarray | None:
-    """Return the difference of columns by NumPy, modulo 2**64, None unless their extremes say that 64 bits hold it."""
+    """Return the exact difference of columns in 64 bits, or None if their extremes say that 64 bits are too few."""
     is_column = before.ndim > 0 or after.ndim > 0
     if not is_column or not before.size or not after.size or object in (before.dtype, after.dtype):
         return None
@@ -82,7 +82,7 @@ def _difference_in_64_bits(before: np.ndarray, after: np.ndarray) -> np.ndarray 
 
 
 def as_float(value: Columns, name: str) -> jax.Array | np.ndarray | float:
-    """Return a count or a real number as a float, of JAX's default precision unless it is one already."""
+    """Return a count or a real number as a float, in JAX's default precision unless the value is a float already."""
     if isinstance(value, (int, float)):
         return _held_float(value, name)
     if isinstance(value, jax.core.Tracer):
@@ -93,7 +93,7 @@ def as_float(value: Columns, name: str) -> jax.Array | np.ndarray | float:
         if jnp.result_type(int) == jnp.int32 and dtype.name in _NARROWED and not weak:
             raise ValueError(
                 f"{name}: expected a float count inside traced code, got {dtype.name}; with 64-bit mode "
-                "off JAX narrows 64-bit integers to this type without saying so. Convert before "
+                "off JAX silently narrows 64-bit integers to this type. Convert before "
                 "tracing (`benefit.astype(float)`), or turn jax_enable_x64 on."
             )
         return jnp.asarray(value, jnp.result_type(float))
@@ -104,7 +104,7 @@ def as_float(value: Columns, name: str) -> jax.Array | np.ndarray | float:
 
 
 def size_as_float(value: Columns, name: str) -> jax.Array | np.ndarray | float:
-    """Return a size (batch, n_fft, k) as a float; unlike a count, a traced 32-bit integer is taken as it is."""
+    """Return a size (batch, n_fft, k) as a float; unlike a count, a size may be a traced 32-bit integer."""
     if isinstance(value, jax.core.Tracer) and jnp.issubdtype(value.dtype, jnp.integer):
         return jnp.asarray(value, jnp.result_type(float))
     return as_float(value, name)
@@ -117,7 +117,7 @@ def as_temperature(value: Columns, name: str = "temperature_ns") -> jax.Array | 
 
 
 def _held_float(value: Columns, name: str) -> np.ndarray | float:
-    """Return numbers that the host can read as floats, of double precision unless they are floats already."""
+    """Return numbers on the host as floats: float64, unless the numbers are floats already."""
     if isinstance(value, (int, float)):
         try:
             return float(value)
@@ -130,5 +130,5 @@ def _held_float(value: Columns, name: str) -> np.ndarray | float:
 
 
 def _narrowed(array: np.ndarray) -> jax.Array:
-    """Return NumPy's floats as JAX's: double precision as the default precision, others as they are."""
+    """Return a NumPy array of floats as a JAX array: float64 becomes JAX's default precision."""
     return jnp.asarray(array, None if array.dtype != np.float64 else jnp.result_type(float))

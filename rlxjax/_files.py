@@ -1,4 +1,4 @@
-"""Files on disk: all reading and writing; a JSON file is whole, of its schema, or refused in one line."""
+"""Read and write files; a JSON file that is incomplete or violates its schema gives an error of one line."""
 
 import contextlib
 import csv
@@ -20,19 +20,21 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, model_serializer, model_validator
 
 from ._typing import AnyPath
+from .extras import require
+from .units import bytes_text
 
-#: Of a value that is refused, for a message.
+#: The most characters of a refused value in a message.
 SHOWN_CHARACTERS = 80
-#: Bytes that are read of a file at most, also once they are decompressed, and columns of a CSV file.
+#: The most bytes of a file, also after decompression, and the most columns of a CSV file.
 MOST_BYTES, MOST_COLUMNS = 2**28, 2**16
-#: Seconds that a writer waits for another one in the same folder, and the file that they lock there.
+#: Seconds that a writer waits for another writer in the same folder, and the name of the lock file.
 LOCK_WAIT_S, LOCK_NAME = 5.0, ".rlxjax.lock"
-#: What stands at a path where a file was expected.
+#: The words for the kinds of things at a path that are no regular file.
 _KINDS = {
     **{stat.S_IFDIR: "folder", stat.S_IFCHR: "device", stat.S_IFBLK: "device"},
     **{stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"},
 }
-#: What the system says where a file system has no locks.
+#: The error numbers of a file system without locks.
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 _Content = TypeVar("_Content", bound=BaseModel)
@@ -45,7 +47,7 @@ class Strict(BaseModel):
 
 
 class Sealed(Strict):
-    """Base of the schemas that are written with a digest of their content, by which a change is found."""
+    """Base of the schemas of files that hold a digest of their content, which reveals an edit."""
 
     @model_serializer(mode="wrap")
     def _with_digest(self, content_of: Any) -> dict[str, Any]:
@@ -62,25 +64,25 @@ def _without_digest(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def digest_of(content: Mapping[str, Any]) -> str:
-    """Return the hexadecimal SHA-256 of a JSON object but its own digest, whatever its spaces and order."""
+    """Return the hexadecimal SHA-256 of a JSON object without its digest; spaces and key order do not matter."""
     text = json.dumps(_without_digest(content), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def digest_problem(content: Mapping[str, Any]) -> str | None:
-    """Return what to say of a JSON object that is not as it was written; None of one that is."""
+    """Return a sentence if a JSON object was edited after it was written, else None."""
     with contextlib.suppress(RecursionError):
         if content.get("digest") == digest_of(content):
             return None
-    got = "differs from that of the content" if "digest" in content else "is missing"
-    return f"digest {got}: it is not as it was written, and is taken as it stands"
+    got = "does not match the content" if "digest" in content else "is missing"
+    return f"the digest {got}: the file was edited; it is used as it is"
 
 
 def home_folder(kind: Literal["data", "cache"], error: type[ValueError] = ValueError) -> FilePath:
-    """Return the folder of `RLXJAX_HOME` where it is set, else that of the user's data or caches.
+    """Return the folder that `RLXJAX_HOME` names, else the folder of the user's data or caches.
 
     Raises:
-        ValueError: of the type given; a user without a home.
+        ValueError: of the type `error`; the user has no home folder.
     """
     import platformdirs
 
@@ -90,14 +92,14 @@ def home_folder(kind: Literal["data", "cache"], error: type[ValueError] = ValueE
         return FilePath(given or users("rlxjax", appauthor=False)).expanduser()
     except RuntimeError:
         got = given or "none, and this user has no home"
-        raise error(f"RLXJAX_HOME: expected a folder, got {got}; set it to one") from None
+        raise error(f"RLXJAX_HOME: expected a folder, got {got}; set RLXJAX_HOME to a folder") from None
 
 
 def read_file(path: str | os.PathLike[str], error: type[ValueError] = ValueError, mend: str = "") -> bytes:
     """Return the content of a file, decompressed if its name ends in `.gz`.
 
     Raises:
-        ValueError: of the type given, one line with the mend: what is no file, cannot be read, or is too large.
+        ValueError: of the type `error`, one line with the advice `mend`; the file is missing, unreadable or too large.
     """
     try:
         content = _content_of(path)
@@ -106,10 +108,10 @@ def read_file(path: str | os.PathLike[str], error: type[ValueError] = ValueError
                 content = file.read(MOST_BYTES + 1)
         if len(content) <= MOST_BYTES:
             return content
-        problem = f"expected at most {MOST_BYTES:,} bytes, got more"
+        problem = f"expected at most {bytes_text(MOST_BYTES)}, got more"
     except FileNotFoundError:
         problem = "no such file"
-    except IsADirectoryError as reason:  # by `_content_of`, of all that is no file
+    except IsADirectoryError as reason:  # `_content_of` raises it for anything that is no regular file
         problem = reason.strerror
     except (OSError, EOFError, ValueError, zlib.error) as reason:
         problem = f"cannot be read ({getattr(reason, 'strerror', None) or reason})"
@@ -117,7 +119,7 @@ def read_file(path: str | os.PathLike[str], error: type[ValueError] = ValueError
 
 
 def _content_of(path: str | os.PathLike[str]) -> bytes:
-    """Return the bytes of a regular file, one more than the most at most; a pipe or a device is not waited for."""
+    """Return at most `MOST_BYTES + 1` bytes of a regular file; never wait for a pipe or a device."""
     if not stat.S_ISREG(mode := os.stat(path).st_mode):
         raise IsADirectoryError(0, f"expected a file, got a {_KINDS.get(stat.S_IFMT(mode), 'special file')}")
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -132,9 +134,8 @@ def read_json(path: AnyPath, version: int | None, error: type[ValueError], mend:
     except UnicodeDecodeError as reason:
         raise error(f"{path}: cannot be read ({reason}); {mend}") from None
     except json.JSONDecodeError as reason:
-        raise error(
-            f"{path}: line {reason.lineno}: not whole JSON ({reason.msg}); the file may be truncated: {mend}"
-        ) from None
+        where = f"line {reason.lineno}: not whole JSON ({reason.msg})"
+        raise error(f"{path}: {where}; the file may be truncated: {mend}") from None
     except (ValueError, RecursionError) as reason:
         raise error(f"{path}: not {what} ({reason}); {mend}") from None
     if not isinstance(content, dict):
@@ -149,7 +150,7 @@ def read_json(path: AnyPath, version: int | None, error: type[ValueError], mend:
 
 
 def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object of its pairs; a key that comes twice is refused by `ValueError`."""
+    """Return a JSON object from its pairs; raise `ValueError` for a key that comes twice."""
     content = {}
     for name, value in pairs:
         if name in content:
@@ -161,7 +162,7 @@ def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def read_json_file(
     path: str | os.PathLike[str], schema: type[_Content], version: int, error: type[ValueError], mend: str, what: str
 ) -> _Content:
-    """Return the validated content of a file, which is left as it was; one that was edited is taken, with a warning."""
+    """Return the validated content of a file; an edited file gives a warning and is used."""
     content = read_json(path, version, error, mend, what)
     try:
         found = schema.model_validate(content)
@@ -173,7 +174,7 @@ def read_json_file(
 
 
 def read_csv_file(path: str | os.PathLike[str]) -> list[tuple[int, list[str]]]:
-    """Return the lines of a CSV file that are not blank: the number of each, and its cells."""
+    """Return the number and the cells of each line of a CSV file; blank lines are left out."""
     found = []
     try:
         reader = csv.reader(io.StringIO(read_file(path).decode("utf-8-sig"), newline=""), strict=True)
@@ -187,17 +188,9 @@ def read_csv_file(path: str | os.PathLike[str]) -> list[tuple[int, list[str]]]:
     return found
 
 
-def check_pyarrow() -> None:
-    """Refuse where pyarrow is not installed: `ImportError`, one line that says how to get it."""
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError:
-        raise ImportError("pyarrow is not installed; get it with `pip install 'rlxjax[scale]'`") from None
-
-
 def read_parquet_file(path: str | os.PathLike[str]) -> Any:
     """Return the pyarrow table in a Parquet file."""
-    check_pyarrow()
+    require("pyarrow", "scale")
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -213,7 +206,7 @@ def read_parquet_file(path: str | os.PathLike[str]) -> Any:
 
 
 def first_refusal(reason: ValidationError) -> str:
-    """Return the first thing that a schema refused, in one line: the field, what was expected, what came."""
+    """Return the first problem that a schema found, in one line: the field, the expected value, the given value."""
     first = reason.errors()[0]
     field, got = ".".join(map(str, first["loc"])) or "content", repr(first["input"])
     got = got if len(got) <= SHOWN_CHARACTERS else f"{got[:SHOWN_CHARACTERS]}..."
@@ -222,10 +215,10 @@ def first_refusal(reason: ValidationError) -> str:
 
 
 def file_to_write(path: str | os.PathLike[str]) -> FilePath:
-    """Return the file that writing to a path makes or replaces: of a symbolic link, its target.
+    """Return the file that a write to a path makes or replaces; for a symbolic link, the target of the link.
 
     Raises:
-        ValueError: one line; what is there is no regular file, or cannot be reached.
+        ValueError: one line; the path leads to something that is no regular file, or cannot be reached.
     """
     try:
         mode = os.stat(path).st_mode
@@ -246,11 +239,11 @@ def write_json_file(content: BaseModel, path: str | os.PathLike[str], indent: in
 
 
 def write_text_file(text: str, path: str | os.PathLike[str]) -> None:
-    """Write a file so that a reader sees either the old one or the new one, whole.
+    """Write a file; a reader sees either the whole old file or the whole new file.
 
     Raises:
-        ValueError: the path is that of a folder, a device or a named pipe.
-        OSError: its folder cannot be made or written, or the disk is full; one line that names the file.
+        ValueError: the path is a folder, a device or a named pipe.
+        OSError: the folder cannot be made or written, or the disk is full; one line that names the file.
     """
     with whole_file(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         file.write(text)
@@ -258,19 +251,19 @@ def write_text_file(text: str, path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[FilePath]:
-    """Give a place to write at that becomes the file once all is written, with the permissions of an earlier one."""
+    """Give a temporary path that replaces the file after the write, with the permissions of an earlier file."""
     path, temporary = file_to_write(path), None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         old = path.stat() if path.exists() else None
-        place = path.with_name(f".{secrets.token_hex(8)}.tmp")  # a name of any length has one
+        place = path.with_name(f".{secrets.token_hex(8)}.tmp")  # fits however long the name of the file is
         os.close(os.open(place, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if old is None else 0o600))
         temporary = place
         yield place
         with open(place, "rb") as file:
             os.fsync(file.fileno())
         if old is not None:
-            for owner in (-1, old.st_uid):  # its group at least
+            for owner in (-1, old.st_uid):  # without the right to change the owner, the group alone
                 with contextlib.suppress(PermissionError):
                     os.chown(place, owner, old.st_gid)
             os.chmod(place, stat.S_IMODE(old.st_mode))
@@ -284,12 +277,12 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[FilePath]:
 
 
 def not_written(path: str | os.PathLike[str], reason: OSError) -> OSError:
-    """Return the error of a file that cannot be written: one line that names it."""
+    """Return the error of a file that cannot be written: one line that names the file."""
     return OSError(f"{os.fspath(path)}: cannot be written ({reason.strerror or reason})")
 
 
 def set_aside(path: FilePath) -> FilePath | None:
-    """Rename an existing file to the next free numbered name, which no other file has; None if there was none."""
+    """Rename an existing file to the next free numbered name, and return that name; None without a file."""
     number = 1
     while os.path.lexists(path):
         aside = path.with_name(f"{path.name}.{number}")
@@ -298,7 +291,7 @@ def set_aside(path: FilePath) -> FilePath | None:
             os.replace(path, aside)
         except FileExistsError:
             number += 1
-        except FileNotFoundError:  # another one was quicker
+        except FileNotFoundError:  # another process renamed the file first
             aside.unlink()
         else:
             return aside
@@ -307,13 +300,13 @@ def set_aside(path: FilePath) -> FilePath | None:
 
 @contextlib.contextmanager
 def locked(path: str | os.PathLike[str], name: str = LOCK_NAME, wait_s: float | None = None) -> Iterator[None]:
-    """Hold the one lock of a file's folder, for who measures for that file or writes it; reading needs none.
+    """Hold the lock of a file's folder while you measure for that file or write it; reading needs no lock.
 
-    A thread that holds it may lock it again. The system unlocks it when the process ends; where the file system has no
-    locks, a second file says who holds it, and one of a process of this host that ended counts no more.
+    A thread that holds the lock may lock again. The system unlocks when the process ends. On a file system without
+    locks a second file names the holder; the name of an ended process of this host does not count.
 
     Raises:
-        ValueError: another one holds it, and did not end within some seconds; one line.
+        ValueError: another process holds the lock for longer than `wait_s`; one line.
         OSError: the folder cannot be made or written; one line.
     """
     from filelock import FileLock, SoftFileLock, Timeout  # loaded when first used
@@ -336,25 +329,25 @@ def locked(path: str | os.PathLike[str], name: str = LOCK_NAME, wait_s: float | 
         raise not_written(place, reason) from None
     try:
         if marker is place:
-            with contextlib.suppress(OSError):  # on a full disk, who holds it is not said
+            with contextlib.suppress(OSError):  # a full disk has no space for the name of the holder
                 place.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")
         yield
     finally:
-        if lock.lock_counter == 1:  # who waits for a file that is gone makes a new one
+        if lock.lock_counter == 1:  # a waiting process makes a new lock file
             place.unlink(missing_ok=True)
         lock.release()
 
 
 def _holder(marker: FilePath, place: FilePath) -> str:
-    """Return what to say of a lock that another one holds, by the process and the host that its file names."""
+    """Return a sentence on a lock that another process holds; the lock file names the process and its host."""
     who = "another process"
     with contextlib.suppress(OSError, ValueError):
         pid, host = marker.read_text(errors="replace").split()[:2]
         who = f"process {pid} of {host}"
     killed = "" if marker is place else f"; if it was killed, remove {marker}"
     return (
-        f"{place.parent}: {who} measures for this folder, or writes in it; "
-        f"try again once it has ended, or give another folder{killed}"
+        f"{place.parent}: {who} measures for this folder, or writes to it; "
+        f"try again after that process ends, or give another folder{killed}"
     )
 
 

@@ -1,4 +1,4 @@
-"""A function whose answers are kept: the latest used, of no more memory in all than they may take."""
+"""A cache of a function's results: memory bounds it, and the least recently used results go first."""
 
 import functools
 import itertools
@@ -8,26 +8,26 @@ from typing import Any
 
 
 class Kept:
-    """A function that keeps answers of `most_bytes`, on any thread; the latest one stays whatever `bytes_of` says."""
+    """A function that caches at most `most_bytes` of results, for all threads; the latest result always stays."""
 
     def __init__(self, function: Callable[..., Any], most_bytes: int, bytes_of: Callable[..., int]):
         functools.update_wrapper(self, function)
         self._function, self._most_bytes, self._bytes_of = function, most_bytes, bytes_of
-        self._lock, self._turns = threading.Lock(), itertools.count()
-        # By arguments: the answer, its bytes, and when it was last used.
+        self._lock, self._uses = threading.Lock(), itertools.count()
+        # By arguments: the result, its bytes, and the number of its last use.
         self._entries: dict[tuple[Any, ...], tuple[Any, int, list[int]]] = {}
 
     def __call__(self, *args: Any) -> Any:
         entry = self._entries.get(args)
         if entry is None:
-            answer = self._function(*args)
-            self._entries[args] = entry = answer, self._bytes_of(answer, *args), [next(self._turns)]
+            result = self._function(*args)
+            self._entries[args] = entry = result, self._bytes_of(result, *args), [next(self._uses)]
             self.keep(self._most_bytes)
-        entry[2][0] = next(self._turns)
+        entry[2][0] = next(self._uses)
         return entry[0]
 
     def keep(self, most_bytes: int) -> None:
-        """Keep answers of so many bytes from here on; those that were not used for longest go first."""
+        """Set the limit to `most_bytes`, and drop the least recently used results above it."""
         with self._lock:
             self._most_bytes, excess = most_bytes, self.n_bytes - most_bytes
             own = self._entries.copy().items() if excess > 0 else ()
@@ -38,5 +38,5 @@ class Kept:
 
     @property
     def n_bytes(self) -> int:
-        """The memory of all answers that are kept."""
+        """The memory of all cached results, in bytes."""
         return sum(n_bytes for _, n_bytes, _ in self._entries.copy().values())

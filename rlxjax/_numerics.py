@@ -1,7 +1,7 @@
-"""Every smooth or gradient-unsafe primitive, each with the wrong value or derivative that it prevents.
+"""Primitives that are smooth or whose gradient needs care, each with the wrong value or derivative that it prevents.
 
-A relaxation of temperature `T` equals the hard choice in the limit `T -> 0`. `Choices` offers four of them, hard or
-smooth, so that a formula is written once and read with either.
+A relaxation of temperature `T` equals the hard choice in the limit `T -> 0`. `Choices` offers four choices, hard or
+smooth, so that one formula serves both.
 """
 
 import dataclasses
@@ -29,10 +29,10 @@ def namespace_of(*arguments: Any) -> ModuleType:
 
 
 def times(count: RealLike, rate: RealLike) -> Array:
-    """Return `count * rate`, where a count of zero wins over an infinite rate.
+    """Return `count * rate`; the product is 0 for a count of 0 and an infinite rate.
 
-    Prevents: NaN from `0 * inf`. The selection, or beside a constant count the zero that compilers do not know, also
-    keeps the product and a following sum from one rounding, so that a decision is the same eager and jitted.
+    Prevents: NaN from `0 * inf`, and one rounding of the product with a following sum, which would make eager and
+    jitted decisions differ. The selection prevents that rounding; for a constant count the added zero prevents it.
     """
     zero = 0.0 * jnp.where(jnp.isfinite(rate), rate, 0.0)
     product = jnp.asarray(count * rate) + zero
@@ -40,15 +40,15 @@ def times(count: RealLike, rate: RealLike) -> Array:
 
 
 def dot(counts: Sequence[RealLike], rates: Sequence[RealLike]) -> Array:
-    """Return the sum of counts times rates, `[*batch]`: what gate scores and costs are made of."""
+    """Return the sum of counts times rates, `[*batch]`: a gate's score or a cost."""
     dtype = jnp.result_type(*counts, *rates)
     return _dot(*([jnp.asarray(factor, dtype) for factor in factors] for factors in (counts, rates)))
 
 
 @jax.custom_jvp
 def _dot(counts: list[Array], rates: list[Array]) -> Array:
-    """Prevents: NaN in the derivative by a count whose rate is infinite; it is taken as 0."""
-    # The last selection does for the sum what that of `times` does for a product.
+    """Prevents: NaN in the derivative by a count whose rate is infinite; that derivative is 0."""
+    # The last selection does for the sum what the selection in `times` does for a product.
     *products, last = map(times, counts, rates)
     total = functools.reduce(jnp.add, products, jnp.zeros((), last.dtype))
     return jnp.where(jnp.isnan(total), total, total + last)
@@ -70,9 +70,9 @@ def logistic(x: RealLike) -> Array:
 
 @jax.custom_jvp
 def _tail(x: RealLike) -> Array:
-    """Return the smaller of `p` and `1 - p` of a logistic `p`, negative where that is `1 - p`.
+    """Return the smaller of `p` and `1 - p` for a logistic `p`; `1 - p` comes with a minus sign.
 
-    Prevents: the derivative `p * (1 - p)`, which is exactly zero in float32 from `x = 17` on.
+    Prevents: the derivative `p * (1 - p)`, which is exactly zero in float32 for `x` of 17 or more.
     """
     return 1.0 / (jnp.where(x > 0, -1.0, 1.0) * (1.0 + jnp.exp(jnp.abs(x))))
 
@@ -84,9 +84,9 @@ def _tail_jvp(primals, tangents):
 
 
 def log_odds(x: RealLike, temperature: RealLike) -> Array:
-    """Return `x / temperature`, the log-odds of `soft_step`, within the root of the largest float.
+    """Return `x / temperature`, the log-odds of `soft_step`, clipped to the square root of the largest float.
 
-    Prevents: an infinite quotient, and the NaN that its derivative by the temperature makes.
+    Prevents: an infinite quotient, and NaN in its derivative by the temperature.
     """
     x, temperature = _floats(x, temperature)
     most = 0.5 * float(jnp.finfo(x.dtype).max) ** 0.5 * temperature
@@ -98,7 +98,7 @@ def soft_step(x: RealLike, temperature: RealLike) -> Array:
     """Return the smooth form of `x >= 0`: the logistic of `x / temperature`.
 
     Args:
-        x: what is compared, `[*batch]`.
+        x: the numbers to compare with 0, `[*batch]`.
         temperature: positive, in the unit of `x`.
 
     Raises:
@@ -122,8 +122,8 @@ def soft_maximum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
 
     Args:
         x: one number, `[*batch]`.
-        y: the other.
-        temperature: positive, in their unit.
+        y: the other number, `[*batch]`.
+        temperature: positive, in the unit of `x` and `y`.
 
     Raises:
         ValueError: a temperature that is not positive.
@@ -146,7 +146,7 @@ def _maximum(x: Array, y: Array, temperature: Array) -> Array:
 
 @_maximum.defjvp
 def _maximum_jvp(primals, tangents):
-    """By the temperature, a maximum changes with the entropy of its choice."""
+    """The derivative by the temperature is the entropy of the choice."""
     x, y, temperature = primals
     odds = log_odds(_gap(x, y), temperature)
     entropy = jnp.log1p(jnp.exp(-jnp.abs(odds))) + jnp.abs(odds) * logistic(-jnp.abs(odds))
@@ -159,7 +159,7 @@ def _gap(x: Array, y: Array) -> Array:
 
 
 def soft_relu(x: RealLike, temperature: RealLike) -> Array:
-    """Return the smooth form of `max(x, 0)`: `temperature * softplus(x / temperature)`; all else as of `soft_maximum`.
+    """Return the smooth form of `max(x, 0)`: `temperature * softplus(x / temperature)`; the rest as of `soft_maximum`.
 
     Examples:
         >>> print(soft_relu(0.0, temperature=1.0).round(4))
@@ -179,9 +179,9 @@ def soft_minimum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
 
 
 def soft_roofline(x: RealLike, y: RealLike, sharpness: float) -> Array:
-    """Return `(x**p + y**p)**(1/p)` of times of at least 0: their maximum as `p` grows, their sum at 1.
+    """Return `(x**p + y**p)**(1/p)` for times of at least 0: their maximum for large `p`, their sum for `p = 1`.
 
-    Not both are 0. The sharpness is a number, not an array; a whole one costs no logarithm for its powers.
+    At most one of the times may be 0. The sharpness `p` is a number, not an array; a whole number avoids a logarithm.
     """
     dtype = jnp.result_type(float, x, y)
     return _roofline(jnp.asarray(x, dtype), jnp.asarray(y, dtype), sharpness)
@@ -189,7 +189,7 @@ def soft_roofline(x: RealLike, y: RealLike, sharpness: float) -> Array:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def _roofline(x: Array, y: Array, sharpness: float) -> Array:
-    """Prevents: overflow of the powers of nanoseconds, by powers of their ratios, which are at most 1."""
+    """Prevents: overflow of powers of ns; the powers are of ratios, which are at most 1."""
     larger = jnp.maximum(x, y)
     power = 1.0 + (jnp.minimum(x, y) / larger) ** sharpness
     return larger * (jnp.sqrt(power) if sharpness == 2 else jnp.exp(jnp.log(power) / sharpness))
@@ -204,9 +204,9 @@ def _roofline_jvp(sharpness, primals, tangents):
 
 
 def soft_excess(x: RealLike, threshold: RealLike, sharpness: float) -> Array:
-    """Return `x**p / (x**p + threshold**p)` of positive numbers: from 0 far below a threshold to 1 far above.
+    """Return `x**p / (x**p + threshold**p)` for positive numbers: 0 far below the threshold, 1 far above.
 
-    It is the logistic of `p * (log(x) - log(threshold))`, which no power overflows.
+    The formula is the logistic of `p * (log(x) - log(threshold))`, so no power overflows.
     """
     dtype = jnp.result_type(float, x, threshold)
     x, threshold = jnp.asarray(x, dtype), jnp.asarray(threshold, dtype)
@@ -220,7 +220,7 @@ def straight_through(hard: RealLike, soft: RealLike) -> Array:
     Prevents: the rounding, and the `inf - inf`, of the usual `soft + stop_gradient(hard - soft)`.
 
     Args:
-        hard: what was chosen, `[*batch]`: numbers, or truth values, which become 0 and 1.
+        hard: the chosen values, `[*batch]`: numbers, or truth values, which become 0 and 1.
         soft: its relaxation, `[*batch]`.
 
     Examples:
@@ -243,9 +243,9 @@ def log_softmin(
 
     Log-weight = `-cost / temperature + log_availability`, normalised. An entry with an infinite cost
     or a log-availability of minus infinity has log-weight minus infinity; if no entry is possible,
-    all have. NaN in, NaN out.
+    every log-weight is minus infinity. NaN gives NaN.
 
-    Prevents: NaN gradients from `inf - inf` at impossible entries, the temperature's included.
+    Prevents: NaN gradients from `inf - inf` at impossible entries, also by the temperature.
     """
     temperature = jnp.broadcast_to(_held(jnp.asarray(temperature)), costs.shape[:-1])[..., None]
     log_availability = jnp.broadcast_to(jnp.asarray(log_availability, costs.dtype), costs.shape)
@@ -277,14 +277,14 @@ def temperature_from_sd(sd: RealLike) -> RealLike:
 
 
 def _floats(x: RealLike, temperature: RealLike) -> tuple[Array, Array]:
-    """Return a value and its temperature as floats of one precision, the temperature held in range."""
+    """Return a value and its temperature as floats of one precision; the temperature is clipped as in `_held`."""
     floats = [value for value in (x, temperature) if jnp.issubdtype(jnp.result_type(value), jnp.floating)]
     dtype = jnp.result_type(*floats) if floats else jnp.result_type(float)
     return jnp.asarray(x, dtype), _held(jnp.asarray(temperature, dtype))
 
 
 def _held(temperature: Array) -> Array:
-    """Return a temperature that can be squared and divided by without leaving the floats."""
+    """Return a temperature clipped so that its square and a division by it are finite and positive."""
     if not jnp.issubdtype(temperature.dtype, jnp.floating):
         temperature = temperature.astype(jnp.result_type(float))
     limits = jnp.finfo(temperature.dtype)
@@ -293,11 +293,10 @@ def _held(temperature: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """The hard choices, or the same relaxed by a temperature in nanoseconds.
+    """Hard choices, or their relaxations with a temperature in ns.
 
-    Quantities of another unit are relaxed by `temperature / (temperature + scale)`, below 1, where `scale` is the cost
-    in nanoseconds that they act on. The hard ones are written without `jnp.maximum`, whose derivative divides row by
-    row.
+    A quantity of another unit is relaxed with `temperature / (temperature + scale)`, which is below 1; `scale` is the
+    cost in ns that the quantity affects. Hard choices avoid `jnp.maximum`, whose derivative divides row by row.
     """
 
     temperature_ns: RealLike | None = None
@@ -319,7 +318,7 @@ class Choices:
     def at_least(self, x, threshold, scale: RealLike | None = None):
         if self.temperature_ns is None:
             return jnp.where(jnp.asarray(x) >= threshold, 1.0, 0.0)
-        # Shifted by the root of the temperature, which vanishes with it: the limit at the tie is 1, as the hard one's.
+        # The shift by the root of the temperature makes the limit at a tie 1, as in the hard choice.
         x, temperature = _floats(x, self._temperature(scale))
         return soft_step(x - threshold + jnp.sqrt(temperature), temperature)
 

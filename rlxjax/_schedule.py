@@ -1,7 +1,7 @@
-"""How rows of Welch peaks are divided among programs and processors: the plan of the runner and of its latency model.
+"""How the rows of Welch peaks are divided among programs and processors, for the runner and its latency model.
 
-Plain numbers, for whole numbers on the host and for arrays alike. A model is given those of a calibration file, so that
-a change of the runner's does not change a prediction.
+The functions take numbers or arrays. The latency model reads its schedule from the calibration file, so a change of the
+runner does not change a prediction.
 """
 
 from collections.abc import Mapping
@@ -14,34 +14,34 @@ from jax import lax
 from ._numerics import namespace_of
 from ._typing import RealLike
 
-#: Which runner a timing is of: it changes when what a workload runs changes.
+#: The version of the runner, kept with each timing; raise it when a workload runs other programs.
 RUNNER_VERSION = 16
 
 
 class Schedule(NamedTuple):
-    """How rows are divided among programs and processors, as plain numbers; those of CPUs by default.
+    """How rows are divided among programs and processors; the defaults are for CPUs.
 
-    Samples are those of all segments: a row has `n_segments * n_fft` of them.
+    Samples are counted over all segments: a row has `n_segments * n_fft` samples.
 
     Attributes:
-        chunk_samples: most samples of a chunk, the rows that one device program runs.
+        chunk_samples: most samples of a chunk; one device program runs one chunk of rows.
         piece_samples: most samples that the fused program transforms at a time, one piece after the other.
-            Pieces this small stay in a processor's cache, and a program of them runs on one thread.
-        tile_rows: rows of a chunk and of a piece are a multiple of this, where they are so many.
-        sizes_per_octave: sizes between a batch and its double that smaller batches are padded to.
-        launches: chunks that run at a time; 0 for one on each processor.
-        alone_samples_fused: most samples of the fused and the learned path that one processor runs alone.
-        alone_samples_block: the same of the block path.
-        alone_samples_host: the same of the host path.
+            Pieces this small stay in a processor's cache, and their program runs on one thread.
+        tile_rows: the rows of a larger chunk or piece are a multiple of this number.
+        sizes_per_octave: batch sizes in each doubling; a batch is padded to the next of these sizes.
+        launches: chunks that run at the same time; 0 for one on each processor.
+        alone_samples_fused: most samples that one processor runs alone, on the fused and the learned path.
+        alone_samples_block: the same on the block path.
+        alone_samples_host: the same on the host path.
         host_chunk_samples: most samples of a chunk of the host path.
-        most_rows_top_k: most rows of which `top_k` selects the peaks where nothing else is asked for.
-        most_bins_maxima: most bins of which `maxima` selects the peaks where nothing else is asked for; 0 for none.
-        least_block_bins: least width of the blocks of bins that a pass of `maxima` compares.
-        least_blocks: least number of these blocks; 0 where nothing selects by `maxima` unless asked to.
-        least_n_fft_kernel: least segment of which one kernel computes the peaks where nothing else is asked for.
-        most_n_fft_kernel: greatest one; both are powers of two, and 0 where there is no kernel.
-        most_k_kernel: most peaks that it finds.
-        kernel_samples: samples of a segment times rows that a step of it computes.
+        most_rows_top_k: most rows for which `top_k` selects the peaks by default.
+        most_bins_maxima: most bins for which `maxima` selects the peaks by default; 0 for none.
+        least_block_bins: least width, in bins, of the blocks that a pass of `maxima` compares.
+        least_blocks: least number of these blocks; 0 if `maxima` selects only on request.
+        least_n_fft_kernel: least segment length for which one kernel computes the peaks by default.
+        most_n_fft_kernel: greatest such length; both are powers of two, or 0 without a kernel.
+        most_k_kernel: most peaks that the kernel finds.
+        kernel_samples: segment length times rows that one step of the kernel computes.
     """
 
     chunk_samples: int = 2**19
@@ -64,13 +64,13 @@ class Schedule(NamedTuple):
 
 
 _CPU = Schedule()
-#: Of accelerators: chunks are bounded by memory alone, and one is sent while another one is computed.
+#: On accelerators memory alone bounds a chunk, and one chunk is sent while another one is computed.
 _ACCELERATOR = _CPU._replace(
     **dict.fromkeys(("chunk_samples", "piece_samples", "alone_samples_fused", "alone_samples_block"), 2**26),
     **{"launches": 2, "most_bins_maxima": 0, "least_blocks": 0},
 )
 _WITH_KERNEL = _ACCELERATOR._replace(least_n_fft_kernel=256, most_n_fft_kernel=1024, most_k_kernel=64)
-#: A step of a GPU's kernel fills the registers of 128 threads, one of a TPU's some of its vector memory.
+#: A step of the kernel fills the registers of 128 GPU threads, or a part of a TPU's vector memory.
 _BY_PLATFORM = {
     "cpu": _CPU,
     "gpu": _WITH_KERNEL._replace(kernel_samples=2**11),
@@ -79,7 +79,7 @@ _BY_PLATFORM = {
 
 
 def schedule(platform: str) -> Schedule:
-    """Return the schedule on a platform of JAX: "cpu", "gpu" or "tpu".
+    """Return the schedule of a JAX platform: "cpu", "gpu" or "tpu".
 
     Examples:
         >>> schedule("cpu").tile_rows
@@ -89,7 +89,7 @@ def schedule(platform: str) -> Schedule:
 
 
 def chunk_rows(row_samples: RealLike, facts: Mapping[str, Any]) -> RealLike:
-    """Return the most rows of a chunk, `[*batch]`, a size that padding leaves: they decide a device's memory."""
+    """Return the most rows of a chunk, `[*batch]`: a size that needs no padding, and that bounds a device's memory."""
     xp = namespace_of(row_samples, facts["chunk_samples"])
     tile, rows = facts["tile_rows"], xp.floor(facts["chunk_samples"] / row_samples)
     step = xp.maximum(tile, _power_of_two_below(rows) / facts["sizes_per_octave"])
@@ -97,14 +97,14 @@ def chunk_rows(row_samples: RealLike, facts: Mapping[str, Any]) -> RealLike:
 
 
 def padded_rows(batch: RealLike, facts: Mapping[str, Any]) -> RealLike:
-    """Return a batch padded to a few sizes an octave, `[*batch]`."""
+    """Return a batch padded to one of the few sizes in each doubling, `[*batch]`."""
     xp, sizes = namespace_of(batch, facts["sizes_per_octave"]), facts["sizes_per_octave"]
     step = _power_of_two_below(xp.maximum(batch - 1.0, sizes) / sizes)
     return xp.ceil(batch / step) * step
 
 
 def rows_of_a_processor(n_rows: RealLike, least: RealLike, most: RealLike, processors: RealLike) -> RealLike:
-    """Return the rows of a chunk, between a least and a most number, such that all processors have as many."""
+    """Return the rows of a chunk, from `least` to `most`, that give every processor the same number of chunks."""
     xp = namespace_of(n_rows, least, most, processors)
     n_chunks = processors * xp.maximum(xp.ceil(xp.ceil(n_rows / most) / processors), 1)
     return xp.minimum(xp.maximum(xp.ceil(n_rows / n_chunks), least), most)
@@ -113,9 +113,9 @@ def rows_of_a_processor(n_rows: RealLike, least: RealLike, most: RealLike, proce
 def shared_rows(
     batch: RealLike, row_samples: RealLike, alone_samples: RealLike, processors: RealLike, facts: Mapping[str, Any]
 ) -> tuple[RealLike, Any]:
-    """Return the rows of the chunks of a batch, and whether one program runs the batch as it is, `[*batch]` each."""
-    # A chunk has a processor's share of the rows, but neither fewer than half of what one processor works on alone nor
-    # more than a chunk may have, in whole tiles of a size that padding leaves as it is.
+    """Return the rows of a batch's chunks, and whether one program runs the whole batch, `[*batch]` each."""
+    # A chunk has a processor's share of the rows: at least half of the rows that one processor runs alone, at most the
+    # rows of a full chunk, in whole tiles of a size that needs no padding.
     xp = namespace_of(batch, row_samples, alone_samples, *facts.values())
     most, tile, alone = chunk_rows(row_samples, facts), facts["tile_rows"], alone_samples / row_samples
     rows = rows_of_a_processor(batch, xp.maximum(tile, xp.floor(alone / 2.0)), most, processors)
@@ -124,7 +124,7 @@ def shared_rows(
 
 
 def _power_of_two_below(x: Any) -> RealLike:
-    """Return the largest power of two that is no larger: what the exponent of a float alone says."""
+    """Return the largest power of two that is at most `x`, by the exponent of the float."""
     if namespace_of(x) is np:
         return np.ldexp(1.0, np.frexp(x)[1] - 1)
     bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)

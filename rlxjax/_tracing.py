@@ -1,20 +1,25 @@
-"""A user's function as JAX traces it: arrays and positional numbers are arguments, all else is closed over."""
+"""Trace a user's function: arrays and positional numbers are arguments, everything else is captured."""
 
 import contextlib
+import inspect
+import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 
-#: The file from which functions are traced: no user's line.
-TRACER = Path(__file__).name
+from ._values import counted
+
+#: The folder of this package: a profile attributes no work to lines of these files.
+PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 
 def jitted(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Return a jitted function, and the arguments to trace it with; one that is jitted already is called as it is."""
+    """Return a jitted function and the arguments to trace; a function that is jitted already stays as it is."""
     if isinstance(fn, jax.stages.Wrapped):
         return fn, args, kwargs
     leaves, tree = jax.tree.flatten((args, kwargs))
@@ -33,22 +38,42 @@ def jitted(
     return jax.jit(of_arrays), tuple(traced.values()), {}
 
 
+def wrong_count(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Return "normalise takes 1 argument, got 2" where a function's signature refuses a call; nothing otherwise."""
+    try:
+        inspect.signature(fn).bind(*args, **kwargs)
+    except ValueError:  # a builtin has no signature
+        return ""
+    except TypeError as error:
+        name, own = getattr(fn, "__name__", type(fn).__name__), inspect.Parameter
+        kinds = [(each.kind, each.default is own.empty) for each in inspect.signature(fn).parameters.values()]
+        needed = [is_needed for kind, is_needed in kinds if kind in (own.POSITIONAL_ONLY, own.POSITIONAL_OR_KEYWORD)]
+        most, least, is_open = len(needed), sum(needed), own.VAR_POSITIONAL in dict(kinds)
+        if kwargs or least <= len(args) <= (math.inf if is_open else most):  # a keyword is at fault
+            return f"{name} does not take these arguments: {error}"
+        start = "at least " if is_open else f"{least} to " if least < most else ""
+        return f"{name} takes {start}{counted(least if is_open else most, 'argument')}, got {len(args)}"
+    return ""
+
+
 @contextlib.contextmanager
-def refusals_in_one_line(fn: Callable[..., Any]) -> Iterator[None]:
-    """Say in one `ValueError` what a function raises while it is traced."""
+def refusals_in_one_line(fn: Callable[..., Any], *call: Any) -> Iterator[None]:
+    """Turn an exception of a function that is being traced into a `ValueError` of one line."""
     try:
         yield
     except Exception as error:  # noqa: BLE001  (a user's function may raise anything)
+        if isinstance(error, TypeError) and call and (wrong := wrong_count(fn, *call)):
+            raise ValueError(f"fn: {wrong}") from error
         name = getattr(fn, "__name__", type(fn).__name__)
         reason = str(error).strip().partition("\n")[0]
         if "cuDNN not found" in reason:
-            reason += " JAX asks for a GPU that is there; take another implementation than cudnn"
+            reason += "; JAX needs a local GPU for cuDNN; use another implementation"
         raised = f"{name} raised {type(error).__name__}: {reason}"
         raise ValueError(f"fn: expected a function that JAX traces, but {raised}") from error
 
 
 def traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return a function as JAX traces it."""
-    with refusals_in_one_line(fn):
+    """Return the traced function, as `jax.jit(fn).trace` does."""
+    with refusals_in_one_line(fn, args, kwargs):
         function, given, named = jitted(fn, args, kwargs)
         return function.trace(*given, **named)

@@ -1,4 +1,4 @@
-"""The axis vocabulary of the annotations, and where a figure comes from.
+"""The types of the annotations, and the provenance of a figure.
 
 `*#batch` is any leading batch shape, the same for every argument of a call up to broadcasting. A
 *count* is exact on the host (Python integers or NumPy integer arrays) and a float inside traced code.
@@ -12,11 +12,11 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-#: Where a file is.
+#: A path to a file.
 AnyPath: TypeAlias = str | os.PathLike[str]
-#: A real number or an array of them; what every numeric argument may be.
+#: A real number or an array of real numbers: the type of every numeric argument.
 RealLike: TypeAlias = float | int | np.number | np.ndarray | Array
-#: The same, a list of numbers, or a list of lists: what a user gives for a size of his runs.
+#: A size of runs as a user gives it: a number, an array, a list of numbers, or a list of lists.
 Size: TypeAlias = RealLike | Sequence[RealLike | Sequence[float]]
 
 Nanoseconds: TypeAlias = Float[Array, "*#batch"]

@@ -1,4 +1,4 @@
-"""Objects of values: compared by value, hashed, and shown in a line, whatever arrays they hold."""
+"""Value objects: `==`, `hash` and a one-line `repr` for records that hold arrays."""
 
 import dataclasses
 import weakref
@@ -11,9 +11,9 @@ import numpy as np
 
 from ._checks import is_traced
 
-#: The most characters that an object is shown by, and a text in it.
+#: The most characters of an object's `repr`, and of a text in it.
 MOST_CHARACTERS, MOST_OF_A_TEXT = 300, 90
-#: The most entries of a mapping or sequence that are shown by name.
+#: The most entries of a mapping or sequence that a `repr` lists.
 MOST_ENTRIES = 5
 
 _Class = TypeVar("_Class", bound=type)
@@ -22,10 +22,10 @@ _Value = TypeVar("_Value")
 
 
 def by_value(class_: _Class) -> _Class:
-    """Give a frozen dataclass or a named tuple `==`, `hash` and a short `repr` that know arrays.
+    """Give a frozen dataclass or a named tuple an `==`, a `hash` and a short `repr` that handle arrays.
 
-    Equal are objects of one class whose fields are equal: arrays by shape and element by element, NaN to NaN. Of
-    values that are being traced `==` has no answer and raises a `TypeError`. An array counts by its shape in the hash.
+    Two objects are equal if they have the same class and equal fields. Arrays are equal by shape and element by
+    element; NaN equals NaN. Traced values make `==` raise a `TypeError`. The hash of an array is the hash of its shape.
     """
     class_.__eq__, class_.__ne__, class_.__hash__ = _equal, _differs, _hash_of  # pyright: ignore
     class_.__repr__ = short_repr  # pyright: ignore[reportAttributeAccessIssue]
@@ -33,14 +33,14 @@ def by_value(class_: _Class) -> _Class:
 
 
 def short_repr(self: object) -> str:
-    """Return the class and its fields in a line: of an array its type and shape, of what is long a part."""
+    """Return the class and its fields in one line: arrays by type and shape, long values shortened."""
     fields = [f"{name}={_short(value)}" for name, value in _fields(self, "repr").items()]
     text = f"{type(self).__name__}({', '.join(fields)})"
     return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 4]}...)"
 
 
 class FrozenDict(dict[_Key, _Value]):
-    """A dictionary that nothing changes, and that has a hash therefore: what is static in a pytree, or shared."""
+    """A dictionary that cannot change and so has a hash; it may be static in a pytree."""
 
     def __init__(self, items: Mapping[_Key, _Value] | Iterable[tuple[_Key, _Value]] = ()) -> None:
         super().__init__({name: _frozen(value) for name, value in dict(items).items()})
@@ -52,24 +52,24 @@ class FrozenDict(dict[_Key, _Value]):
         return type(self), (dict(self),)
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise TypeError("expected nothing to change this mapping: it is read only; make a new object instead")
+        raise TypeError("this mapping is read-only; make a new object instead")
 
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse  # pyright: ignore
 
 
 class Handle(weakref.ref):
-    """What stands for one object in the key of a cache: equal to itself alone, and it keeps no object alive."""
+    """A stand-in for one object in the key of a cache: equal only to itself, and it keeps no object alive."""
 
     __slots__ = ()
     __eq__, __hash__ = object.__eq__, object.__hash__
 
 
-#: By the object's `id`, while it lives.
+#: The handle of each living object, by the object's `id`.
 _handles: dict[int, Handle] = {}
 
 
 def handle(value: Any) -> Any:
-    """Return the handle of an object, None and texts as they are; what has no weak references is a `TypeError`."""
+    """Return the handle of an object, or None and texts unchanged; `TypeError` if no weak reference can be made."""
     if value is None or isinstance(value, str):
         return value
     number = id(value)
@@ -86,7 +86,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _fields(value: object, wanted: str = "compare") -> dict[str, Any]:
-    """Return the fields of a dataclass or named tuple by name: those to compare, or those to show."""
+    """Return the fields of a dataclass or named tuple by name: the fields to compare, or the fields to show."""
     if not dataclasses.is_dataclass(value):
         return value._asdict()  # pyright: ignore[reportAttributeAccessIssue]
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if getattr(field, wanted)}
@@ -94,7 +94,7 @@ def _fields(value: object, wanted: str = "compare") -> dict[str, Any]:
 
 def _equal(self: object, other: object) -> Any:
     if type(other) is not type(self):
-        # Python would ask a plain tuple next, which compares arrays and knows no hash of this one.
+        # After `NotImplemented`, Python would compare plain tuples, which fails on arrays.
         return False if isinstance(self, tuple) else NotImplemented
     (mine, structure), (others, structure_of_other) = (jax.tree.flatten(_fields(one)) for one in (self, other))
     if self is other or structure != structure_of_other:
@@ -124,7 +124,7 @@ def _hash_of(self: object) -> int:
 
 
 def _mark(leaf: Any) -> Any:
-    """Return what is hashed of a leaf: a number, whichever type holds it, an array's shape, a mapping's names."""
+    """Return the part of a leaf that is hashed: a number of any type, an array's shape, or a mapping's keys."""
     if _is_array(leaf):
         if leaf.shape or is_traced(leaf):
             return leaf.shape
@@ -138,13 +138,8 @@ def _is_array(value: object) -> bool:
     return isinstance(value, (np.ndarray, np.generic, jax.Array))
 
 
-def whole_ns(time_ns: float) -> str:
-    """Return a time in whole ns, as people write it: `1,339,812`."""
-    return f"{time_ns:z,.0f}"
-
-
 def counted(count: int, one: str, several: str | None = None) -> str:
-    """Return how many there are of something: `1 launch`, `1,200 calls`."""
+    """Return a count and its noun: `1 launch`, `1,200 calls`."""
     return f"{count:,} {one if count == 1 else several or one + 's'}"
 
 

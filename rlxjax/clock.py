@@ -1,7 +1,7 @@
-"""What a time is: that of one call among calls that follow each other, results waited for, as `timeit` shows it.
+"""The definition of a time: one call in a loop of calls that wait for their results, as `timeit` measures it.
 
-A program that others share processors with takes one of several times from call to call: the mean over a loop of
-calls is what a user sees. Everything that is measured, predicted or judged means the lower quartile of such means.
+On a busy machine the time of a call varies, and you see the mean over a loop of calls. Every measured or predicted time
+is the lower quartile of such means.
 """
 
 import contextlib
@@ -13,18 +13,18 @@ from typing import Any
 import jax
 import numpy as np
 
-#: Which protocol timings are of: it changes when what a time is does.
+#: The version of this definition, kept with each timing.
 PROTOCOL = 2
-#: Calls of a visit. A visit ends after the first number of calls once it took so long, or after the second one.
+#: A *visit* is a loop of calls. It ends after `LEAST_CALLS` calls once it took `VISIT_NS`, or after `MOST_CALLS`.
 LEAST_CALLS, MOST_CALLS, VISIT_NS = 2, 128, 4_000_000
-#: Of the calls of a visit, the share that comes first: it finds caches and threads as another program left them.
+#: The share of a visit's calls that are left out: the first calls find the caches and threads of another program.
 FIRST_SHARE = 0.25
-#: Of visits, the share that a time is not below.
+#: A time is this quantile of the means of its visits.
 QUARTILE = 0.25
 
 
 def visit_ns(call: Callable[[], Any], count: int | None = None) -> list[int]:
-    """Return the time in ns of each call of a visit, of so many if given; results are waited for and dropped."""
+    """Return the time of each call of a visit, in ns, or of `count` calls; each call waits for its results."""
     times_ns, taken = [], 0
     least, most = (LEAST_CALLS, MOST_CALLS) if count is None else (count, count)
     while len(times_ns) < least or (taken < VISIT_NS and len(times_ns) < most):
@@ -34,12 +34,12 @@ def visit_ns(call: Callable[[], Any], count: int | None = None) -> list[int]:
 
 
 def calls_of_visit(time_ns: float) -> int:
-    """Return the calls of a visit to a program of a known time."""
+    """Return the number of calls in a visit to a program that takes `time_ns`."""
     return int(np.clip(np.nan_to_num(VISIT_NS / time_ns), LEAST_CALLS, MOST_CALLS))
 
 
 def call_ns(call: Callable[[], Any]) -> int:
-    """Return the time in ns until the results of one call are there, 1 at least; they are dropped after that."""
+    """Return the time in ns until the results of one call are ready, at least 1; freeing the results is not timed."""
     start = time.perf_counter_ns()
     results = jax.block_until_ready(call())
     taken = time.perf_counter_ns() - start
@@ -48,7 +48,7 @@ def call_ns(call: Callable[[], Any]) -> int:
 
 
 def mean_ns(times_ns: Sequence[int]) -> float:
-    """Return the mean time in ns of a visit's calls, without the first of them where there are others.
+    """Return the mean time of a visit's calls in ns, without the first quarter of the calls.
 
     Examples:
         >>> mean_ns([900, 90, 100, 110])
@@ -58,7 +58,7 @@ def mean_ns(times_ns: Sequence[int]) -> float:
 
 
 def settled_ns(times_ns: Sequence[int]) -> Sequence[int]:
-    """Return the times of a visit's calls without the first of them where there are others."""
+    """Return the times of a visit's calls without the first quarter; at least the last call stays."""
     return times_ns[min(int(np.ceil(FIRST_SHARE * len(times_ns))), len(times_ns) - 1) :]
 
 

@@ -114,9 +114,9 @@ def test_every_name_is_documented_by_a_line_of_its_own():
 
 
 def text_of(name):
-    """Return a function's docstring, and those of the functions that its arguments or errors are "as of"."""
+    """Return a function's docstring, and the docstrings of functions whose arguments or errors it refers to."""
     text = inspect.getdoc(PUBLIC[name])
-    return "\n".join([text, *(text_of(other) for other in re.findall(r"as\s+of\s+`(\w+)`", text))])
+    return "\n".join([text, *(text_of(other) for other in re.findall(r"(?:as|those)\s+of\s+`(\w+)`", text))])
 
 
 def test_functions_say_what_they_take_and_raise_with_an_example_that_runs():

@@ -69,7 +69,7 @@ def loaded(path, changes=None, models=BOTH):
 
 def test_what_is_saved_gives_the_same_predictions_picks_and_decisions(path):
     for fits, said in (((), "none"), ((line_fit(), line_fit()), "line, line")):
-        with pytest.raises(ValueError, match=f"fits: expected one at least, of different models, got {said}"):
+        with pytest.raises(ValueError, match=f"fits: expected at least one fit, and one per model, got {said}"):
             save_calibration(path, *fits)
         assert not path.exists()
     fits = [line_fit(), tiled_fit()]
@@ -143,7 +143,7 @@ def test_a_section_that_cannot_be_used_is_left_out_and_kept_by_who_writes_anothe
     newer = file_content()["models"]["tiled"] | {"surprise": 1, "digest": "0" * 64}
     for bad in ({"models.tiled.model_version": 99}, {"models.tiled": newer}, {"models.tiled": [1.5, None]}):
         raw = json.loads(written(path, bad).read_text())
-        with pytest.warns(UserWarning, match=r"models.tiled.*rlxjax refit .* --out .*; it is left out"):
+        with pytest.warns(UserWarning, match=r"models.tiled.*rlxjax refit .* --out .*; the section is left out"):
             before = load_calibration(path, BOTH)
         assert [*before.models] == ["line"]
         assert before.gate == GATE
@@ -173,24 +173,24 @@ def test_what_was_edited_is_taken_with_a_word(path):
     value = good["models"]["line"]["coefficients"]["call_ns"]["value"]
     text = path.read_text().replace(repr(value), repr(2.0 * value), 1)
     path.write_text(text)
-    with pytest.warns(UserWarning, match=r"models\.line\.digest differs"):
+    with pytest.warns(UserWarning, match=r"models\.line: the digest does not match"):
         assert load_calibration(path, BOTH).coefficients["call_ns"] == 2.0 * value
     # Lost whole, renamed, or without digests: no section has changed, and yet a word is said.
     for change in (lambda c: c["models"].pop("line"), lambda c: c["models"].update(lime=c["models"].pop("line"))):
         content = json.loads(json.dumps(good))
         change(content)
         path.write_text(json.dumps(content))
-        with pytest.warns(UserWarning, match=f"^{path}: digest differs"):
+        with pytest.warns(UserWarning, match=f"^{path}: the digest does not match"):
             load_calibration(path, BOTH)
-        with pytest.warns(UserWarning, match=f"{path}: digest differs .*What it holds was kept"):
+        with pytest.warns(UserWarning, match=f"{path}: the digest does not match .*The other sections were kept"):
             save_calibration(path, tiled_fit())
     del good["models"]["line"]["digest"]
     path.write_text(json.dumps(good))
-    with pytest.warns(UserWarning, match=r"models\.line\.digest is missing"):
+    with pytest.warns(UserWarning, match=r"models\.line: the digest is missing"):
         load_calibration(path, BOTH)
     # What is no calibration of this schema is put aside and not lost.
     path.write_text("the old file")
-    with pytest.warns(UserWarning, match=f"It was kept as {path}.1"):
+    with pytest.warns(UserWarning, match=f"The file was kept as {path}.1"):
         save_calibration(path, line_fit())
     assert path.with_name(f"{path.name}.1").read_text() == "the old file"
 
@@ -203,9 +203,9 @@ def test_sections_that_are_written_at_once_are_all_kept(path):
     assert sorted(json.loads(path.read_text())["models"]) == [model.name for model in models]
 
 
-REFIT = "fit its raw timings again with `rlxjax refit {samples} --out {path}`"
-ANEW = "make a new one with `rlxjax calibrate --out {path}`"
-SUITE_ANEW = "make a new one with `rlxjax calibrate --suite a:B --out {path}`"
+REFIT = "fit the raw timings again with `rlxjax refit {samples} --out {path}`"
+AGAIN = "measure again with `rlxjax calibrate --out {path}`"
+SUITE_AGAIN = "measure again with `rlxjax calibrate --suite a:B --out {path}`"
 
 
 def assert_refused(path, text, *said, models=BOTH, samples=None):
@@ -224,7 +224,7 @@ def assert_refused(path, text, *said, models=BOTH, samples=None):
 def test_a_truncated_file_is_refused_wherever_it_ends_and_so_is_what_is_no_calibration(path):
     text = json.dumps(file_content(), indent=2)
     for length in range(0, len(text) - 1, 977):
-        assert_refused(path, text[:length], "truncated", "line ", ANEW)
+        assert_refused(path, text[:length], "truncated", "line ", AGAIN)
     deep, huge = "[" * 100_000, '{"schema_version": ' + "9" * 5000 + "}"
     for text in (b"\xff\xfe", "", "[]", "1", "null", huge, deep):
         assert_refused(path, text, "rlxjax")
@@ -242,48 +242,48 @@ ONE = {"value": 1.0, "log_sd": 1.0, "unit": "ns", "provenance": "measured"}
 FIELDS = [
     ("schema_version", 6, "schema_version: 6 is newer than 5, the newest that this rlxjax reads; install a newer"),
     *(("schema_version", old, REFIT) for old in (4, 0, "5", 5.0, True, None)),
-    ("units.time", "s", ANEW),
-    ("surprise", 1, ANEW),
-    ("models.line.fingerprint.cores", "many", ANEW),
-    ("models", None, ANEW),
-    ("machine.canary_ns.launch", 0.0, SUITE_ANEW),
-    ("machine.gate.memory_bw", None, "machine.gate.memory_bw is missing; " + SUITE_ANEW),
+    ("units.time", "s", AGAIN),
+    ("surprise", 1, AGAIN),
+    ("models.line.fingerprint.cores", "many", AGAIN),
+    ("models", None, AGAIN),
+    ("machine.canary_ns.launch", 0.0, SUITE_AGAIN),
+    ("machine.gate.memory_bw", None, "machine.gate.memory_bw is missing; " + SUITE_AGAIN),
     ("machine.gate.unknown_ns", ONE, "machine.gate.unknown_ns.log_sd: Extra inputs"),
     ("machine.gate.memory_bw.unit", "ns", "machine.gate.memory_bw.unit: expected 'bytes/ns', got 'ns'"),
     ("machine.gate.unified_memory.value", 7.0, "machine.gate.unified_memory: expected 0 or 1, got 7"),
     *(("models.line.model_version", n, f"models.line.model_version: expected 1, got {n}") for n in (0, 2)),
-    (f"{TERMS}.unknown_ns", ONE, "unknown_ns is none of this schema: expected block_ns, call_ns, item_ns; " + ANEW),
-    (f"{TERMS}.block_ns", None, f"{TERMS}.block_ns is missing; " + ANEW),
-    (f"{TERMS}.call_ns.unit", "us", f"{TERMS}.call_ns.unit: expected 'ns', got 'us'; " + ANEW),
-    *((f"{TERMS}.call_ns.{name}", bad, ANEW) for name in ("value", "log_sd") for bad in (0.0, 5e-324, 1e30)),
+    (f"{TERMS}.unknown_ns", ONE, "unknown_ns is unknown: expected block_ns, call_ns, item_ns; " + AGAIN),
+    (f"{TERMS}.block_ns", None, f"{TERMS}.block_ns is missing; " + AGAIN),
+    (f"{TERMS}.call_ns.unit", "us", f"{TERMS}.call_ns.unit: expected 'ns', got 'us'; " + AGAIN),
+    *((f"{TERMS}.call_ns.{name}", bad, AGAIN) for name in ("value", "log_sd") for bad in (0.0, 5e-324, 1e30)),
     *(
         (f"{of}_ns.value", bad, mend)
-        for of, mend in ((f"{TERMS}.call", ANEW), ("machine.gate.dispatch", SUITE_ANEW))
+        for of, mend in ((f"{TERMS}.call", AGAIN), ("machine.gate.dispatch", SUITE_AGAIN))
         for bad in (-1.0, math.nan, math.inf, "12", True)
     ),
-    ("models.line.uncertainty.spread.plain", 0.0, ANEW),
+    ("models.line.uncertainty.spread.plain", 0.0, AGAIN),
     ("models.line.uncertainty.spread.plain", None, "models.line.uncertainty.spread.plain is missing"),
-    (f"{SURE}.correction.plain", [0.0], f"{SURE}.correction.plain: length: expected 0, got 1; " + ANEW),
-    (f"{SURE}.covariance_factor", [[1.0]], f"{SURE}.covariance_factor: rows: expected 3, got 1; " + ANEW),
-    (f"{SURE}.alike", {"plain": [1.0, 0.0]}, f"{SURE}.alike.blocked is missing; " + ANEW),
-    (f"{SURE}.alike.plain", [1.0], f"{SURE}.alike.plain: length: expected 2, got 1; " + ANEW),
+    (f"{SURE}.correction.plain", [0.0], f"{SURE}.correction.plain: length: expected 0, got 1; " + AGAIN),
+    (f"{SURE}.covariance_factor", [[1.0]], f"{SURE}.covariance_factor: rows: expected 3, got 1; " + AGAIN),
+    (f"{SURE}.alike", {"plain": [1.0, 0.0]}, f"{SURE}.alike.blocked is missing; " + AGAIN),
+    (f"{SURE}.alike.plain", [1.0], f"{SURE}.alike.plain: length: expected 2, got 1; " + AGAIN),
     (f"{SURE}.alike.plain", [0.9, 0.0], f"{SURE}.alike: expected a symmetric matrix with ones on its diagonal"),
-    (f"{SURE}.alike.plain", [1.0, 1.5], ANEW),
+    (f"{SURE}.alike.plain", [1.0, 1.5], AGAIN),
     (f"{SURE}.covariance_factor", [[1.0], [1.0]], "expected rows of 1, 2, 3, ... numbers"),
-    ("models.tiled.facts.tile_items", None, "models.tiled.facts.tile_items is missing; " + ANEW),
+    ("models.tiled.facts.tile_items", None, "models.tiled.facts.tile_items is missing; " + AGAIN),
     ("models.tiled.facts.tile_items", [1.0], "models.tiled.facts.tile_items: expected a number, got [1.0]"),
     ("models.tiled.facts.knots", 1.0, "models.tiled.facts.knots: expected numbers, got 1.0"),
-    ("models.tiled.domain.n*depth", None, "models.tiled.domain.n*depth is missing; " + ANEW),
+    ("models.tiled.domain.n*depth", None, "models.tiled.domain.n*depth is missing; " + AGAIN),
     ("models.tiled.domain.n.low", 1e9, "low 1000000000.0 is above high"),
-    ("models.line.noise_floor", None, ANEW),
-    (f"{TERMS}.a\nb", 1.0, ANEW),
+    ("models.line.noise_floor", None, AGAIN),
+    (f"{TERMS}.a\nb", 1.0, AGAIN),
 ]
 
 
 @pytest.mark.parametrize(("field", "value", "said"), FIELDS, ids=lambda value: str(value)[:40])
 def test_a_file_that_would_be_misread_is_refused_by_field_with_the_mend(field, value, said, path):
     by_name = (
-        [field.split(".")[-1].replace("\n", " ")] if said in (ANEW, REFIT) and not field.startswith("units") else []
+        [field.split(".")[-1].replace("\n", " ")] if said in (AGAIN, REFIT) and not field.startswith("units") else []
     )
     text, (of, name, *_) = json.dumps(file_content({field: value})), [*field.split("."), ""]
     if of == "models" and name:
@@ -295,7 +295,7 @@ def test_a_file_that_would_be_misread_is_refused_by_field_with_the_mend(field, v
     elif of != "machine":
         assert_refused(path, text, said, *by_name)
         return
-    with pytest.warns(UserWarning, match=f"^{path}: {of}.*; it is left out$") as caught:
+    with pytest.warns(UserWarning, match=f"^{path}: {of}.*; the section is left out$") as caught:
         found = load_calibration(written(path, {field: value}), BOTH)
     (warning,) = caught
     assert said.format(path=path) in str(warning.message)
@@ -349,8 +349,8 @@ def test_a_home_is_expanded_and_one_that_is_none_is_named_in_a_warning(tmp_path,
     for home, said in (
         (tmp_path / "file", "file/calibration-cpu.json: cannot be read .*Not a directory"),
         (tmp_path / ("x" * 300), "xxx/calibration-cpu.json: cannot be read .*too long"),
-        ("~nobody-here/own", "RLXJAX_HOME: expected a folder, got ~nobody-here/own; set it to one"),
-        ("", "RLXJAX_HOME: expected a folder, got none, and this user has no home; set it to one"),
+        ("~nobody-here/own", "RLXJAX_HOME: expected a folder, got ~nobody-here/own; set RLXJAX_HOME to a folder"),
+        ("", "RLXJAX_HOME: expected a folder, got none, and this user has no home; set RLXJAX_HOME to a folder"),
     ):
         monkeypatch.setenv("RLXJAX_HOME", str(home))
         with pytest.warns(UserWarning, match=said):

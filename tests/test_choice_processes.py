@@ -31,11 +31,11 @@ def test_two_processes_of_a_job_choose_the_same_and_the_one_that_is_left_says_so
     for what, by in (("shared", "measured"), ("shared again", "remembered"), ("placed", "measured")):
         assert first[what] == second[what]
         assert first[what][1] == by
-    assert "that of 'wrong' differs" in first["wrong"][0]
+    assert "'wrong' differs from" in first["wrong"][0]
     assert "expected the same question in all processes" in first["other"][0]
     assert [first[what] == second[what] for what in ("wrong", "other")] == [True, True]
     (reason,) = first["killed"]
-    assert reason.startswith("args: another process of this job, which holds a part of them, has ended, or does not")
+    assert reason.startswith("args: another process, which holds a part of the arguments, has ended or does not")
     assert "killed" not in second
 
 

@@ -24,8 +24,9 @@ from _shapes import real
 
 import rlxjax as rx
 from rlxjax.calibration import Calibration
-from rlxjax.choices import Memory, choose, clear_choices
+from rlxjax.choices import Choice, Memory, Way, choose, clear_choices
 from rlxjax.fit import Suite
+from rlxjax.units import interval_text
 from rlxjax.welch import WelchPeakParams, _choice, choose_variant, welch_peaks
 
 #: Of choices that are measured where nobody asks which one wins.
@@ -138,7 +139,7 @@ def test_what_the_model_rules_out_is_not_compiled_until_all_is_to_be_measured(he
     assert found["cubed"].predicted_ns > 2.0 * found["product"].predicted_ns
     assert choose(functions(), x, calibration=here, limit_ms=1.0).by == "remembered"
     assert compiled() - before <= 3 + 1  # and a constant
-    with pytest.raises(ValueError, match="that of 'cubed' differs"):
+    with pytest.raises(ValueError, match="'cubed' differs from"):
         choose(functions(), x, calibration=here, **QUICK)
 
 
@@ -170,16 +171,46 @@ def test_a_choice_says_itself_in_words_and_in_json(here):
     again = json.loads(json.dumps(found.as_dict()))
     assert again["alternatives"][0]["measured_interval_ns"] == list(found["product"].measured_interval_ns)
     assert {**again, "alternatives": 0} == {**found.as_dict(), "alternatives": 0}
-    first, *others = str(found).splitlines()
-    assert first.startswith(f"{'a tie: ' * found.is_tie}{found.name} (measured, {found.rounds} rounds, ")
+    first, head, *others = str(found).splitlines()
+    assert first.startswith(f"{'a tie: ' * found.is_tie}{found.name} ")
+    assert f" after {found.rounds} rounds" in first
+    assert "90 %" in head
     for line, own in zip(others, found.alternatives, strict=True):
         assert own.name in line
         assert own.failed in line
-        assert own.failed or f"measured {own.measured_ns:,.0f} ns (90 %: " in line
+        assert own.failed or f"measured {interval_text(own.measured_ns, *own.measured_interval_ns)}" in line
+        assert own.is_tie == ("not told apart" in line) == (own.name in first and own is not found.chosen)
     known = choose({**ways(), "broken": jax.jit(lambda x: x @ x)}, X, calibration=here, **QUICK)
     assert (known.by, known["broken"].failed) == ("remembered", found["broken"].failed)
     with pytest.raises(KeyError, match="expected one of product, sum, broken, got 'none'"):
         found["none"]
+
+
+def test_a_choice_says_what_is_not_told_apart_what_is_ruled_out_by_how_much_and_how_to_be_sure():
+    def way(name, measured_ns=None, predicted_ns=1e3, **more):
+        ends = None if measured_ns is None else (0.9 * measured_ns, 1.2 * measured_ns)
+        return Way(name, predicted_ns, (0.5e3, 2e3), measured_ns, ends, in_domain=True, **more)
+
+    near, far = way("near", 1.9e6, is_tie=True), way("far", 88e6)
+    all_ways = (way("a", 1.9e6), near, way("tenth", 2.09e6), far, way("left", None), way("oops", failed="raised Oops"))
+    found = Choice("a", "measured", all_ways, 0.7, is_tie=True, rounds=34)
+    first, _, *rows = str(found).splitlines()
+    assert first == "a tie: a and near are not told apart after 34 rounds"
+    assert "  measured 1.9 ms (1.7 to 2.3)  predicted 1 us (0.50 to 2)" in rows[0]
+    endings = ["", "not told apart", "10 % slower", "46 times slower", "ruled out by the model", "failed: raised Oops"]
+    assert all(row.endswith(ending) for row, ending in zip(rows, endings, strict=True))
+    pinned = dataclasses.replace(found, name="far", by="pinned", without_pin="a")
+    assert str(pinned).splitlines()[0] == f"{first}; a person pinned far, which runs"
+    assert str(dataclasses.replace(found, by="remembered")).splitlines()[0] == f"{first} (remembered)"
+    alone = dataclasses.replace(found, alternatives=(way("a", 1.0), all_ways[-1]), is_tie=False, rounds=0)
+    assert alone.outcome == "a is the only alternative that runs"
+    model = Choice("left", "model", (way("left"), way("right", predicted_ns=1.1e3)), 0.7, kind="functions")
+    assert model.outcome == "left is predicted to be the fastest, 70 % sure"
+    for chance, inside, is_told in ((0.7, True, True), (0.98, True, True), (0.999, True, False), (0.999, False, True)):
+        ways = tuple(dataclasses.replace(own, in_domain=inside) for own in model.alternatives)
+        said = str(dataclasses.replace(model, probability=chance, alternatives=ways))
+        assert ('measure="undecided" times the alternatives' in said) == is_told
+    assert "undecided" not in str(dataclasses.replace(model, kind="welch", probability=0.91))
 
 
 # --- What a choice depends on --------------------------------------------------------------------
@@ -351,15 +382,12 @@ BAD_WAYS = (
     ({"a": 3}, "expected a function as 'a', got 3"),
     ({1: jnp.sin}, "expected names that are texts, got 1"),
     ({"a": jax.jit(lambda x: x @ x)}, "none of them runs: a: raised TypeError: dot_general"),
+    ({"a": jax.jit(lambda x, y: x)}, "none of them runs: a: <lambda> takes 2 arguments, got 1"),
 )
 BAD_THIRD = (
-    (lambda x: x[0], "expected the same result of all, but that of 'c' is .*check=False"),
-    (lambda x: x.astype(jnp.int32), "expected the same result of all, but that of 'c' is .*int32"),
-    (lambda x: (x, x), "expected the same result of all, but that of 'c' is "),
-    (
-        lambda x: x * 2.1,
-        "expected the same result of all, but that of 'c' differs .* off by 0.1 at .0, 0., .*check=False",
-    ),
+    (lambda x: x[0], "expected the same result of all, but 'c' differs from 'product': array 0 is .*check=False"),
+    (lambda x: (x, x), "expected the same result of all, but 'c' differs from 'product': 2 arrays instead of 1"),
+    (lambda x: x * 2.1, "expected the same .* 'c' differs from 'product': .* off by 0.1 at .0, 0., .*check=False"),
     (printing, "expected no side effects where 'c' is to be measured .*measure='never'"),
     (calling, "expected no side effects where 'c' is to be measured .*measure='never'"),
 )
@@ -368,14 +396,14 @@ BAD_OPTIONS = (
     ({"regret": -1}, "regret: expected a number of at least 0, got -1"),
     ({"regret": np.nan}, "regret: expected a number of at least 0, got nan"),
     ({"limit_ms": 0}, "limit_ms: expected a number of milliseconds of at least"),
-    ({"inputs": {"n": 1.0}}, "inputs: expected none of functions"),
+    ({"inputs": {"n": 1.0}}, "inputs: expected none with functions"),
     ({"calibration": "c.json"}, "calibration: expected a Calibration .*got str"),
 )
 BAD_SIZES = (
     (3, "inputs: expected sizes by"),
     (None, "line: expected the inputs n; 'n' is missing"),
     ({"m": 3.0}, "line: expected the inputs n; got 'm'"),
-    ({"n": [3.0, 4.0]}, "inputs: expected those of one workload, got several of n"),
+    ({"n": [3.0, 4.0]}, "inputs: expected a single workload, got several values of n"),
 )
 
 
@@ -401,7 +429,7 @@ def test_bad_input_gets_one_sentence(here):
             "args: expected arrays or shapes, got traced values; choose outside",
             lambda: jax.jit(lambda x: choose(ways(), x, **known)(x))(X),
         ),
-        ("args: expected none beside a suite", lambda: choose(Loops(), X)),
+        ("args: expected none with a suite", lambda: choose(Loops(), X)),
         (undecided.format("product, sum"), lambda: choose(ways(), X, calibration=lines(), measure="never")),
         (undecided.format("a, b"), lambda: choose(LOOPS, X, measure="never", **known)),
     ]
@@ -425,6 +453,11 @@ def test_what_has_effects_is_chosen_without_measuring_and_other_values_are_taken
     for fn in (jax.jit(printing), jax.jit(lambda x: x * 2.0, donate_argnums=0)):
         assert choose({**ways(), "c": fn}, X, calibration=here, measure="never").by == "model"
     other = jax.jit(lambda x: x * 2.1)
+    best = {
+        "top_k": jax.jit(lambda x: jax.lax.top_k(x, 2)),
+        "slices": jax.jit(lambda x: (x[:, :2], jax.lax.broadcasted_iota(jnp.int32, (8, 2), 1))),
+    }
+    assert choose(best, X, calibration=here, **QUICK).by == "measured"  # a list and a tuple
     assert choose({**ways(), "c": other}, X, calibration=here, check=False, **QUICK)["c"].measured_ns
 
 
@@ -629,7 +662,7 @@ def test_a_damaged_database_is_one_warning_and_the_choice_goes_on(signal, home):
         assert welch_peaks(signal, PARAMS, measure="undecided").shape == (5, 2, 2)
         assert choose(ways(), X, **QUICK).by == "measured"
     (warned,) = [str(one.message) for one in caught]
-    assert "choices go on without what is remembered there" in warned
+    assert "choices go on without this memory" in warned
 
 
 # --- Threads, and what is held -------------------------------------------------------------------

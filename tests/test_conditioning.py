@@ -188,8 +188,8 @@ BEYOND = Runs(TILED, 0, {"n": np.array([8.0, np.inf]), "depth": 1.0})
         ({"probe": np.zeros(2, int)}, "probe: expected whole numbers of shape"),
         ({"probe": np.full(COUNT, 0.5)}, "probe: expected whole numbers"),
         ({"measurement": [0, 1]}, "measurement: expected whole numbers"),
-        ({"measurement": np.zeros(COUNT, int)}, "measurement: expected the places of"),
-        ({"runs": runs_of(LINE)}, "runs: expected those of 'tiled' 3, got those of 'line' 1"),
+        ({"measurement": np.zeros(COUNT, int)}, "measurement: expected each index from"),
+        ({"runs": runs_of(LINE)}, "runs: expected 'tiled' version 3, got 'line' version 1"),
         ({"posterior": dataclasses.replace(POSTERIOR, spread=np.zeros(3))}, "spread: expected positive numbers, got"),
         (
             {"runs": BEYOND, "time_ns": np.ones(2)},

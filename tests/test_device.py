@@ -191,7 +191,7 @@ def test_a_loop_counts_as_often_as_it_turns():
     once, often = (cost_on_cpu(fn, x) for fn in (lambda x: jnp.tanh(x @ x), chained))
     readback_ns = float(rx.io_cost_ns(rx.GraphIoProfile(0, 0, 4 << 16, 0), rx.backend_coefficients("cpu")))
     assert often > 40 * once - 39 * readback_ns
-    with pytest.raises(ValueError, match="how often the loop at test_device.py:.* turns depends on data"):
+    with pytest.raises(ValueError, match="the trip count of the loop at test_device.py:.* depends on data"):
         cost_on_cpu(lambda x: jax.lax.while_loop(lambda y: y[0, 0] < 9, lambda y: y + 1, x), x)
 
 

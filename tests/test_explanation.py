@@ -45,13 +45,8 @@ def with_coefficient(whole, name, value):
 def log_ratio(whole, explanation, names=None, **changed):
     """Return how much longer the runner-up takes than the pick."""
     names = names or (explanation.pick, explanation.runner_up)
-    pick, runner_up = (float(whole.predict_ns(name, **{**sizes_of(explanation, name), **changed})) for name in names)
+    pick, runner_up = (float(whole.predict_ns(name, **{**explanation.inputs, **changed})) for name in names)
     return math.log(runner_up / pick)
-
-
-def sizes_of(explanation, name):
-    # What a name implies is moved by another name.
-    return dict(explanation.inputs) if name != "once" else {"n": explanation.inputs["n"]}
 
 
 @each_case
@@ -150,7 +145,7 @@ def test_a_jump_is_called_a_jump(explained):
     assert crossover.log_sd is None
     assert "the predictions jump past each other at n " in crossover.sentence
     assert crossover.value == pytest.approx(64.0, rel=1e-6)
-    assert (crossover.below, crossover.above) == ("tile", "once")
+    assert (crossover.below, crossover.above) == ("tile", "loop")
     # On either side of the tile's edge another one is the faster one, by far more than rounding.
     names, edge = (crossover.below, crossover.above), math.ceil(crossover.value)
     assert log_ratio(whole, explanation, names, n=edge - 1.0) > 1e-3
@@ -164,7 +159,7 @@ def test_that_there_is_no_crossover_or_that_it_lies_beyond_the_domain_is_said():
     crossover = explanation.crossover
     assert explanation.pick == "plain"
     assert crossover.value is crossover.log_sd is crossover.interval is crossover.in_domain is crossover.below is None
-    assert crossover.sentence == "plain stays ahead of blocked from n 1 to 131,072"
+    assert crossover.sentence == "plain stays faster than blocked from n 1 to 131,072"
     narrow = calibrated(LINES.posterior, most=128.0)
     explanation = explain(narrow, 100)
     assert explanation.in_domain is True

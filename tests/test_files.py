@@ -111,7 +111,7 @@ def test_what_is_no_file_or_too_large_is_refused_at_once_by_each_reader(reader, 
     monkeypatch.setattr(_files, "MOST_BYTES", 1000)
     for name, content in (("large", bytes(1001)), ("bomb.gz", gzip.compress(bytes(100_000)))):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(ValueError, match=f"{name}: expected at most 1,000 bytes, got more"):
+        with pytest.raises(ValueError, match=f"{name}: expected at most 1 kB, got more"):
             READERS[reader](tmp_path / name)
 
 

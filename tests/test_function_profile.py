@@ -3,15 +3,20 @@
 import functools
 import operator
 import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 from _shapes import real
 from jax import lax
+from jax.experimental import sparse
+from jax.extend import source_info_util
 
 import rlxjax as rx
+from rlxjax.units import bytes_text
 
 
 def counted(function, *args, **options):
@@ -213,6 +218,24 @@ def test_families_and_lines_each_sum_to_the_whole():
     assert all(re.fullmatch(r"test_function_profile\.py:\d+", line) for line in profile.by_line)
 
 
+def test_work_of_a_librarys_function_stands_at_the_users_line_or_under_the_name_that_the_user_called():
+    for wrapper in (str(Path(jaxtyping.__file__).parent), "<@beartype"):  # these wrap the package in tests alone
+        source_info_util.register_exclusion(wrapper)
+    gate, counts = rx.io_fusion_gate_for_target("cuda"), rx.FusionBenefit(*[real(8)] * 4)
+    for fn, *args in (
+        (lambda a: lax.scan(lambda c, _: (c + gate.score_ns(a), None), jnp.zeros(8, "float32"), length=2)[0], counts),
+        (lambda m, x: jnp.median(m @ x), sparse.BCOO.fromdense(jnp.eye(4, dtype="float32")), real(4)),
+        (gate.score_ns, counts),
+        (jnp.linalg.norm, real(8)),
+    ):
+        line, name = r"test_function_profile\.py:\d+", fn.__qualname__
+        is_users = "<lambda>" in name
+        for level in ("jaxpr", "compiled"):  # instructions that the compiler adds have no line
+            wanted = line if is_users and level == "jaxpr" else f"{line}|{re.escape(name)}" if is_users else name
+            lines = rx.profile_function(fn, *args, level=level).by_line
+            assert all(re.fullmatch(wanted, own) for own in lines), (level, name, [*lines])
+
+
 def test_counts_are_exact_beyond_64_bits():
     n = 10**12
     profile = counted(lambda a, b: a @ b, real(n, n), real(n, n))
@@ -274,7 +297,7 @@ def test_an_unknown_loop_counts_its_test_is_told_and_turns_as_often_as_is_given(
     assert (outer.starts, inner.starts) == (1, None)
     assert outer.per_trip.flops == D + (D + 1)  # its own test, the halving, and one test of the loop inside
     assert inner.per_trip[:2] == (1, D)
-    assert "not counted: how often the loop at test_function_profile.py" in str(profile)
+    assert "not counted: the trip count of the loop at test_function_profile.py" in str(profile)
     given = counted(wander, real(D), trip_counts=[3, 5])
     assert (given.transcendentals, given.flops) == (3 * 5 * D, 4 * D + 3 * (D + 6))
     outer_only = counted(wander, real(D), trip_counts=[3, None])
@@ -314,10 +337,14 @@ def test_callbacks_and_ordered_effects_are_sync_points():
 # --- What the profile says, and bad input --------------------------------------------------------
 
 
-def test_a_table_begins_with_the_coverage():
+def test_a_table_names_what_its_counts_assume_and_prints_bytes_as_people_read_them():
     profile = rx.profile_function(block, WEIGHTS, real(B, T, D))
     lines = str(profile).splitlines()
-    assert lines[0].startswith(f"covered by rules: 100 % of {profile.equations} equations, 100 % of ")
+    assert lines[1].startswith(f"{bytes_text(profile.io.device_traffic_bytes)} of memory traffic if nothing is fused, ")
+    assert lines[2].startswith(f"{profile.io.kernel_launches} launches if nothing is fused, ")
+    assert lines[4] == f"counted: 100 % of {profile.equations} equations, 100 % of the traffic"
+    assert lines[6].startswith("if nothing is fused ")
+    assert "nothing is fused" not in str(rx.profile_function(jnp.sin, real(8), level="compiled"))
     assert len([line for line in lines if line.startswith("test_function_profile.py:")]) <= 10
     assert {*profile.by_family} <= {line.split("  ")[0] for line in lines}
 
@@ -330,6 +357,13 @@ def test_bad_input_gets_a_sentence():
         (lambda x: x if x > 0 else -x, (real(),), {}, "fn: expected a function that JAX traces, .* raised Tracer"),
         (lambda x, y: x @ y, (real(2), real(3)), {}, "fn: expected a function that JAX traces, but <lambda> raised"),
         (lambda x: x, ("text",), {}, "fn: .* raised TypeError"),
+        (wander, (), {}, "fn: wander takes 1 argument, got 0"),
+        (jax.jit(wander), (real(2), real(2)), {}, "fn: wander takes 1 argument, got 2"),
+        (lambda x, y=1: x, (1.0,) * 3, {}, "fn: <lambda> takes 1 to 2 arguments, got 3"),
+        (lambda x, *xs: x, (), {}, "fn: <lambda> takes at least 1 argument, got 0"),
+        (lambda *xs, key: xs, (1.0,), {}, "fn: <lambda> does not take these arguments: missing a required .*'key'"),
+        (wander, (real(2),), {"axis": 1}, "fn: wander does not take these arguments: got an unexpected .*'axis'"),
+        (lambda x: wander(x, x), (real(2),), {}, "fn: .* <lambda> raised TypeError: wander"),
         (3, (), {}, "fn: expected a function, got 3"),
         (jnp.sin, (1.0,), {"level": "guessed"}, "level: expected .*'jaxpr'.* got 'guessed'"),
         (wander, (real(2),), {"trip_counts": [3, -1]}, "trip_counts: expected an integer of at least 0, got -1"),

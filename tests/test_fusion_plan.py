@@ -25,7 +25,7 @@ def kernels_of(plan):
 
 
 SAYS = {
-    "saved": "together they save",
+    "saved": "; the value ",
     "alone": "runs alone: its op shares no kernel",
     "shapes": "loops over",
     "cycle": "a cycle",

@@ -249,5 +249,5 @@ def test_what_is_no_model_is_refused_in_a_line_with_the_field_and_left_as_it_is(
             save_learned_fft(model, path)
         assert path.read_text() == text
     path.write_text(json.dumps({**content, "mask": [0.125] * len(content["mask"])}))
-    with pytest.warns(UserWarning, match="digest differs from that of the content"):
+    with pytest.warns(UserWarning, match="the digest does not match the content"):
         assert np.all(load_learned_fft(path).mask == 0.125)

@@ -67,7 +67,7 @@ def test_models_that_do_not_fit_are_refused_whatever_the_strategy():
         return rx.welch_peaks(jnp.ones((1, 96)), FAST, strategy, model=model)[..., 1].sum()
 
     for model, said in (
-        (rx.learned.LearnedFft.exact(128), "model: expected one for n_fft 64 as in params, got n_fft 128"),
+        (rx.learned.LearnedFft.exact(128), "model: expected a model for n_fft 64 as in params, got n_fft 128"),
         ("model.json", "model: expected a LearnedFft .load_learned_fft., got str"),
         ({"gates": 1}, "model: expected a LearnedFft .load_learned_fft., got dict"),
     ):

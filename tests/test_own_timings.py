@@ -143,7 +143,7 @@ FRAMES = [
     (GOOD | {"time_ns": np.array([1, 2], "m8[ns]")}, "frame, row 0: time_ns: expected a positive finite number"),
     (GOOD | {"n": np.array(["2024-05-01"] * 2, "M8[D]")}, "frame, row 0: n: expected a finite number, got 2024-05-01"),
     (GOOD | {"n": [1, datetime.timedelta(hours=1)]}, "frame, row 1: n: expected a finite number, got 1:00:00"),
-    (GOOD | {"variant": [0, 3]}, "frame, row 1: variant: expected names, or places from 0 to 2, got 3"),
+    (GOOD | {"variant": [0, 3]}, "frame, row 1: variant: expected names, or indices from 0 to 2, got 3"),
     (GOOD | {"variant": ["loop", np.nan]}, "frame, row 1: variant: expected one of loop, tile, pair, got 'nan'"),
 ]
 RECORDS = [
@@ -168,7 +168,7 @@ def test_a_frame_and_records_that_cannot_be_are_refused_in_one_sentence():
         assert refusal_of(Timings.of, TILED, given).startswith(said)
     for model in (type(TILED), "tiled", None):
         said = refusal_of(Timings.of, model, GOOD)
-        assert said.startswith("model: expected a LatencyModel, an instance of its class, got ")
+        assert said.startswith("model: expected an instance of a LatencyModel, got ")
 
 
 def test_a_csv_file_becomes_a_calibration_that_predicts_and_picks(tmp_path):

@@ -29,6 +29,8 @@ from matplotlib.figure import Figure
 
 import rlxjax as rx
 from rlxjax.calibration import Calibration, explain
+from rlxjax.choices import Grouping
+from rlxjax.extras import install_command
 from rlxjax.fit import COVERED_SDS, is_measured, named
 from rlxjax.gate import Provenance
 from rlxjax.plot import rows
@@ -54,6 +56,20 @@ PICTURES = {
     "terms": lambda **where: rx.plot.terms(explained(), **where),
     "coefficients": lambda **where: rx.plot.coefficients(TILES, **where),
 }
+UNTIMED = (Grouping("apart"), Grouping("together"))
+TIMED = (
+    Grouping("apart", predicted_ns=8e3, terms_ns={"call_ns": 8e3}),
+    Grouping("together", predicted_ns=3e3, predicted_interval_ns=(2e3, 4e3), terms_ns={"call_ns": 3e3, "loop_ns": 0.0}),
+)
+ADVICE = rx.Advice(
+    "together",
+    "model",
+    alternatives=TIMED,
+    verdict="fuse",
+    reason_code="saves_launches",
+    reason="",
+    compared="together",
+)
 
 
 @functools.cache
@@ -84,36 +100,33 @@ def figures(ax, *headings):
 PREDICTED = ("predicted (ns)", "from (ns)", "to (ns)")
 
 
-@pytest.mark.parametrize("is_ratio", [False, True])
-def test_predictions_are_drawn_against_timings_with_their_intervals(is_ratio):
-    ax = rx.plot.predicted_vs_measured(LINES, LINE_TIMINGS, level=0.8, is_ratio=is_ratio, ax=new_axis())
+def test_predictions_are_drawn_over_timings_with_their_intervals():
+    ax = rx.plot.predicted_vs_measured(LINES, LINE_TIMINGS, level=0.8, ax=new_axis())
     assert len(ax.containers) == len(LINE.variants)
     for place, (name, container) in enumerate(zip(LINE.variants, ax.containers, strict=True)):
         own = np.asarray(LINE_TIMINGS.runs.variant) == place
         n, time_ns = np.asarray(LINE_TIMINGS.runs.inputs["n"])[own], LINE_TIMINGS.time_ns[own]
         predicted_ns, bounds_ns = LINES.predict_ns(name, n), LINES.interval_ns(name, n, level=0.8)
-        error, scale = np.mean(np.abs(predicted_ns / time_ns - 1.0)), time_ns if is_ratio else np.ones(len(n))
+        error = np.mean(np.abs(predicted_ns / time_ns - 1.0))
         points, bars = bars_of(container)
         assert container.get_label() == f"{name}, error {100 * error:.2g} %"
-        np.testing.assert_allclose(points.T, [time_ns, predicted_ns / scale], rtol=EXACT)
+        np.testing.assert_allclose(points.T, [time_ns, predicted_ns / time_ns], rtol=EXACT)
         np.testing.assert_allclose(bars[..., 0].T, [time_ns, time_ns], rtol=EXACT)
-        np.testing.assert_allclose(bars[..., 1].T, bounds_ns / scale, rtol=EXACT)
+        np.testing.assert_allclose(bars[..., 1].T, bounds_ns / time_ns, rtol=EXACT)
         run, *shown = figures(ax, "run", *PREDICTED)
         mine = np.char.startswith(run, f"{name},")
         np.testing.assert_allclose([column[mine] for column in shown], [predicted_ns, *bounds_ns], rtol=EXACT)
         assert run[mine].tolist() == [f"{name}, n {one:,g}" for one in n]
-    assert is_ratio or ax.get_xlim() == pytest.approx(ax.get_ylim())
 
 
-def test_the_noise_is_a_band_around_the_diagonal_and_that_of_the_calibration_unless_given():
+def test_the_noise_is_a_band_around_1_and_the_noise_of_the_calibration_unless_given():
     known = dataclasses.replace(LINES, noise_floor=0.05)
     for whole, given, expected in ((LINES, None, None), (LINES, 0.1, 0.1), (known, None, 0.05), (known, 0.1, 0.1)):
         ax = rx.plot.predicted_vs_measured(whole, LINE_TIMINGS, noise=given, ax=new_axis())
-        bands = [one for one in ax.collections if "noise" in one.get_label()]
+        bands = [one.get_window_extent().transformed(ax.transData.inverted()) for one in ax.patches]
         assert len(bands) == (expected is not None)
         for band in bands:
-            x, y = band.get_paths()[0].vertices.T
-            np.testing.assert_allclose(np.unique(np.round(np.abs(np.log(y / x)), 9)), [np.log(1 + expected)], atol=1e-9)
+            np.testing.assert_allclose((band.y0, band.y1), (1 / (1 + expected), 1 + expected), rtol=1e-9)
 
 
 def test_the_time_of_strategies_is_drawn_with_their_bands_at_every_value():
@@ -166,9 +179,9 @@ def test_strategies_have_the_names_by_which_they_are_asked_for_and_one_look_in_e
     found = rx.plot.predicted_vs_measured(both, LINE_TIMINGS, ax=new_axis())
     assert [container.get_label().split(",")[0] for container in found.containers] == list(LINE.variants)
     for whole, options, names in (
-        (TILES, {"depth": 1.0}, ["once", "tile"]),
-        (TILES, {"strategies": ["loop", "tile"], "depth": 1.0}, ["loop", "tile"]),
-        (both, {}, ["once", "tile"]),
+        (TILES, {"depth": 1.0}, ["loop", "tile"]),
+        (TILES, {"strategies": ["once", "tile"], "depth": 1.0}, ["once", "tile"]),
+        (both, {}, ["loop", "tile"]),
     ):
         lines = labelled(rx.plot.time_by(whole, "n", SIZES, ax=new_axis(), **options))
         assert list(lines) == names
@@ -224,6 +237,29 @@ def test_a_map_of_all_shows_who_beats_every_other_one_surely_and_names_every_fig
     np.testing.assert_array_equal(timed, whole.in_domain(**CELLS))
 
 
+class NoThirtyTwo(type(TILED)):
+    """No run of it has 32 items."""
+
+    def check(self, values):
+        if np.any(np.asarray(values["n"]) == 32.0):
+            raise ValueError("32")
+
+
+def test_a_map_without_given_values_shows_possible_doublings_of_timed_values_around_all_changes_of_the_decision():
+    whole = calibrated(certain(NoThirtyTwo(), TILED_TRUTH), most=3000.0)
+    every = {"n": [*2.0 ** np.delete(np.arange(12), 5), 3000.0], "depth": [1.0, 2.0, 4.0]}
+    shown, full = (rx.plot.decision_map(whole, over, ax=new_axis()) for over in (None, every))
+    kept = {name: np.unique(figures(shown, name)[0]).tolist() for name in every}
+    inside = [row for row in rows(full) if all(row[name] in values for name, values in kept.items())]
+    assert rows(shown) == inside
+    classes = classes_of(full)
+    for axis, name in ((1, "n"), (0, "depth")):
+        differs = np.flatnonzero((np.diff(classes, axis=axis) != 0).any(1 - axis))
+        first, last = differs.min(), differs.max()
+        assert kept[name] == every[name][max(first - 1, 0) : last + 3]
+    assert len(kept["n"]) < len(every["n"])
+
+
 def test_cells_beyond_what_was_timed_are_paler_and_borders_lie_between_cells_that_differ():
     whole = calibrated(random_posterior(TILED, TILED_TRUTH), most=1000.0)
     ax = rx.plot.decision_map(whole, OVER, ax=new_axis())
@@ -256,6 +292,23 @@ def test_terms_are_a_waterfall_that_ends_at_the_prediction():
     assert len(places) == len(ax.get_yticklabels())
 
 
+def test_the_terms_of_a_function_and_of_an_advice_are_those_of_their_predictions():
+    one, other = ADVICE.pair
+    function = rx.calibration.FunctionPrediction(5e3, 3e3, np.inf, {"call_ns": 2e3, "matmul_ns": 3e3}, None, False)
+    ax, advised = (rx.plot.terms(own, ax=new_axis()) for own in (function, ADVICE))
+    assert [(row["strategy"], row["part"], row["time (ns)"]) for row in [*rows(ax), *rows(advised)]] == [
+        ("one call", "total", 5e3),
+        *(("one call", part, ns) for part, ns in (("call", 2e3), ("matmul", 3e3))),
+        ("apart", "total", one.predicted_ns),
+        ("apart", "call", 8e3),
+        ("together", "total", other.predicted_ns),
+        ("together", "call", 3e3),
+    ]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["one call\n5 us (3 to inf)", "call", "matmul"]
+    assert ax.get_xlim()[1] < 11e3  # an interval without end leaves space for the parts
+    assert advised.get_yticklabels()[2].get_text() == "together\n3 us (2 to 4)"
+
+
 def test_coefficients_are_multiples_of_their_priors_medians():
     names = list(TILED_TRUTH)
     settled = dataclasses.replace(TILES, provenance=dict.fromkeys(names[:2], Provenance.MEASURED))
@@ -264,8 +317,10 @@ def test_coefficients_are_multiples_of_their_priors_medians():
     by_rule = {name for name in names if is_measured(own_sds[name], sds[name])}
     for given, measured in ((settled, set(names[:2])), (TILES, set()), (TILES.posterior, by_rule)):
         ax = rx.plot.coefficients(given, earlier=TILES, ax=new_axis())
-        order = [label.get_text() for label in ax.get_yticklabels()]
+        order = [row["coefficient"] for row in rows(ax)]
         assert sorted(order) == sorted(names)
+        said = dict(zip(order, (label.get_text() for label in ax.get_yticklabels()), strict=True))
+        assert (said["launch_ns"], said["tile_item_ns"]) == ("launch (ns)", "tile item (ns)")
         priors, earlier, *drawn = ax.containers
         np.testing.assert_allclose(bars_of(earlier)[0][:, 0], [TILED_TRUTH[name] / medians[name] for name in order])
         for container in drawn:
@@ -318,7 +373,7 @@ def test_without_an_axis_there_is_one_new_figure_in_the_current_style():
 
 
 def test_ticks_name_their_value_and_its_unit():
-    units = {"s": 1e9, "ms": 1e6, "µs": 1e3, "ns": 1.0}
+    units = {"s": 1e9, "ms": 1e6, "us": 1e3, "ns": 1.0}
     for factor in (1e-2, 1e3, 1e6):
         truth = {name: value * factor for name, value in LINE_TRUTH.items()}
         ax = rx.plot.time_by(calibrated(certain(LINE, truth)), "n", [1.0, 5.0, 1e4, *range(6, 20)], ax=new_axis())
@@ -337,27 +392,32 @@ def refusals():
     predicted, by, over, terms, coefficients = (getattr(rx.plot, name) for name in PICTURES)
     yield "calibrated: expected a Calibration or one of its models, got str", by, ("cpu", "n", SIZES), {}
     yield "timings: expected Timings, got list", predicted, (LINES, [1.0]), {}
-    said = "timings: expected those of line (version 1), got those of tiled (version 3)"
+    said = "timings: expected timings of line (version 1), got timings of tiled (version 3)"
     yield said, predicted, (LINES, TILED_TIMINGS), {}
     stacked = rx.fit.stack_timings([LINE_TIMINGS])[0]
-    yield "timings: expected one machine's, `[n]`, got shape (1, 28)", predicted, (LINES, stacked), {}
-    yield "noise: expected a share of at least 0, got -0.1", predicted, (LINES, LINE_TIMINGS), {"noise": -0.1}
+    yield "timings: expected times of one machine, `[n]`, got shape (1, 28)", predicted, (LINES, stacked), {}
+    yield "noise: expected a number of at least 0, got -0.1", predicted, (LINES, LINE_TIMINGS), {"noise": -0.1}
     yield "level: expected a probability between 0 and 1, got 90", by, (LINES, "n", SIZES), {"level": 90}
     yield "m: not an input of line, which has n", by, (LINES, "m", SIZES), {}
     yield "n: given twice", by, (LINES, "n", SIZES), {"n": 3.0}
     yield "depth: expected one number, got 2", by, (TILES, "n", SIZES), {"depth": [1.0, 2.0]}
-    yield "n: expected two different numbers at least, got 1", by, (LINES, "n", [4.0, 4.0]), {}
+    yield "n: expected at least two different numbers, got 1", by, (LINES, "n", [4.0, 4.0]), {}
     yield "n: expected positive finite numbers, got 0", by, (LINES, "n", [0.0, 4.0]), {}
     yield "n: expected numbers, got str", by, (LINES, "n", "many"), {}
     yield "strategy: expected one of plain, blocked, got 'fast'", by, (LINES, "n", SIZES), {"strategies": ["fast"]}
-    yield "strategies: expected one at least, got none", by, (LINES, "n", SIZES), {"strategies": []}
+    yield "strategies: expected at least one, got none", by, (LINES, "n", SIZES), {"strategies": []}
     few = {"n": [1, 2]}
     yield "over: expected the values of two inputs by name, got {'n': [1, 2]}", over, (TILES, few), {}
     yield "fused, kept: expected both or neither", over, (TILES, OVER), {"fused": "tile"}
     same = dict.fromkeys(("fused", "kept"), "tile")
-    yield "strategies: expected two to decide between, got tile, tile", over, (TILES, OVER), same
-    yield "explanation: expected what `explain` returns, got Decision", terms, (TILES.decide(3.0, 1.0),), {}
-    yield "earlier: expected that of tiled, got that of line", coefficients, (TILES,), {"earlier": LINES}
+    yield "strategies: expected two different ones, got tile, tile", over, (TILES, OVER), same
+    said = "explained: expected an answer of `predict_function`, `advise` or `explain`, got "
+    for given in (TILES.decide(3.0, 1.0), (), "fast", {"fast": 1.0}, None):
+        yield f"{said}{type(given).__name__}", terms, (given,), {}
+    said = "explained: expected predicted times, got an advice without them"
+    for own in (dataclasses.replace(ADVICE, compared=""), dataclasses.replace(ADVICE, alternatives=UNTIMED)):
+        yield said, terms, (own,), {}
+    yield "earlier: expected coefficients of tiled, got those of line", coefficients, (TILES,), {"earlier": LINES}
     said = "calibrated: expected a Calibration, one of its models, a posterior or its fit, got dict"
     yield said, coefficients, (LINE_TRUTH,), {}
     yield "ax: expected one matplotlib axis, got ndarray", terms, (explained(),), {"ax": np.zeros(2)}
@@ -373,7 +433,7 @@ def test_what_cannot_be_drawn_is_one_sentence_and_no_figure():
 
 def test_without_matplotlib_a_picture_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    said = r"^rlxjax.plot: matplotlib is not installed; .* `pip install 'rlxjax\[plot\]'`$"
+    said = re.escape(f"matplotlib is not installed; get it with `{install_command('plot')}`")
     for draw in PICTURES.values():
         with pytest.raises(ImportError, match=said):
             draw()

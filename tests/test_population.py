@@ -48,7 +48,7 @@ def test_the_population_is_of_the_models_and_of_the_schedule_that_are_here():
         assert calibrated.model is BUILT_IN[name]
         assert named(calibrated.coefficients) == named(population_prior(BUILT_IN[name], "cpu").median)
         count = len(population("cpu").models[name].population.machines)
-        said = f"what {count} known machine{'s say' if count > 1 else ' says'}; `rlxjax calibrate`"
+        said = f"from {count} other machine{'s' * (count > 1)}; `rlxjax calibrate`"
         assert said in calibrated.cautions[0]
     facts, here = calibration.of("welch").posterior.facts, schedule("cpu")._asdict()
     assert {name: facts[name] for name in here if name in facts} == {
@@ -110,7 +110,10 @@ def test_what_another_machine_saved_or_is_spoilt_is_named_and_not_used(saved, tm
     saved(cpu_model="Z80")
     (tmp_path / "spoilt").mkdir()
     (tmp_path / "spoilt" / f"calibration-{jax.default_backend()}.json").write_text("{", encoding="utf-8")
-    for home, warning, said in ((tmp_path, MachineMismatchWarning, "Z80"), ("spoilt", UserWarning, "it is not used")):
+    for home, warning, said in (
+        (tmp_path, MachineMismatchWarning, "Z80"),
+        ("spoilt", UserWarning, "the file is not used"),
+    ):
         monkeypatch.setenv("RLXJAX_HOME", str(tmp_path / home))
         with pytest.warns(warning, match=said):
             assert "no calibration of this machine" in rx.default_calibration().source

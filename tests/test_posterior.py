@@ -189,7 +189,7 @@ def test_several_machines_have_the_mean_of_their_logarithms_and_a_variance_that_
             np.testing.assert_allclose(median, known[name] * np.exp(logs.mean()))
             np.testing.assert_allclose(named(found.log_sd)[name], min(sd, wide[name]))
         np.testing.assert_allclose(found.correction, count / (count + 3 / 7) * np.asarray(POSTERIOR.weights))
-    with pytest.raises(ValueError, match="one at least"):
+    with pytest.raises(ValueError, match="at least one"):
         transferred_prior()
 
 

@@ -23,7 +23,7 @@ from calibrate.cli import app
 from rlxjax import load_calibration
 from rlxjax.tables import MODEL_COLUMNS, evaluate, on_ray
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'rlxjax[scale]'")
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[scale]'")
 pytestmark = pytest.mark.ray
 TILES = calibrated(random_posterior(TILED, TILED_TRUTH, sd=0.3, spread=0.2))
 
@@ -96,7 +96,7 @@ def test_where_no_cluster_answers_is_one_line_at_once_and_addresses_of_rays_clie
     for given, variable in (("ray://127.0.0.1:1", ""), (None, "ray://head:10001"), ("anyscale://a", "auto")):
         monkeypatch.setenv("RAY_ADDRESS", variable)
         with pytest.raises(
-            ValueError, match=f"^{given or variable}: an address of Ray's client, over which nothing runs here; give"
+            ValueError, match=f"^{given or variable}: an address for Ray Client, which rlxjax cannot use; on a"
         ):
             list(on_ray(lambda: abs, [1], given))
 
@@ -115,7 +115,7 @@ def test_an_item_whose_worker_dies_each_time_is_named_once_all_others_are_done(c
     assert all("its worker died 3 times" in why for _, why in lost)
     done = on_ray(lambda: killer, range(2))
     assert next(done) == 0
-    with pytest.raises(OSError, match="1 of 2 pieces of work are not done, the first 1: its worker died 3 times"):
+    with pytest.raises(OSError, match="1 of 2 items are not done, the first 1: its worker died 3 times"):
         next(done)
 
 
@@ -165,7 +165,7 @@ def test_files_that_an_actor_does_not_see_are_one_line(cluster, tmp_path):
     def hide(done, total):
         source.rename(tmp_path / "elsewhere")
 
-    with pytest.raises(ValueError, match=r"runs/0\.parquet: not there on .*; all machines have to see the input"):
+    with pytest.raises(ValueError, match=r"runs/0\.parquet: not found on .*; all machines of the cluster"):
         evaluate(source, tmp_path / "out", TILES, want=["time_ns"], engine="ray", advance=hide)
 
 
@@ -190,8 +190,8 @@ def test_a_pool_takes_the_room_that_there_is_and_none_is_one_line_at_once(cluste
     rest = Other.options(num_cpus=1).remote()
     cluster.get(rest.ready.remote())
     begun_s = time.perf_counter()
-    with pytest.raises(ValueError, match=r"no room for a worker, which needs 0\.8 CPU \(0 of 2 free\)"):
-        list(on_ray(lambda: process_of, range(4), room_s=1.0))
+    with pytest.raises(ValueError, match=r"no free resources for a worker, which needs 0\.8 CPU \(0 of 2 free\)"):
+        list(on_ray(lambda: process_of, range(4), wait_s=1.0))
     assert time.perf_counter() - begun_s < 20
     for one in (most, rest):
         cluster.kill(one)

@@ -15,9 +15,12 @@ from typer.testing import CliRunner
 
 import rlxjax as rx
 from calibrate.cli import app
+from calibrate.report import _place
 from calibrate.report.calibration import calibration_page
+from calibrate.report.page import mark_of
 from calibrate.samples import quantile_ns, read_samples
 from rlxjax.calibration import default_calibration_path
+from rlxjax.extras import install_command
 
 MODELS = (SUITE.model, LINE)
 WORKLOAD = {"rows": 16, "width": 64}
@@ -72,19 +75,19 @@ def test_tables_hold_what_the_calibration_says_of_the_sizes_and_what_was_timed(d
     for name in toy.strategies:
         own = [row for row in rows if row["strategy"] == name]
         sizes = {size: np.array([row[size] for row in own]) for size in WORKLOAD}
-        np.testing.assert_allclose([row["predicted (ns)"] for row in own], toy.predict_ns(name, **sizes))
+        np.testing.assert_allclose([row["predicted"] for row in own], toy.predict_ns(name, **sizes))
         at = {(cell.inputs["rows"], cell.inputs["width"]): timed[cell.name] for cell in cells if cell.variant == name}
-        found = {(row["rows"], row["width"]): row["measured (ns)"] for row in own if row["measured (ns)"] != ""}
+        found = {(row["rows"], row["width"]): row["measured"] for row in own if row["measured"] != ""}
         assert found
         assert found == pytest.approx({size: time_ns for size, time_ns in at.items() if size in found})
-    rows = document.tables["What is picked, by rows and width"][::60]
+    rows = document.tables["The fastest strategy, by rows and width"][::7]
     assert [row["fastest"] for row in rows] == [toy.pick(row["rows"], row["width"]) for row in rows]
     (rows,) = (own for of, own in document.tables.items() if of.startswith("Parts of the time, ") and "width" in of)
-    totals = {row["strategy"]: row["time (ns)"] for row in rows if row["part"] == "total"}
+    totals = {row["strategy"]: row["time"] for row in rows if row["part"] == "total"}
     explained = rx.calibration.explain(toy, **WORKLOAD)
     assert totals == pytest.approx({one.strategy: one.time_ns for one in explained.strategies})
     rows = document.tables["Every cell of toy, the furthest off first"]
-    assert {row["run"]: row["measured (ns)"] for row in rows} == pytest.approx(timed)
+    assert {row["run"]: row["measured"] for row in rows} == pytest.approx(timed)
     assert {row["run"] for row in rows if row["held out"] == "yes"} == {one.name for one in cells if one.held_out}
     assert np.all(np.diff(np.abs(np.log([row["predicted / measured"] for row in rows]))) <= 0)
     for name, section in json.loads(files[0].read_text())["models"].items():
@@ -117,14 +120,16 @@ def test_changes_are_sorted_by_their_joint_standard_deviations(document, files):
 
 
 def test_the_verdict_comes_first_and_cautions_make_it_not_ready(document, page):
-    assert page.index('id="verdict"') < page.index('id="measured"') < page.index('id="toy-changes"')
+    assert page.index('id="verdict"') < page.index('id="next"') < page.index('id="measured"')
+    assert page.index('id="measured"') < page.index('id="toy-changes"')
+    assert any("rlxjax validate" in text for text in document.texts["code"])
     assert {"toy: ready.", "line: not ready."} <= set(document.texts["p"])
     assert f"Caution: Careful {NASTY}." in document.texts["li"]
     assert any("is faster from rows" in text for text in document.texts["li"])
     # A model of one input, and without its samples, has every other picture.
     assert any("is not beside the calibration" in text for text in document.texts["p"])
     assert "line-terms" in document.attributes("id")
-    assert not any(re.match("Every cell of line|What is picked, by n", name) for name in document.tables)
+    assert not any(re.match("Every cell of line|The fastest strategy, by n", name) for name in document.tables)
 
 
 @pytest.mark.slow
@@ -132,7 +137,7 @@ def test_a_page_is_of_all_built_in_models():
     root, sizes = Path(__file__).parent.parent, {"batch": 1024, "n_fft": 256, "k": 16}
     for file, tables in (
         ("docs/evidence/xeon.json", {"Errors of functions"}),
-        ("notebooks/data/calibration-cpu.json", {"Errors of welch", "What is picked, by batch and n_fft"}),
+        ("notebooks/data/calibration-cpu.json", {"Errors of welch", "The fastest strategy, by batch and n_fft"}),
     ):
         assert tables <= Document(calibration_page(root / file, command="", workload=sizes)).tables.keys()
 
@@ -191,12 +196,12 @@ def test_bad_input_is_one_line_with_the_way_out_and_leaves_no_file(tmp_path, mon
     machine["fingerprint"]["cpu_model"] = "another one"
     foreign.write_text(f"{json.dumps(machine)}\n{rest}")
     for arguments, said in (
-        ((tmp_path / "absent.json",), "no such file; make a new one with `rlxjax calibrate"),
+        ((tmp_path / "absent.json",), "no such file; measure again with `rlxjax calibrate"),
         ((text,), "not whole JSON"),
-        ((empty,), "holds no model that is known; measure one with `rlxjax calibrate`"),
+        ((empty,), "holds no known model; measure one with `rlxjax calibrate`"),
         ((plain, "--samples", text), "take samples with `rlxjax calibrate`"),
         ((plain, "--samples", foreign), "samples of another machine (cpu_model 'another one' in the samples"),
-        ((plain, "--against", other), "of another machine (cores 4096 in the earlier one"),
+        ((plain, "--against", other), "of another machine (cores 4096 in the earlier file"),
         ((plain, "--against", tmp_path / "absent.json"), "absent.json: no such file"),
         ((plain, "--n-fft", "255"), "expected an even number, got 255"),
         ((plain, "--advice", text), "expected no FILE beside it"),
@@ -208,11 +213,8 @@ def test_bad_input_is_one_line_with_the_way_out_and_leaves_no_file(tmp_path, mon
     # A place that cannot be written is one line too, and an old page stays.
     assert "give another place with -o" in refused(plain, "-o", plain / "r.html")
     assert "got the folder" in refused(plain, "-o", tmp_path)
-    text.write_text("old")
-    refused(plain, "--n-fft", "255", "-o", text)
-    assert text.read_text() == "old"
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert "jinja2 is not installed; get it with `pip install 'rlxjax[report]'`" in refused(plain)
+    assert f"jinja2 is not installed; get it with `{install_command('report')}`" in refused(plain)
 
 
 def test_a_page_never_replaces_what_it_is_made_of(tmp_path, monkeypatch):
@@ -232,14 +234,38 @@ def test_a_page_never_replaces_what_it_is_made_of(tmp_path, monkeypatch):
         ((path, "--against", earlier), earlier),
         (("--advice", advice), advice),
     ):
-        assert "--out: expected a file for the page, got that of" in refused(*arguments, "-o", out), out
+        assert "--out: expected a new file for the page, got the file of" in refused(*arguments, "-o", out), out
     monkeypatch.setenv("RLXJAX_HOME", str(tmp_path / "home"))
     saved = default_calibration_path()
     saved.parent.mkdir()
     saved.write_bytes(path.read_bytes())
-    assert "got that of the calibration" in refused("-o", saved)
+    assert "got the file of the calibration" in refused("-o", saved)
     assert saved.read_bytes() == before[path]
     assert {file: file.read_bytes() for file in folder.iterdir()} == before
+
+
+def test_a_page_is_named_after_its_file_and_kind_and_replaces_pages_of_its_kind_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    drawn = {kind: f"<meta content='{mark_of(kind)}'>" for kind in ("calibration", "advice")}
+    files = {
+        "a.json": "calibration",
+        "calibration-cpu.json": "calibration",
+        "b.json": "advice",
+        "advice.json": "advice",
+    }
+    names = ["a-calibration.html", "calibration-cpu.html", "b-advice.html", "advice.html"]
+    assert [str(_place(None, kind, Path(file), [])) for file, kind in files.items()] == names
+    out = tmp_path / "page.html"
+    for old in ("", *drawn.values(), "a page of somebody else", b"\xff\x00"):
+        out.write_bytes(old if isinstance(old, bytes) else old.encode())
+        for kind, own in drawn.items():
+            if old in ("", own):
+                assert _place(out, kind, tmp_path / "x.json", []) == out
+            else:
+                with pytest.raises(
+                    ValueError, match=f"--out: .*page.html exists and is no {mark_of(kind)}: give another"
+                ):
+                    _place(out, kind, tmp_path / "x.json", [])
 
 
 # --- An advice -----------------------------------------------------------------------------------
@@ -279,19 +305,19 @@ def test_an_advice_has_a_page_with_the_verdict_first_and_the_terms_of_both_forms
     made(out, "--advice", path)
     assert page == out.read_text(encoding="utf-8")
     assert "Fuse: make them one program." in found.texts["p"]
-    assert page.index('id="verdict"') < page.index('id="terms"') < page.index('id="counts"')
+    assert page.index('id="verdict"') < page.index('id="code"') < page.index('id="terms"') < page.index('id="counts"')
     assert f"One program saves 12.0 us a call {NASTY} (saves_traffic)." in found.texts["li"]
     assert "<script>alert" not in page
     rows = {(row["strategy"], row["part"]): row for row in found.tables["Parts of the time, a call of all stages"]}
     for own in ADVICE["alternatives"]:
         form, terms = own["name"], {key.removesuffix("_ns"): time_ns for key, time_ns in own["terms_ns"].items()}
-        assert {part: row["time (ns)"] for (of, part), row in rows.items() if of == form and part != "total"} == terms
+        assert {part: row["time"] for (of, part), row in rows.items() if of == form and part != "total"} == terms
         total = rows[form, "total"]
-        shown = [total[f"{end} (ns)"] for end in ("time", "from", "to")]
+        shown = [total[end] for end in ("time", "from", "to")]
         assert shown == [own["predicted_ns"], *own["predicted_interval_ns"]]
     assert found.tables["Each stage, jitted by itself"][0]["stage"] == "square"
     assert ADVICE["code"] in found.texts["code"]
     why = "the calibration has no functions model"
     advice = rx.Advice("apart", "model", verdict="cannot model", reason_code="not_calibrated", reason=why)
     path.write_text(json.dumps(advice.as_dict() | {"calibration": "x"}))  # as `advise` prints it
-    assert "This cannot be modelled." in made(out, "--advice", path).texts["p"]
+    assert "The model cannot predict this." in made(out, "--advice", path).texts["p"]

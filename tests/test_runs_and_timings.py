@@ -105,8 +105,8 @@ def test_runs_are_the_same_by_name_or_place_of_the_variant_with_any_shape():
 
 REFUSED_RUNS = [
     ("quick", {"n": 1}, "variant: expected one of loop, tile, pair, got 'quick'"),
-    (3, {"n": 1}, "variant: expected names, or places from 0 to 2, got 3"),
-    (1.0, {"n": 1}, "variant: expected names, or places from 0 to 2, got 1.0"),
+    (3, {"n": 1}, "variant: expected names, or indices from 0 to 2, got 3"),
+    (1.0, {"n": 1}, "variant: expected names, or indices from 0 to 2, got 1.0"),
     ("loop", {}, "tiled: expected the inputs n, depth; 'n' is missing"),
     ("loop", {"n": 1, "width": 2}, "tiled: expected the inputs n, depth; got 'width'"),
     ("loop", {"n": np.nan}, "n: expected a size of at least 1.0, got nan"),
@@ -193,7 +193,7 @@ def one_work_of(timings, device):
 
 FEW, NO_DEVICES = (jax.tree.map(lambda column: column[:n], of) for of, n in ((TEN, MIN_TIMINGS - 1), (THREE, 0)))
 COUNT, SEVERAL = (
-    f"timings: expected at least {MIN_TIMINGS} that count, got",
+    f"timings: expected at least {MIN_TIMINGS}, got",
     "timings: expected several workloads, got one",
 )
 
@@ -244,6 +244,6 @@ def test_stacked_timings_are_filled_up_with_weight_zero():
     for index, own in enumerate((part, whole)):
         kept = jax.tree.map(lambda column, index=index: column[index][weights[index] > 0], stacked)
         jax.tree.map(np.testing.assert_array_equal, kept, own)
-    refused(stack_timings, [], said="timings: expected those of at least one device, got none")
+    refused(stack_timings, [], said="timings: expected at least one device, got none")
     empty = jax.tree.map(lambda column: column[:0], whole)
     refused(stack_timings, [whole, empty], said="timings: device 1 has none")

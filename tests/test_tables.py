@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import rlxjax as rx
 from calibrate.cli import app
+from rlxjax.extras import install_command
 from rlxjax.fit import prior_posterior
 from rlxjax.models import FUNCTIONS
 from rlxjax.tables import GATE_COLUMNS, MODEL_COLUMNS, evaluate
@@ -77,6 +78,8 @@ def test_a_model_says_of_every_row_what_it_says_in_memory(tmp_path):
     table, found, names = read(tmp_path / "out"), TILES.decided(n, depth), np.array(TILES.strategies)
     picked = names[np.asarray(found.place)]
     np.testing.assert_array_equal(table["pick"], picked)
+    assert table.column_names[:2] == ["items", "depth"]  # the inputs stay, and join the answers to other tables
+    np.testing.assert_array_equal(table["items"], n)
     np.testing.assert_array_equal(table["undecided"], ~np.asarray(found.is_sure))
     np.testing.assert_array_equal(table["in_domain"], TILES.in_domain(n, depth))
     for column in ("time_ns", "margin_ns", "probability"):
@@ -146,7 +149,7 @@ KEYS = [
     (["k=1/a", "a"], "in", "in/a.parquet: expected a folder k=... in its path, as "),
     (["k=1/a", "b=1/a"], "in", "in/k=1/a.parquet: expected a folder b=... in its path, as "),
     ([f"{FIELDS[0]}=1/a"], "in", f"/a.parquet: {FIELDS[0]}: expected a column or a folder of the path, got both"),
-    (["score_ns=1/a"], "in", "score_ns: a column of this name is to be added"),
+    (["score_ns=1/a"], "in", "score_ns: the output adds a column of this name"),
 ]
 
 
@@ -181,7 +184,8 @@ def test_a_field_is_read_from_a_path_as_what_it_is_used_for(tmp_path):
     works_ns = np.stack([np.outer([2, 4], work_ns).ravel(), np.full(8, 5.0)], -1)
     columns = {"arrays": np.repeat([2, 4], 4), "launches": [[1, 2]] * 8, "arithmetic_work_ns": works_ns}
     table = read(tmp_path / "out")
-    assert table.column_names == ["time_ns", "low_ns", "high_ns"]
+    assert table.column_names == ["launches", "arithmetic_work_ns", "arrays", "time_ns", "low_ns", "high_ns"]
+    assert table["arrays"].to_pylist() == [2] * 4 + [4] * 4
     np.testing.assert_allclose(table["time_ns"], np.asarray(known.predict_ns("jitted", **columns)), **SINGLE)
     keys = [("depth=2.5", "loop"), ("depth=1e0", "tile"), ("depth=1", "loop"), ("depth=1e99", "tile")]
     for key, strategy in keys:
@@ -310,11 +314,17 @@ def test_what_a_model_refuses_of_a_row_is_its_reason(tmp_path):
     welch = rx.calibration.prior_calibration("cpu").of("welch")
     columns = {"batch": [8, 8, 8, 8, 0], "n_fft": [64, 63, 64, 64, 64], "k": [4, 4, 34, 0, 4]}
     done = evaluate(write(tmp_path / "w.parquet", columns), tmp_path / "out", welch, want=["time_ns"], strategy="host")
-    reasons = [row["reason"] for row in read(done.rejects).to_pylist()]
-    assert read(tmp_path / "out").num_rows == 2
-    assert [reason.partition(":")[0] for reason in reasons] == ["n_fft", "k", "k"]
-    assert "a multiple of 2" in reasons[0]
-    assert "at most n_fft / 2 + 1 peaks" in reasons[1]
+    reasons = [(row["row"], row["reason"]) for row in read(done.rejects).to_pylist()]
+    assert read(tmp_path / "out").select([*columns]).to_pylist() == [{"batch": 8, "n_fft": 64, "k": 4}]
+    assert [(row, reason.partition(":")[0]) for row, reason in reasons] == [
+        (1, "n_fft"),
+        (2, "k"),
+        (3, "k"),
+        (4, "batch"),
+    ]
+    assert "a multiple of 2" in reasons[0][1]
+    assert "at most n_fft / 2 + 1 peaks" in reasons[1][1]
+    assert reasons[3][1] == "batch: expected a number of rows of at least 1, got 0"
 
 
 def several(tmp_path):
@@ -413,7 +423,7 @@ def test_what_a_job_writes_is_not_its_input_whatever_names_it(tmp_path, monkeypa
         assert (first.rows, first.rejected) == (8, 2), source
         again = evaluate(source, sink, GATE, resume=True)
         assert (again.rows, again.rejected, again.resumed) == (8, 2, 2), source
-    with pytest.raises(ValueError, match="part-.*parquet: expected a file to read, got one that is written"):
+    with pytest.raises(ValueError, match="part-.*parquet: expected a file to read, got a file that the job writes"):
         evaluate(["in", *map(str, Path(sink).glob("*.parquet"))], sink, GATE, resume=True)
 
 
@@ -439,7 +449,7 @@ def test_an_input_that_changes_between_stop_and_resume_or_while_it_is_read_is_fo
     def change(done, total):
         source.write_bytes(good)
 
-    with pytest.raises(ValueError, match="a.parquet: has changed since the job began; begin again with another folder"):
+    with pytest.raises(ValueError, match="a.parquet: the file changed after the job began; start again"):
         evaluate(source, tmp_path / "changing", GATE, rows_per_batch=500, advance=change)
     assert not [*(tmp_path / "changing").iterdir()]
 
@@ -483,9 +493,9 @@ WRONG = {
     "views in lists": (
         pairs(2) | {"a": pa.array([["a"], None], pa.list_(pa.string_view()))},
         None,
-        r"a.parquet: a: list<\w+: string_view> cannot be carried along \(",
+        r"a.parquet: a: pyarrow cannot write list<\w+: string_view> \(",
     ),
-    "taken": (pairs(1000) | {"score_ns": [0] * 1000}, None, "score_ns: a column of this name is to be added"),
+    "taken": (pairs(1000) | {"score_ns": [0] * 1000}, None, "score_ns: the output adds a column of this name"),
     "no rows": ({name: column[:0] for name, column in pairs(1).items()}, None, "expected rows, got none"),
     "empty": (pairs(1000), lambda path: path.write_bytes(b""), "cannot be read as Parquet"),
     "no Parquet": (pairs(1000), lambda path: path.write_text("a,b\n1,2\n"), "cannot be read as Parquet"),
@@ -516,27 +526,27 @@ def test_places_and_arguments_that_cannot_be_are_one_line(tmp_path):
         ({"source": tmp_path / "none.parquet"}, "none.parquet: no such file"),
         ({"source": tmp_path / "*.parquet"}, "expected Parquet files, found none"),
         ({"source": tmp_path / "empty"}, "expected Parquet files, found none"),
-        ({"source": [source, source]}, "names a file twice"),
+        ({"source": [source, source]}, "expected each file once"),
         ({"source": [source, other]}, "more: expected no such column, got int64"),
         ({"sink": source}, "expected a folder, or none, got a file"),
         (
             {"source": tmp_path / "in", "sink": tmp_path / "in"},
-            "expected Parquet files, found none but those that are written",
+            "expected Parquet files, found none except those that the job writes",
         ),
-        ({"sink": tmp_path / "in"}, "in/a.parquet: expected a file to read, got one that is written"),
+        ({"sink": tmp_path / "in"}, "in/a.parquet: expected a file to read, got a file that the job writes"),
         ({"sink": other.parent}, "expected a new or empty folder"),
         ({"what": "cuda"}, "what: expected an IoFusionGate or a CalibratedModel, got str"),
         (
             {"want": ["price"]},
             "want: expected some of score_ns, should_fuse, fuse_probability, fuse_log_odds, got 'price'",
         ),
-        ({"want": ["fuse_probability"]}, "temperature_ns: expected one"),
+        ({"want": ["fuse_probability"]}, "temperature_ns: expected a temperature"),
         ({"temperature_ns": -1.0}, "temperature_ns: expected a positive"),
         ({"strategy": "tile"}, "a gate has no strategies"),
         ({"columns": {"launches": "a"}}, "columns: expected fields among"),
         ({"rows_per_batch": 0}, "rows_per_batch: expected an integer of at least 1"),
         ({"what": TILES, "strategy": "tyle"}, "strategy: expected one of loop, tile, got 'tyle'"),
-        ({"what": TILES, "temperature_ns": 1.0}, "a calibrated model knows its own doubt"),
+        ({"what": TILES, "temperature_ns": 1.0}, "a calibrated model has its own uncertainty"),
     ):
         with pytest.raises(ValueError, match=said) as refused:
             evaluate(**good | wrong)
@@ -569,7 +579,7 @@ def test_the_command_does_the_same_and_its_status_says_whether_rows_were_rejecte
     assert_documented("evaluate", json.loads(good.stdout))
     evaluate(source, tmp_path / "same", GATE)
     assert read(out).equals(read(tmp_path / "same"))
-    assert "1 of them from an earlier run" in run(source, out, "--gate", "cuda", "--resume").stdout
+    assert "(1 from an earlier run)" in run(source, out, "--gate", "cuda", "--resume").stdout
     columns[FIELDS[0]][3] = -1
     bad = write(tmp_path / "b.parquet", columns)
     found = run(bad, tmp_path / "some", "--gate", "cuda", "--column", f"{FIELDS[1]}={FIELDS[1]}")
@@ -594,7 +604,7 @@ def test_ray_that_is_not_installed_and_engines_that_are_none_are_one_line(tmp_pa
     source = write(tmp_path / "pairs.parquet", pairs(10))
     monkeypatch.setitem(sys.modules, "ray", None)
     refused = CliRunner().invoke(app, ["evaluate", str(source), str(tmp_path / "out"), "--gate=cuda", "--engine=ray"])
-    said = "ray is not installed; get it with `pip install 'rlxjax[scale]'`"
+    said = f"ray is not installed; get it with `{install_command('scale')}`"
     assert (refused.exit_code, refused.stderr) == (2, f"error: {said}\n")
     with pytest.raises(ValueError, match="engine: expected local or ray, got 'spark'"):
         evaluate(source, tmp_path / "out", GATE, engine="spark")

@@ -233,7 +233,7 @@ def test_what_cannot_run_is_refused_in_one_sentence(transform):
         (one, {"strategy": ["fused"]}, "expected one of host, block,"),
         (one, {"params": 256}, "params: expected WelchPeakParams, got int"),
         *(
-            (one, {"params": dataclasses.replace(FAST, k=10**13), "strategy": name}, "take 80,000,000,000,000 bytes")
+            (one, {"params": dataclasses.replace(FAST, k=10**13), "strategy": name}, "take 80,000 GB")
             for name in ("fused", "learned", "auto", *(() if is_traced else ("host", "block")))
         ),
         *((one, {"calibration": bad}, said + type(bad).__name__) for bad in ("a.json", Path("a.json"), {}, 0)),

@@ -1,12 +1,12 @@
-"""Raw timings of the accelerator that JAX finds, in two calls; `rlxjax refit` fits them on any machine.
+"""Save raw timings of the accelerator that JAX finds, in two calls; `rlxjax refit` fits them on any machine.
 
     python -m benchmarks.accelerator one|two --out FOLDER [--seconds 370] [--name accelerator] [--small]
 
-`one`: ceilings and costs of the host, samples of both suites of the calibrate job, larger functions. `two`: Welch peaks
-of rows on the device beside peers, tables of the gate, pairs of stages. Both keep the texts of what was compiled.
+`one`: ceilings and host costs, samples of both suites of the calibrate job, larger functions. `two`: Welch peaks of
+rows on the device and of peers, tables of the gate, pairs of stages. Both keep the texts of the compiled programs.
 
-Each section has a share of the seconds that are left; one that fails is noted, and the next begins. What was measured
-lies in the folder at any time. The exit status is 0, 1 if a section failed, 130 after Ctrl-C.
+Each section has a share of the remaining seconds. The log notes a failed section, and the next section begins. The
+folder has all measurements at any time. The exit status is 0, 1 if a section failed, 130 after Ctrl-C.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from ._judged import gates, kernel, pairs, peaks
 from ._kept import STARTED_S, Run, clocks, say
 from ._suites import functions, larger, welch
 
-#: Of each call: its seconds, the file of its compiled programs, and its sections with their shares of the time.
+#: For each call: seconds, the file of compiled programs, and sections with their shares of the time.
 CALLS = {
     "one": (370.0, "programs.json.gz", ((facts, 0.14), (functions, 0.46), (larger, 0.16), (welch, 0.24))),
     "two": (270.0, "judged-programs.json.gz", ((kernel, 0.2), (peaks, 0.36), (gates, 0.14), (pairs, 0.3))),
@@ -68,4 +68,4 @@ def main() -> int:
 if __name__ == "__main__":
     found = main()
     sys.stdout.flush()
-    os._exit(found)  # threads that still compile are not waited for
+    os._exit(found)  # do not wait for compiling threads

@@ -1,4 +1,4 @@
-"""Ceilings of a device and costs of its host: copies, products, launches, loops, a condition, transfers."""
+"""Ceilings of a device and host costs: copies, products, launches, loops, a condition, transfers."""
 
 import functools
 import time
@@ -12,7 +12,7 @@ from jax import lax
 
 from ._kept import Run, alone_ns, both_ns, clocks, say
 
-#: Powers of two: elements of the arrays that are copied.
+#: Logarithms to base 2 of the copied arrays' elements.
 COPIES, LARGEST_COPY = (10, 12, 14, *range(16, 29)), 28
 #: Dtypes, sizes and precisions of square products.
 PRODUCTS = [
@@ -22,7 +22,7 @@ PRODUCTS = [
     *(("float16", n, None) for n in (1024, 8192)),
     *(("float64", n, None) for n in (512, 4096)),
 ]
-#: Kernels in a row that no compiler makes one.
+#: The number of consecutive kernels that no compiler fuses.
 CHAINS = (1, 2, 4, 5, 6, 8, 16, 32, 64)
 TURNS = 100
 
@@ -33,35 +33,35 @@ def step(x: jax.Array) -> jax.Array:
 
 
 def chain(x: jax.Array, count: int) -> jax.Array:
-    """Return what so many kernels in a row make of values."""
+    """Apply consecutive kernels to values."""
     for _ in range(count):
         x = lax.optimization_barrier(x * 1.0001 + 1e-4)
     return x
 
 
 def counted(x: jax.Array) -> jax.Array:
-    """Return what a loop of a known number of turns makes."""
+    """Apply a loop with a known trip count."""
     return lax.fori_loop(0, TURNS, lambda _, y: jnp.sin(y) + 1e-3, x)
 
 
 def uncounted(x: jax.Array) -> jax.Array:
-    """Return what a loop makes whose number of turns lies on the device."""
+    """Apply a loop with a trip count on the device."""
     turns = (TURNS + 0 * x[0]).astype(jnp.int32)
     return lax.while_loop(lambda s: s[1] < turns, lambda s: (jnp.sin(s[0]) + 1e-3, s[1] + 1), (x, jnp.int32(0)))[0]
 
 
 def stacked(x: jax.Array) -> jax.Array:
-    """Return what each turn of a scan leaves."""
+    """Return the outputs of all iterations of a scan."""
     return lax.scan(lambda y, _: (jnp.sin(y), y), x, length=TURNS)[1]
 
 
 def sort_or_transform(x: jax.Array) -> jax.Array:
-    """Return one of two branches, by a value on the device."""
+    """Return the result of one of two branches, by a value on the device."""
     return lax.cond(x[0] > 0, jnp.sort, lambda y: jnp.fft.fft(y).real, x)
 
 
 def copy_row(run: Run, log2: int) -> dict[str, float]:
-    """Return the times of a program that reads and writes arrays of a size, and its bandwidth in bytes per ns."""
+    """Return the times of a program that reads and writes arrays, and its bandwidth in bytes per ns."""
     x, program = jnp.ones((2**log2,), jnp.float32), jax.jit(step)
     times = both_ns(lambda: program(x))
     run.program(f"copy 2^{log2}", program, x)
@@ -94,12 +94,12 @@ def called(run: Run, name: str, fn: Callable[[jax.Array], jax.Array], x: jax.Arr
 
 
 def transfers(n_bytes: int) -> dict[str, float]:
-    """Return the times in ns of bringing an array to the device and back, each time another one."""
+    """Return the times in ns of copies of new arrays to the device and back."""
     host, add = np.ones((n_bytes // 4,), np.float32), jax.jit(step)
     up = alone_ns(lambda: jax.device_put(host))["alone_ns"]
     there, down = jax.device_put(host), []
     for _ in range(6):
-        there = jax.block_until_ready(add(there))  # an array remembers the copy that it gave out
+        there = jax.block_until_ready(add(there))  # an array caches its host copy
         start = time.perf_counter_ns()
         np.asarray(there)
         down.append(time.perf_counter_ns() - start)
@@ -107,7 +107,7 @@ def transfers(n_bytes: int) -> dict[str, float]:
 
 
 def facts(run: Run, until_s: float) -> None:
-    """Measure them all, the most needed first, until the time is over."""
+    """Measure all facts, the most useful first, until the time is over."""
     device = jax.devices()[0]
     keep = functools.partial(run.keep, "facts.json")
     keep(device=device.device_kind, platform=device.platform, memory=device.memory_stats(), clocks=clocks())

@@ -1,4 +1,4 @@
-"""What is judged on a device: Welch peaks beside peers, the gate over tables, stages apart and together."""
+"""Comparisons on a device: Welch peaks and peers, the gate over tables, stages apart and together."""
 
 import functools
 import time
@@ -23,23 +23,23 @@ from rlxjax.welch import fused_peaks
 from ._ceilings import ceiling_gbps
 from ._kept import Run, both_ns, clocks, piped_ns, reason, say
 
-#: Those that take part, and n_fft and batches of the workloads.
+#: The contenders, and n_fft and batches of the workloads.
 NAMES = ("fused", "auto", "naive", "jax.scipy", "torch", "torch.compile", "cupy", COPY)
 WORKLOADS = ((256, 131_072), (1024, 131_072), (256, 8192), (1024, 1024), (256, 64), (256, 1))
-#: Of fewer rows `torch.compile`, which compiles anew for each workload, is left out.
+#: `torch.compile` compiles again for each workload and is left out for fewer rows.
 COMPILED_ROWS = 8192
-#: Workloads and rounds of the kernel of Welch peaks beside the form by FFT.
+#: Workloads and rounds of the Welch kernel and of the FFT form.
 KERNEL_WORKLOADS = [(n_fft, batch) for n_fft in (256, 512, 1024) for batch in (1, 64, 1024, 8192, 131_072)]
 KERNEL_ROUNDS, SELECTIONS = 30, ("kernel", "top_k")
 #: Rows of tables, and rounds of a table or loss.
 TABLE_ROWS, TABLE_ROUNDS = 64_000_000, 9
-#: Rounds of the pairs after which what was found is written.
+#: Rounds of the pairs between two writes of the results.
 KEPT_ROUNDS = 8
 FORMS = ("apart", "together")
 
 
 def peaks(run: Run, until_s: float) -> None:
-    """Time Welch peaks of rows that lie on the device beside the peers that are installed."""
+    """Time Welch peaks of rows on the device, and the installed peers."""
     jax.config.update("jax_enable_x64", False)
     ceiling, cells = ceiling_gbps(run), []
     skipped = {name: CONTENDERS[name].unavailable() for name in NAMES if name != COPY}
@@ -67,7 +67,7 @@ def peaks(run: Run, until_s: float) -> None:
 
 
 def fused_piped_ns(run: Run, n_fft: int, batch: int) -> float:
-    """Return the time a call of our fused program where the next is sent without waiting, and keep its text."""
+    """Return the time per call of our fused program with calls sent at once, and keep the program's text."""
     params = rx.WelchPeakParams.fast(n_fft, 16)
     rows = jax.random.normal(jax.random.key(0), (batch, params.frame_len), jnp.float32)
     run.program(f"welch peaks {n_fft}x{batch}", jax.jit(lambda x: rx.welch_peaks(x, params, "fused")), rows)
@@ -77,7 +77,7 @@ def fused_piped_ns(run: Run, n_fft: int, batch: int) -> float:
 
 
 def kernel(run: Run, until_s: float) -> None:
-    """Time Welch peaks as one kernel beside the form by FFT, on rows of the device; both in each round of visits."""
+    """Time Welch peaks as one kernel and in the FFT form, on rows of the device, in the same rounds."""
     jax.config.update("jax_enable_x64", False)
     platform, found = jax.default_backend(), []
     for n_fft, batch in ((256, 32),) if run.is_small else KERNEL_WORKLOADS:
@@ -154,18 +154,18 @@ class PairForms(Suite):
         self.stages = {pair.name: [jax.jit(stage) for stage in pair.stages] for pair in pairs}
 
     def cells(self) -> list[Cell]:
-        """Return two cells a pair: its work is the pair's name, its variant the form."""
+        """Return two cells per pair: the work is the pair's name, the variant the form."""
         return [Cell(f"{name}, {form}", form, {}, name) for name in self.pairs for form in FORMS]
 
     def program(self, cell: Cell) -> Callable[[], Any]:
-        """Return what runs a form on arrays of the device."""
+        """Return a function that runs a form on arrays of the device."""
         pair = self.pairs[cell.work]
         form = pair.together() if cell.variant == "together" else pair.chain(self.stages[cell.work])
         return functools.partial(form, *arrays(pair.flat_args()))
 
 
 def pairs(run: Run, until_s: float) -> None:
-    """Time the pairs that judge by the protocol of the job, then piped; the file is one of `benchmarks.stage_pairs`."""
+    """Time the judging pairs by the job's protocol, then piped; write a file of `benchmarks.stage_pairs`."""
     jax.config.update("jax_enable_x64", False)
     suite = PairForms([pair for pair in PAIRS if pair.half == "judge"][:: 12 if run.is_small else 1])
     cells, begun_s = suite.cells(), time.perf_counter()

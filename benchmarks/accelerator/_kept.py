@@ -1,4 +1,4 @@
-"""What the sections of a run share: a folder of whole files, texts of compiled programs, and times of single calls."""
+"""Shared code of a run's sections: a folder of whole files, compiled texts, and times of single calls."""
 
 import gzip
 import json
@@ -24,15 +24,15 @@ from rlxjax.clock import QUARTILE, mean_ns, visit_ns
 from rlxjax.fit import Cell, Suite
 
 STARTED_S = time.perf_counter()
-#: Visits of a call that is timed alone, and repeats of a row of calls that are not waited for.
+#: Visits of a call that is timed alone, and repeats of a row of piped calls.
 VISITS, REPEATS = 9, 5
-#: Of a row of calls: ns that it takes, as far as the number of calls lets it, and the least and most calls.
+#: The target ns of a row of calls, and the least and most calls of a row.
 ROW_NS, LEAST_CALLS, MOST_CALLS = 1e7, 5, 200
-#: Threads that compile: more of them make each program take longer, up to where it is given up.
+#: Compiling threads: more threads slow each program down, up to its time limit.
 MOST_THREADS = 12
-#: Tables of a program's text that say where its source lies.
+#: Tables of source locations in a program's text.
 SOURCES = re.compile(r"^(FileNames|FunctionNames|FileLocations|StackFrames)\n(.+\n)*\n*", re.MULTILINE)
-#: Share of a section's time in which programs are made ready.
+#: Share of a section's time for making programs ready.
 READY_SHARE = 0.6
 
 
@@ -42,14 +42,14 @@ def say(*words: object) -> None:
 
 
 def alone_ns(call: Callable[[], Any]) -> dict[str, float]:
-    """Return the time of a call that is waited for, the lower quartile of a few visits, and the least visit."""
+    """Return the lower quartile and the least of a few visits to a call that is waited for."""
     jax.block_until_ready(call())
     times = [mean_ns(visit_ns(call)) for _ in range(VISITS)]
     return {"alone_ns": float(np.quantile(times, QUARTILE)), "least_ns": min(times)}
 
 
 def piped_ns(call: Callable[[], Any], alone: float) -> float:
-    """Return the time a call where the next is sent without waiting: the median of repeats."""
+    """Return the time per call of piped calls, the median of repeats."""
     count, times = int(np.clip(ROW_NS / alone, LEAST_CALLS, MOST_CALLS)), []
     for _ in range(REPEATS):
         start, last = time.perf_counter_ns(), None
@@ -68,7 +68,7 @@ def both_ns(call: Callable[[], Any]) -> dict[str, float]:
 
 
 def clocks() -> str:
-    """Return what `nvidia-smi` says of the card now, or why it says nothing."""
+    """Return the card's state from `nvidia-smi`, or the reason for no state."""
     query = "name,driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu,memory.used"
     try:
         command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
@@ -78,12 +78,12 @@ def clocks() -> str:
 
 
 class Run:
-    """A run: its folder, whether sizes are tiny, and what was compiled so far.
+    """A run: its folder, the size of its programs, and the programs compiled so far.
 
     Attributes:
-        folder: of its files.
-        name: of its samples.
-        is_small: whether sizes are those of a trial.
+        folder: the folder of its files.
+        name: the name of its samples.
+        is_small: whether sizes are tiny, for a trial.
     """
 
     def __init__(self, folder: Path, name: str, is_small: bool, programs_file: str):
@@ -93,13 +93,13 @@ class Run:
         self._contents: dict[str, dict[str, Any]] = {}
 
     def keep(self, file: str, **found: Any) -> None:
-        """Add what was found to a JSON file, which is whole at any time."""
+        """Add results to a JSON file, which is whole at any time."""
         content = self._contents.setdefault(file, {})
         content |= found
         write(self.folder / file, content)
 
     def program(self, name: str, jitted: Any, *arguments: Any) -> None:
-        """Keep the text of a jitted function as it was compiled, with the bytes that the compiler says it takes."""
+        """Keep the compiled text of a jitted function with the compiler's memory figures."""
         try:
             compiled = jitted.lower(*arguments).compile()
             stats, text = compiled.memory_analysis(), compiled.as_text()
@@ -118,7 +118,7 @@ class Run:
         os.replace(beside, self._programs_path)
 
     def made_ready(self, suite: Suite, cells: Sequence[Cell], until_s: float) -> Ready:
-        """Return programs that were compiled on threads until a time, texts kept where they are calls of one."""
+        """Return programs compiled on threads until a time, and keep the texts of jitted calls."""
         ready = made_ready(suite, cells, Deadline(until_s), n_threads=n_threads())
         for name, call in ready.programs.items():
             if hasattr(getattr(call, "func", None), "lower"):
@@ -150,12 +150,12 @@ class Run:
 
 
 def seeded() -> np.random.Generator:
-    """Return the generator that every section starts with."""
+    """Return the random generator of a section."""
     return np.random.default_rng(0)
 
 
 def n_threads() -> int:
-    """Return how many threads compile."""
+    """Return the number of compiling threads."""
     return min(current_fingerprint().cores, MOST_THREADS)
 
 

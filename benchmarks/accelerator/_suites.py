@@ -1,4 +1,4 @@
-"""The suites of the calibrate job, which `rlxjax refit` fits elsewhere, and functions at larger sizes."""
+"""Sample the suites of the calibrate job, which `rlxjax refit` fits elsewhere, and time larger functions."""
 
 import time
 
@@ -10,7 +10,7 @@ from calibrate.suites.welch import WelchSuite
 
 from ._kept import Run, both_ns, piped_ns, reason, say, seeded
 
-#: Sizes of some kinds at which rates show, as `Kind.sizes`; no calibration is fitted to them.
+#: Sizes of some kinds that show rates, as `Kind.sizes`; no calibration is fitted to them.
 LARGE = {
     "add multiply": "16777216 67108864",
     "tanh": "67108864:bfloat16",
@@ -39,14 +39,14 @@ LARGE = {
     "normal": "67108864",
     "adam": "4096x2",
 }
-#: Works of the Welch suite that are drawn, besides those that are shown; and the length to which `maxima` is timed.
+#: The number of drawn works of the Welch suite besides `shown`, and the largest length for `maxima`.
 WELCH_WORKS, MAXIMA_N_FFT = 36, 256
-#: Of a section's time, the share after which calls are no longer piped.
+#: The share of a section's time after which calls are no longer piped.
 PIPED_SHARE = 0.12
 
 
 def functions(run: Run, until_s: float) -> None:
-    """Take samples of all functions of the suite, then time each with calls that are not waited for."""
+    """Take samples of all functions of the suite, then time each function with piped calls."""
     jax.config.update("jax_enable_x64", True)  # for all threads, as the job does
     suite, begun_s = FunctionsSuite(), time.perf_counter()
     cells = [cell for cell in suite.cells() if cell.n_bytes <= memory_limit_bytes()][:: 12 if run.is_small else 1]
@@ -81,7 +81,7 @@ def larger(run: Run, until_s: float) -> None:
 
 
 def welch(run: Run, until_s: float) -> None:
-    """Take samples of Welch peaks, from a NumPy signal to NumPy peaks, of a part of the grid."""
+    """Take samples of Welch peaks for a part of the grid, from a NumPy signal to NumPy peaks."""
     jax.config.update("jax_enable_x64", True)
     suite = WelchSuite()
     most = 2**14 if run.is_small else 2**30

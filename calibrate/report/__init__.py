@@ -1,7 +1,6 @@
-"""The command that writes a calibration, or an advice, as one HTML file to read and to hand on; it asks no network."""
+"""The command that writes a calibration, or an advice, as one HTML file; the command and the file use no network."""
 
 import contextlib
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path as FilePath
 from typing import Annotated
@@ -9,7 +8,9 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from calibrate.command_line import (
+from rlxjax.extras import require
+
+from ..command_line import (
     Batch,
     File,
     NFft,
@@ -22,27 +23,30 @@ from calibrate.command_line import (
     warn,
     workload,
 )
-from calibrate.terminal import Progress, say
+from ..terminal import Progress, say
 
 
 @command(
     "rlxjax report",
-    "rlxjax report calibration.json -o report.html --against earlier.json",
+    "rlxjax report calibration.json --against earlier.json",
+    "rlxjax report --advice advice.json",
     statuses={0: "the page is written", 2: "bad input, or a place that cannot be written"},
 )
 def report(
     context: typer.Context,
     file: File = None,
-    out: Annotated[FilePath, Option("--out", "-o", help="The HTML file to write.")] = FilePath("report.html"),
+    out: Annotated[
+        FilePath | None,
+        Option("--out", "-o", help="The HTML file to write; by default named after the calibration or advice, here."),
+    ] = None,
     samples: Annotated[
-        FilePath | None, Option(help="What was timed; the file beside the calibration that it names unless given.")
+        FilePath | None, Option(help="The timings; by default the file beside the calibration that it names.")
     ] = None,
     against: Annotated[
-        FilePath | None, Option(help="An earlier calibration of the same machine, to see what changed.")
+        FilePath | None, Option(help="An earlier calibration of this machine: the page shows the changes.")
     ] = None,
-    advice: Annotated[
-        FilePath | None,
-        Option(help="What `rlxjax advise` printed as JSON: the page is of that, and not of a calibration."),
+    of_advice: Annotated[
+        FilePath | None, Option("--advice", help="The output of `rlxjax advise --json`: the page shows this advice.")
     ] = None,
     batch: Batch = 1024,
     n_fft: NFft = 256,
@@ -50,38 +54,36 @@ def report(
     suite: Suites = None,
     quiet: Annotated[bool, Option("--quiet", "-q", help="Print warnings and errors only.")] = False,
 ) -> None:
-    """Write a calibration as one HTML file: the verdict, what was measured, what changed, and pictures.
+    """Write a calibration, or an advice, as one HTML file with the verdict, the next commands, errors and pictures.
 
-    The file is whole: it loads nothing. --batch, --n-fft and --k name the workload whose time is explained.
+    The file loads nothing. --batch, --n-fft and --k give the size of the Welch peaks whose time the page explains.
     """
     for name in ("jinja2", "matplotlib"):
-        if importlib.util.find_spec(name) is None:
-            raise ImportError(f"rlxjax report: {name} is not installed; get it with `pip install 'rlxjax[report]'`")
-    from rlxjax.calibration import file_to_write, sections_of_file, write_text_file
+        require(name, "report")
+    from rlxjax.calibration import sections_of_file, write_text_file
 
-    with _about_place():
-        file_to_write(out)
     with Progress(is_quiet=quiet).waiting("drawing the page"):
-        if advice is not None:
+        if of_advice is not None:
             for name, one in {"FILE": file, "--samples": samples, "--against": against}.items():
                 if one is not None:
                     raise ValueError(f"--advice: expected no {name} beside it, got {one}; make a page of each")
-            refuse_input(out, "the page", [("the advice", advice)])
-            from calibrate.report.advice import advice_page
+            out = _place(out, "advice", of_advice, [])
+            from ..report.advice import advice_page
 
-            text = advice_page(advice, command_line(context))
+            text = advice_page(of_advice, command_line(context))
         else:
             sizes, path = workload(batch, n_fft, k, 2), calibration_file(file)
-            from calibrate.report.calibration import calibration_page
-            from calibrate.suites import models_of, suite_of
+            from ..report.calibration import calibration_page
+            from ..suites import models_of, suite_of
 
             content = sections_of_file(path)[0]
             models, left_out = models_of(content, [suite_of(name) for name in suite or []])
             for said in left_out:
                 warn(said)
-            inputs = [("the calibration", path), ("the samples", samples), ("the earlier calibration", against)]
             named = [section.samples for section in content.sections().values() if section.samples is not None]
-            refuse_input(out, "the page", [*inputs, *(("its samples", path.parent / own.file) for own in named)])
+            inputs = [("its samples", path.parent / own.file) for own in named]
+            inputs += [("the samples", samples), ("the earlier calibration", against)]
+            out = _place(out, "calibration", path, inputs)
             text = calibration_page(path, command_line(context), sizes, samples, against, models)
     with _about_place():
         write_text_file(text, out)
@@ -89,9 +91,24 @@ def report(
         say(f"report: {out}")
 
 
+def _place(out: FilePath | None, kind: str, path: FilePath, inputs: list[tuple[str, FilePath | None]]) -> FilePath:
+    """Return the file to write; refuse inputs of the command, and files that are no earlier page of the same kind."""
+    from rlxjax.calibration import file_to_write
+
+    from .page import mark_of
+
+    out = out or FilePath(f"{path.stem}.html" if kind in path.stem else f"{path.stem}-{kind}.html")
+    refuse_input(out, "the page", [(f"the {kind}", path), *inputs])
+    with _about_place():
+        place = file_to_write(out)
+        if place.exists() and (old := place.read_bytes()) and mark_of(kind).encode() not in old:
+            raise ValueError(f"{out} exists and is no {mark_of(kind)}")
+    return out
+
+
 @contextlib.contextmanager
 def _about_place() -> Iterator[None]:
-    """Name the option where a place cannot be written."""
+    """Name the option if a place cannot be written."""
     try:
         yield
     except (ValueError, OSError) as error:

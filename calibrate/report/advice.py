@@ -1,4 +1,4 @@
-"""The page of an advice: its verdict, where the time goes, and what one program saves."""
+"""The page of an advice: the verdict, the next command, the parts of the time, and the savings of one program."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -7,90 +7,107 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from calibrate.terminal import ns, plain
 from rlxjax import Advice, plot
-from rlxjax.calibration import StrategyExplanation, first_refusal, read_json
+from rlxjax.calibration import first_refusal, read_json
 from rlxjax.choices import DECIDED
+from rlxjax.units import bytes_text, number_text, time_text
 
+from ..terminal import plain
 from .page import Section, Table, Verdict, drawn, page, sentence
 
-#: What the verdicts are called, and whether one program is good news.
+#: Whether each verdict is good news (None: neither good nor bad), and its words.
 _WORDS = {
     "fuse": (True, "Fuse: make them one program."),
     "group": (True, "Group: make some of them one program."),
-    "keep": (True, "Keep them apart."),
+    "keep": (True, "Keep: leave them as they are, one program each."),
     "undecided": (None, "Undecided."),
-    "cannot model": (False, "This cannot be modelled."),
+    "cannot model": (False, "The model cannot predict this."),
 }
-#: Nanoseconds of a time at least, and any number at most.
+#: The smallest time in ns, and the largest number, that an advice may hold.
 LEAST_NS, MOST = 1e-3, 1e18
-_MEND = "write one with `rlxjax advise ... --json > FILE`"
+_REMEDY = "write one with `rlxjax advise ... --json > FILE`"
 
 
 def advice_page(path: FilePath, command: str) -> str:
     advice, source = read_advice(path)
-    sections = [Section("verdict", "Verdict", verdicts=[_verdict(advice)])]
-    forms = list(zip(("apart", "together"), advice.pair, strict=False))
-    is_predicted = len(forms) == 2 and None not in [own.predicted_ns for own in advice.pair]
+    sections = [Section("verdict", "Verdict", verdicts=[_verdict(advice)]), _what_to_do(advice)]
+    is_predicted = bool(advice.pair) and None not in [own.predicted_ns for own in advice.pair]
     if is_predicted and all(own.terms_ns for own in advice.pair):
-        explained = [
-            StrategyExplanation(name, {plain(term): ns for term, ns in own.terms_ns.items()}, time_ns, interval)
-            for name, own in forms
-            if (time_ns := own.predicted_ns) and (interval := own.predicted_interval_ns or (time_ns, time_ns))
-        ]
-        pictures, rows = drawn({"A call of all stages": lambda: plot.terms(explained)})
+        pictures, rows = drawn({"A call of all stages": lambda: plot.terms(advice)})
         said = (
-            "Parts of the predicted time of a call. Each term begins where the one before it ends; the grey bar is "
-            "their sum, with the interval that holds a call with 90 %."
+            "The grey bar is the predicted time of a call of all stages, with its 90 % interval. Each part begins "
+            "where the part above ends."
         )
         table = Table("Parts of the time, a call of all stages", rows)
         sections.append(Section("terms", "Where the time goes", [said], pictures, [table]))
     if advice.stages:
         rows = [
-            {"stage": one.name, "takes (ns)": one.time_ns, "limited by": one.limit, "peak (bytes)": one.peak_bytes}
+            {"stage": one.name, "predicted (ns)": one.predicted_ns, "measured (ns)": one.measured_ns}
+            | {"largest part": one.limit, "peak (bytes)": one.peak_bytes}
             for one in advice.stages
         ]
         sections.append(Section("stages", "The stages", tables=[Table("Each stage, jitted by itself", rows, "")]))
     able = [own for own in advice.alternatives if not own.failed]
     if len(able) > 2:
         rows = [
-            {"programs": one.name, "takes (ns)": one.predicted_ns}
+            {"programs": one.name, "predicted (ns)": one.predicted_ns}
             | dict(zip(("from (ns)", "to (ns)"), one.predicted_interval_ns or (None, None), strict=True))
             | {"measured (ns)": one.measured_ns if advice.rounds else None, "peak (bytes)": one.peak_bytes}
             for one in able
         ]
         sections.append(Section("groupings", "The groupings", tables=[Table("The fastest, the best first", rows, "")]))
     if is_predicted:
-        # No compiler says what it computes again.
+        # A compiler does not report recomputed operations.
         kept = ("saved", "recomputed") if advice.target is None else ("saved",)
         names = [own.name for own in dataclasses.fields(advice) if own.name.startswith(kept)]
         counts = {name.replace("_", " "): getattr(advice, name) for name in names}
-        counts |= {f"{name} peak bytes": own.peak_bytes for name, own in forms}
-        table = Table("In a call; what is negative is lost", [{"what": k, "count": n} for k, n in counts.items()], "")
+        counts |= {f"peak bytes, {own.name}": own.peak_bytes for own in advice.pair}
+        rows = [{"what": k, "count": bytes_text(n) if "bytes" in k else f"{n:,}"} for k, n in counts.items()]
+        table = Table("In a call; a negative count is a loss", rows, "")
         sections.append(Section("counts", "What one program saves", tables=[table]))
-    if advice.code:
-        sections.append(Section("code", "The change", code=advice.code))
     names = " → ".join(stage.name for stage in advice.stages)
     subtitle = " · ".join(filter(None, (names, source and f"by {source}")))
-    return page("Should they be one program?", subtitle, sections, command)
+    return page("Should they be one program?", subtitle, sections, command, "advice")
+
+
+def _what_to_do(advice: Advice) -> Section:
+    """Return the change as code, or the command that measures the answer."""
+    stages = " ".join(f"mymodule:{stage.name}" for stage in advice.stages) or "mymodule:stage"
+    where = f"on a machine with {advice.target}" if advice.target else "here"
+    word = "undecided" if advice.verdict == "undecided" else "always"
+    command = f"rlxjax advise {stages} --arg ... --measure {word}   # times the programs {where}"
+    said = "Change your code:" if advice.code else "Measure the answer:"
+    return Section("code", "What to do next", [said], code=advice.code or command)
 
 
 def read_advice(path: FilePath) -> tuple[Advice, str]:
-    """Return the advice in a file, and the phrase that says which calibration it is by."""
-    content = read_json(path, None, ValueError, _MEND, "an advice")
+    """Return the advice in a file, without control characters, and the name of its calibration."""
+    content = _plain(read_json(path, None, ValueError, _REMEDY, "an advice"))
     try:
         advice = TypeAdapter(Advice).validate_python(content)
     except ValidationError as error:
-        raise ValueError(f"{path}: {first_refusal(error)}; {_MEND}") from None
+        raise ValueError(f"{path}: {first_refusal(error)}; {_REMEDY}") from None
     for name, known in {"verdict": _WORDS, "by": DECIDED}.items():
         if (got := getattr(advice, name)) not in known:
-            raise ValueError(f"{path}: {name}: expected one of {', '.join(known)}, got {got!r}; {_MEND}")
+            raise ValueError(f"{path}: {name}: expected one of {', '.join(known)}, got {got!r}; {_REMEDY}")
     times_ns = [time_ns for own in advice.pair for time_ns in (own.predicted_ns, own.measured_ns)]
     is_sound = all(time_ns is None or time_ns >= LEAST_NS for time_ns in times_ns)
     if not is_sound or not all(abs(number) <= MOST for number in _numbers(content)):
-        raise ValueError(f"{path}: expected times of {LEAST_NS:g} ns at least, and numbers up to {MOST:g}; {_MEND}")
+        raise ValueError(f"{path}: expected times of at least {LEAST_NS:g} ns, and numbers up to {MOST:g}; {_REMEDY}")
     source = content.get("calibration")
     return advice, source if isinstance(source, str) else ""
+
+
+def _plain(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {plain(name): _plain(value) for name, value in content.items()}
+    return (
+        [*map(_plain, content)]
+        if isinstance(content, list)
+        else plain(content)
+        if isinstance(content, str)
+        else content
+    )
 
 
 def _numbers(content: Any) -> Iterator[float]:
@@ -107,22 +124,23 @@ def _verdict(advice: Advice) -> Verdict:
         by_model = ", by the model"
         said.append(f"Decided by {DECIDED[advice.by]}{': a tie' if advice.is_tie else ''}.")
     if advice.probability is not None:
-        gain = f"saves more than {ns(advice.min_gain_ns)} ns a call" if advice.min_gain_ns else "is the faster one"
+        gain = f"saves more than {time_text(advice.min_gain_ns)} a call" if advice.min_gain_ns else "is faster"
         grouped = "One program" if len(advice.groups) < 2 else " | ".join(map(" + ".join, advice.groups))
-        said.append(f"{grouped} {gain} with a probability of {100 * advice.probability:.1f} %{by_model}.")
+        said.append(f"{grouped} {gain} with a probability of {100 * advice.probability:.0f} %{by_model}.")
     if advice.rounds:
-        took = [own.measured_ns for own in advice.pair]
-        told = [f"{ns(ns_)} ns {name}" for ns_, name in zip(took, ("apart", "together"), strict=False) if ns_]
+        took = {own.name: own.measured_ns for own in advice.pair if own.measured_ns}
+        told = [f"{name} {time_text(time_ns)}" for name, time_ns in took.items()]
         if len(told) == 2:
-            told.append(f"{(took[0] or 0.0) / (took[1] or 1.0):.3g} × as fast together")
-        said.append(f"Measured: {', '.join(told) or 'others, which the groupings show'}.")
+            apart_ns, other_ns = took.values()
+            told.append(f"a speedup of {number_text(apart_ns / other_ns, 2)} ×")
+        said.append(f"Measured: {', '.join(told) or 'only other groupings, in the table of groupings'}.")
         if advice.pair and (seconds := advice.pair[1].compile_s) is not None:
             calls = advice.calls_to_pay_back
             pays = "never pays" if calls is None else f"pays after {calls:,} calls"
-            said[-1] += f" Compiling took {seconds:.2f} s and {pays}."
+            said[-1] += f" Compiling took {time_text(1e9 * seconds)} and {pays}."
     if advice.flip:
         said.append(sentence(advice.flip))
-    cautions = ["Some count lies outside what was measured: this is an extrapolation."] if advice.extrapolated else []
-    if advice.target is not None:  # nothing of this machine is in it
+    cautions = ["Some count lies outside the measured range: the prediction extrapolates."] * advice.extrapolated
+    if advice.target is not None:  # no measurement of this machine is part of the advice
         cautions = [f"For {advice.target}: {advice.stands_on or 'its compiler says so'}."]
     return Verdict(is_good, word, said, cautions)

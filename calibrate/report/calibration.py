@@ -1,6 +1,9 @@
-"""The page of a calibration: the verdict, what was measured, what changed, and of each model errors and pictures."""
+"""The page of a calibration: verdict, next commands, measurements, changes, and errors and pictures of each model."""
 
+import contextlib
+import dataclasses
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path as FilePath
@@ -8,9 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.decisions import decided_here, in_words, is_by, row_of
-from calibrate.judge import ERROR_COLUMNS, said_of_pace, verdict_on, what_pays
-from calibrate.questions import flip_rows, flips_title, possible, reasons
 from rlxjax import plot
 from rlxjax.calibration import (
     MACHINE_FIELDS,
@@ -18,6 +18,7 @@ from rlxjax.calibration import (
     Calibration,
     CalibrationFile,
     ModelSection,
+    default_calibration_path,
     explain,
     fingerprint_differences,
     load_calibration,
@@ -25,12 +26,15 @@ from rlxjax.calibration import (
 )
 from rlxjax.choices import Memory
 from rlxjax.fit import LatencyModel
-from rlxjax.models import BUILT_IN
+from rlxjax.models import BUILT_IN, FUNCTIONS, GPU_KERNELS, WELCH
 
+from ..decisions import decided_here, in_words, is_by, row_of
+from ..judge import ERROR_COLUMNS, said_of_pace, verdict_on, what_pays
+from ..questions import flip_rows, flips_title, possible, reasons
 from .changes import Measured, change_section, earlier_calibration, measured_beside, model_of
 from .page import Section, Table, Verdict, drawn, page, rows_of, sentence
 
-#: Values of the first input along which a picture goes.
+#: The count of values of the first input in a picture.
 ALONG = 36
 
 
@@ -42,11 +46,24 @@ def calibration_page(
     against: FilePath | None = None,
     models: Sequence[LatencyModel] = tuple(BUILT_IN.values()),
 ) -> str:
-    """Return the page of a calibration file as HTML; a model without these inputs is explained in the middle."""
+    """Return the page of a calibration file as HTML.
+
+    Args:
+        path: the calibration file.
+        command: the command that makes the page.
+        workload: the sizes by input at which the page explains a time; a model without these inputs is explained at the
+            middle of its timed sizes.
+        samples: the file of the timings; by default the file that the calibration names, in the same folder.
+        against: an earlier calibration of the same machine.
+        models: the models of the sections; a section of another model is left out.
+    """
     content, left_out, _ = sections_of_file(path, models)
     calibration = load_calibration(path, models)
     if not calibration.models:
-        raise ValueError(f"{path}: holds no model that is known; measure one with `rlxjax calibrate`")
+        raise ValueError(f"{path}: holds no known model; measure one with `rlxjax calibrate`")
+    # Your functions come before the workload that ships as an example.
+    order = sorted(calibration.models, key=lambda name: name not in (FUNCTIONS.name, GPU_KERNELS.name))
+    calibration = dataclasses.replace(calibration, models={name: calibration.of(name) for name in order})
     given = None if samples is None else model_of(samples, calibration)
     known = {
         name: measured_beside(own, content.models[name], path, samples if name == given else None)
@@ -54,6 +71,7 @@ def calibration_page(
     }
     sections = [
         Section("verdict", "Verdict", verdicts=[*_verdicts(content, calibration, left_out, workload)]),
+        _what_to_do(calibration, path),
         _what_was_measured(content, calibration),
     ]
     if against is not None:
@@ -74,7 +92,8 @@ def calibration_page(
     section = content.models[next(iter(calibration.models))]
     machine = section.fingerprint
     title = f"Calibration of {machine.cpu_model if machine.platform == 'cpu' else machine.device_kind}"
-    return page(title, f"{section.created} · {machine.cores} cores · {machine.platform}", sections, command)
+    subtitle = f"{section.created} · {machine.cores} cores · {machine.platform}"
+    return page(title, subtitle, sections, command, "calibration")
 
 
 # --- The whole file ------------------------------------------------------------------------------
@@ -95,7 +114,22 @@ def _verdicts(
         if said or cautions:
             yield Verdict(not cautions, f"The machine: {'not as usual' if cautions else 'as usual'}.", said, cautions)
     if left_out:
-        yield Verdict(False, "A part of the file is left out.", [], [f"{text}." for text in left_out])
+        yield Verdict(False, "The page leaves out a part of the file.", [], [f"{text}." for text in left_out])
+
+
+def _what_to_do(calibration: Calibration, path: FilePath) -> Section:
+    """Return the commands that use the calibration, check it, and measure it again."""
+    is_saved = path.absolute() == default_calibration_path(calibration.fingerprint["platform"]).absolute()
+    file = "" if is_saved else f" {shlex.quote(str(path))}"
+    option, arg, lines = f" --calibration{file}" if file else "", "--arg 'f32[2048,1024]'", []
+    if FUNCTIONS.name in calibration.models:
+        lines += [("the work and the time of your function", f"profile{option} mymodule:scale {arg}")]
+        lines += [("one program or two?", f"advise{option} mymodule:scale mymodule:energy {arg}")]
+    if WELCH.name in calibration.models:
+        lines += [("the fastest strategy for Welch peaks", f"predict{file} --batch 1024 --n-fft 256 --k 16")]
+    lines += [("does the calibration still hold?", f"validate{file}")]
+    lines += [("measure again: for longer, on an idle machine", "calibrate --budget 300")]
+    return Section("next", "What to do next", code="\n".join(f"# {what}\nrlxjax {line}" for what, line in lines))
 
 
 def _what_was_measured(content: CalibrationFile, calibration: Calibration) -> Section:
@@ -114,9 +148,9 @@ def _what_was_measured(content: CalibrationFile, calibration: Calibration) -> Se
             **own.fingerprint.model_dump(mode="json"),
         }
         sizes = [{"size": size, "from": span.low, "to": span.high} for size, span in own.domain.items()]
-        beyond = f"{name}: beyond these a prediction is an extrapolation"
+        beyond = f"{name}: a prediction beyond these sizes is an extrapolation"
         tables.append(Table(beyond, sizes, f"{name}: sizes that were timed"))
-        for of, lines in {"not timed": own.skipped, "timings far off": own.fit.outliers}.items():
+        for of, lines in {"not timed": own.skipped, "timings far from the fit": own.fit.outliers}.items():
             tables.append(Table(f"{name}: {of}", [{of: line} for line in lines], f"{name}: {of}"))
     keys = dict.fromkeys(key for own in facts.values() for key, value in own.items() if value)
     rows = [{"what": key.replace("_", " ")} | {name: str(facts[name][key] or "") for name in facts} for key in keys]
@@ -124,7 +158,7 @@ def _what_was_measured(content: CalibrationFile, calibration: Calibration) -> Se
 
 
 def decided_sections(content: CalibrationFile, calibration: Calibration) -> Iterator[Section]:
-    """Yield the section of what is remembered of choices on the machine of a calibration, if anything is."""
+    """Yield the section of the remembered choices on the machine of a calibration, if there are any."""
     rows = []
     for one in Memory().all():
         section = content.models.get(one.kind)
@@ -133,31 +167,31 @@ def decided_sections(content: CalibrationFile, calibration: Calibration) -> Iter
             rows.append(row_of(one) | {"beside this calibration": is_own})
     if rows:
         said = (
-            "Where the model was not sure, the alternatives were timed on this machine, and what was measured is "
-            "remembered: later calls choose by it, and the model learns from it. A tie is between alternatives "
-            "that the measurement does not tell apart: the model's favourite stays. What was decided beside another "
-            "calibration is not used with this one."
+            "The model was not sure of these choices, so rlxjax timed the alternatives on this machine. Later calls "
+            "use the remembered times, and the model learns from them. In a tie, the measured times do not tell "
+            "alternatives apart, and the favourite of the model runs. A choice that was measured beside another "
+            "calibration is not used with this calibration."
         )
-        yield Section("decided", "What was decided, by what", [said], tables=[Table("The newest first", rows, "")])
+        yield Section("decided", "Remembered choices", [said], tables=[Table("The newest first", rows, "")])
 
 
 # --- Each model ----------------------------------------------------------------------------------
 
 
 def _errors(name: str, section: ModelSection) -> Section:
-    """Return the mean absolute errors as a table, which is open: it is what the page is about."""
+    """Return the mean absolute errors as an open table."""
     units = {heading: "" if field == "held_out_cells" else " (%)" for heading, field in ERROR_COLUMNS.items()}
     rows = [
         {"of": of, **{heading + units[heading]: getattr(own, field) for heading, field in ERROR_COLUMNS.items()}}
         for of, own in section.held_out.items()
     ]
     said = (
-        "Mean absolute relative error of predictions. Held out is what a second fit never saw: that is the error to "
-        "expect of what you did not time. The noise floor is how much two halves of the timings differ: errors near "
-        "it, or below, cannot be told from noise."
+        "The table shows the mean absolute relative error of predictions. A second fit never saw the held-out cells: "
+        "expect their error for your own work. The noise floor is the difference between two halves of the timings. "
+        "Nobody can tell an error near the noise floor from noise."
     )
     table = Table(f"Errors of {name}", rows, "")
-    return Section(f"{name}-errors", f"{name}: how far off predictions are", [said], tables=[table])
+    return Section(f"{name}-errors", f"{name}: errors of predictions", [said], tables=[table])
 
 
 def _residuals(calibrated: CalibratedModel, section: ModelSection, measured: Measured | None, said: str) -> Section:
@@ -168,7 +202,7 @@ def _residuals(calibrated: CalibratedModel, section: ModelSection, measured: Mea
     variants, draws = np.asarray(measured.timings.runs.variant), {}
     for code in np.unique(variants).tolist():
         own = measured.some(variants == code)
-        options = {"names": own.each("name"), "noise": section.noise_floor, "is_ratio": True}
+        options = {"names": own.each("name"), "noise": section.noise_floor}
         draws[calibrated.model.variants[code]] = partial(plot.predicted_vs_measured, calibrated, own.timings, **options)
     pictures, rows = drawn(draws)
     columns = {"of": measured.each("group"), "held out": measured.each("held_out"), "noise (%)": measured.noise}
@@ -177,18 +211,18 @@ def _residuals(calibrated: CalibratedModel, section: ModelSection, measured: Mea
     off = np.mean([abs(row["predicted / measured"] - 1.0) for row in rows])
     inside = np.mean([row["from (ns)"] <= row["measured (ns)"] <= row["to (ns)"] for row in rows])
     sentences = [
-        f"{said} A point is one of them: across is what it took, up is the prediction over that, so that 1 is right. A "
-        "bar is the interval that holds a run with 90 %, and should reach the line at 1. The grey band is the noise of "
-        "the timings: two halves of the same campaign differ so much in the mean.",
-        f"Predictions are off by {100 * off:.1f} % in the mean, and {100 * inside:.0f} % of the measured times lie "
-        "within their interval. The fit saw these timings; errors of what it never saw are in the table above.",
+        f"{said} Each point is a cell: its measured time, and the predicted over the measured time. A point at 1 is a "
+        "correct prediction. A bar is the 90 % interval, which should reach the line at 1. The grey band is the noise "
+        "floor.",
+        f"Predictions are off by {100 * off:.1f} % on average, and {100 * inside:.0f} % of the measured times lie "
+        "within their interval. The fit saw these timings. The table above has the errors of held-out cells.",
     ]
     table = Table(f"Every cell of {name}, the furthest off first", [{**row, **about[row["run"]]} for row in rows])
     return Section(ident, title, sentences, pictures, [table])
 
 
 def _choices(calibrated: CalibratedModel, measured: Measured | None, asked: Mapping[str, float]) -> Iterator[Section]:
-    """Yield the sections of a model with strategies to choose among: times, picks, and why one is picked."""
+    """Yield the sections of a model with several strategies: times, the map of decisions, and one explanation."""
     model, name = calibrated.model, calibrated.model.name
     if len(model.strategies) < 2 or any(entry.is_list for entry in model.inputs.values()):
         return
@@ -199,35 +233,36 @@ def _choices(calibrated: CalibratedModel, measured: Measured | None, asked: Mapp
         return
     rest = {key: value for key, value in sizes.items() if key not in (first, second)}
     lengths = [{}] if second is None else [{second: n} for n in sorted({sizes[second], *calibrated.domain[second]})]
+    lengths = [own for own in lengths if _is_possible(calibrated, {**sizes, **own})]
     timings = None if measured is None else measured.timings
     at = along if timings is None else np.union1d(along, timings.runs.inputs[first])
     time_by = partial(plot.time_by, calibrated, first, at, timings=timings, **rest)
     pictures, rows = drawn({_in_words(rest | own): partial(time_by, **own) for own in lengths})
     said = (
-        "What a run takes by each strategy that gives the same result. Lines are predictions, dotted beyond what was "
-        f"timed; a band holds a run with 90 %.{'' if timings is None else ' Points were measured, at the same sizes.'}"
+        "Each line is the predicted time of a strategy, with its 90 % interval, dotted beyond the timed sizes. All "
+        f"strategies give the same result.{'' if timings is None else ' Points are measured times at the same sizes.'}"
     )
     table = Table(f"Time by {first} of every strategy", rows)
     yield Section(f"{name}-times", f"{name}: time by {first}", [said], pictures, [table])
-    if second is not None and len(up := _values(calibrated, second, ALONG // 2)) > 1:
-        over = {first: along, second: up}
-        pictures, rows = drawn({_in_words(rest): partial(plot.decision_map, calibrated, over, **rest)})
+    if second is not None and len(_values(calibrated, second, ALONG)) > 1:
+        pictures, rows = drawn({_in_words(rest): partial(plot.decision_map, calibrated, **rest)})
         timed = [row["verdict"] != "undecided" for row in rows if row["timed"]]
         said = (
-            "A cell has the colour of the strategy that beats every other one with 90 % at least, and is grey where "
-            "none does. At a solid line the fastest one by prediction changes. Pale cells lie outside what was "
-            f"measured; of the others {100 * np.mean(timed or [0.0]):.0f} % are decided."
+            "A cell has the colour of the strategy that is the fastest with a probability of at least 90 %. No "
+            "strategy is as sure in a grey cell. At a solid line, the fastest predicted strategy changes. Pale cells "
+            f"lie outside the timed sizes; of the other cells, {100 * np.mean(timed or [0.0]):.0f} % are decided. The "
+            "map shows the sizes around which the decision changes."
         )
-        table = Table(f"What is picked, by {first} and {second}", rows)
-        yield Section(f"{name}-picks", f"{name}: what is picked where", [said], pictures, [table])
+        table = Table(f"The fastest strategy, by {first} and {second}", rows)
+        yield Section(f"{name}-picks", f"{name}: the fastest strategy", [said], pictures, [table])
     explanation, decided = possible(calibrated, explain(calibrated, **sizes)), decided_here(calibrated, sizes)
     told, sized = reasons(explanation), _in_words(explanation.inputs)
     said = [
-        f"The workload is {sized}. Each term begins where the one before it ends; the grey bar is their sum, with the "
-        "interval that holds a run with 90 %.",
+        f"The workload is {sized}. The grey bar is the predicted time, with its 90 % interval. Each part begins where "
+        "the part above ends.",
         f"{told[0]}.",
         *map(sentence, [*told[1:], *([] if decided is None else [in_words(decided)])]),
-        *["The workload lies outside what was measured: all of this is extrapolated."] * (not explanation.in_domain),
+        *["The workload lies outside the timed sizes: these times are extrapolated."] * (not explanation.in_domain),
     ]
     pictures, rows = drawn({sized: lambda: plot.terms(explanation)})
     tables = [
@@ -241,10 +276,10 @@ def _coefficients(calibrated: CalibratedModel) -> Section:
     name = calibrated.model.name
     pictures, rows = drawn({"Coefficients": lambda: plot.coefficients(calibrated)})
     said = (
-        "Each coefficient over the median of the model's own prior, with the interval that holds it with 90 %. The "
-        "pale bar is that prior, which is wide: what is believed of any machine. A fit may begin from a narrower one, "
-        f"that of other machines. The timings settle {sum(row['provenance'] == 'measured' for row in rows)} of "
-        f"{len(rows)}: their points are full. The others keep most of what the fit began from."
+        "Each point is a coefficient over the median of its prior, with its 90 % interval. The pale bar is the prior "
+        "of the model, which is wide because the prior covers all machines. The timings settle "
+        f"{sum(row['provenance'] == 'measured' for row in rows)} of {len(rows)} coefficients, whose points are full. "
+        "The other coefficients keep most of their prior."
     )
     table = Table(f"Coefficients of {name}", rows)
     return Section(f"{name}-coefficients", f"{name}: coefficients", [said], pictures, [table])
@@ -255,7 +290,7 @@ def _in_words(sizes: Mapping[str, float]) -> str:
 
 
 def _sizes(calibrated: CalibratedModel, asked: Mapping[str, float]) -> Mapping[str, Any]:
-    """Return the sizes that were asked for, where the model has these inputs, else those in the middle, lists empty."""
+    """Return the given sizes if the model has these inputs, else the middle of the timed sizes and empty lists."""
     inputs = calibrated.model.inputs
     if asked.keys() <= inputs.keys():
         return asked
@@ -267,7 +302,13 @@ def _sizes(calibrated: CalibratedModel, asked: Mapping[str, float]) -> Mapping[s
     return {name: values[len(values) // 2] for name, values in spans.items()}
 
 
+def _is_possible(calibrated: CalibratedModel, sizes: Mapping[str, Any]) -> bool:
+    with contextlib.suppress(ValueError):
+        return bool(calibrated.alternatives(**sizes))
+    return False
+
+
 def _values(calibrated: CalibratedModel, name: str, count: int) -> np.ndarray:
-    """Return different values of an input from the least to the largest that was timed, by equal factors."""
+    """Return distinct values of an input, by equal factors, from the smallest to the largest timed value."""
     step, values = calibrated.model.inputs[name].step, np.geomspace(*calibrated.domain[name], count)
     return np.unique(np.maximum(np.round(values / step), 1) * step if step else values)

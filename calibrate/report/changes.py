@@ -1,4 +1,4 @@
-"""What was timed for a section of a calibration, and what changed since an earlier one of the same machine."""
+"""The timings of a section of a calibration, and the changes since an earlier calibration of the same machine."""
 
 from collections.abc import Sequence
 from pathlib import Path as FilePath
@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from calibrate.samples import noise_floor, quantile_ns, read_samples
 from rlxjax import Timings, plot
 from rlxjax.calibration import (
     MACHINE_FIELDS,
@@ -21,18 +20,19 @@ from rlxjax.calibration import (
 )
 from rlxjax.fit import LatencyModel, cell_runs, estimate, named, unit_of
 
+from ..samples import noise_floor, quantile_ns, read_samples
 from .page import Section, Table, drawn, rows_of
 
-#: A change of more joint standard deviations than this is more than chance.
+#: The joint standard deviations beyond which a change is more than chance.
 SURE_SDS = 2.0
 
 
 class Measured(NamedTuple):
-    """Cells that were timed, `[cells]`: runs and what the fit took for their times, and the cells themselves."""
+    """The timed cells, `[cells]`: their runs with the times that a fit uses, and the cells themselves."""
 
     timings: Timings
     cells: np.ndarray
-    noise: np.ndarray  # relative difference of two halves of the campaign, NaN for a single round
+    noise: np.ndarray  # the relative difference between two halves of the campaign, NaN for a single round
 
     def each(self, field: str) -> list[Any]:
         return [getattr(cell, field) for cell in self.cells]
@@ -46,43 +46,46 @@ def model_of(path: FilePath, calibration: Calibration) -> str:
     for name, own in calibration.models.items():
         if timed <= {(variant, frozenset(own.model.inputs)) for variant in own.model.variants}:
             return name
-    raise ValueError(f"{path}: expected samples of {', '.join(calibration.models)}, got those of another model")
+    raise ValueError(f"{path}: expected samples of {', '.join(calibration.models)}, got samples of another model")
 
 
 def measured_beside(
     calibrated: CalibratedModel, section: ModelSection, path: FilePath, samples: FilePath | None
 ) -> tuple[Measured | None, str]:
-    """Return what was timed for a section, and a sentence on where it is from or why it is not shown."""
+    """Return the timings of a section, and a sentence that names their file or says why the page shows none."""
     fitted = section.samples
     if samples is None:
         if fitted is None:
-            return None, "The calibration names no samples, so that no measured times are shown."
+            return None, "The calibration names no samples, so the page shows no measured times."
         samples = path.parent / fitted.file
         show = "give it with --samples to see measured times"
         if not samples.is_file():
             return None, f"The samples file {samples.name} is not beside the calibration: {show}."
         if sha256_of(samples) != fitted.sha256:
-            return None, f"{samples.name} beside the calibration is not what was fitted: {show}."
+            return None, f"{samples.name} beside the calibration is not the file that was fitted: {show}."
     log = read_samples(samples)
     places = ("in the samples", "in the calibration")
     if differences := fingerprint_differences(log.fingerprint, section.fingerprint, MACHINE_FIELDS, places):
         said = "; ".join(differences)
-        raise ValueError(f"{samples}: samples of another machine ({said}); give those of this calibration")
+        raise ValueError(f"{samples}: samples of another machine ({said}); give samples of this machine")
     cells, visits = log.timed()
     if not cells:
-        return None, f"{samples.name} holds no times, so that none are shown."
+        return None, f"{samples.name} holds no times."
     try:
         runs = cell_runs(calibrated.model, cells)
     except ValueError as reason:
         return None, f"{samples.name} holds no runs of this version of the model: {reason}."
     timings = Timings.checked(calibrated.model, variant=runs.variant, time_ns=quantile_ns(visits), **runs.inputs)
-    # Of learned FFTs, say, the calibration may not know all that were timed.
+    # The calibration may not know every timed variant: a learned FFT, for instance.
     can_be = np.asarray(calibrated.model.same_result(runs, calibrated.posterior.facts))
     kept = np.take_along_axis(can_be, np.asarray(runs.variant)[:, None], -1)[:, 0]
     measured = Measured(timings, np.array(cells), noise_floor(visits)).some(kept)
-    said = f"Measured times are those of {len(measured.cells)} cells in {samples.name}"
+    said = f"The measured times are of {len(measured.cells)} cells in {samples.name}"
     is_fitted = fitted is not None and sha256_of(samples) == fitted.sha256
-    return measured, f"{said}, to which the calibration was fitted." if is_fitted else f"{said}: not what was fitted."
+    return (
+        measured,
+        f"{said}, which the calibration was fitted to." if is_fitted else f"{said}, which the fit did not use.",
+    )
 
 
 def earlier_calibration(
@@ -94,10 +97,10 @@ def earlier_calibration(
         raise ValueError(f"{path}: expected a section of {', '.join(later.models)}, got {', '.join(earlier.models)}")
     for name in both:
         one, other = (file.models[name].fingerprint for file in (earlier, later))
-        places = ("in the earlier one", "in the later one")
+        places = ("in the earlier file", "in the later file")
         if differences := fingerprint_differences(one, other, MACHINE_FIELDS, places):
             said = "; ".join(differences)
-            raise ValueError(f"{path}: of another machine ({said}); give an earlier calibration of the same one")
+            raise ValueError(f"{path}: of another machine ({said}); give an earlier calibration of the same machine")
     return earlier, Calibration.from_file(earlier, models, path)
 
 
@@ -106,7 +109,7 @@ def change_section(
     models: tuple[CalibratedModel, CalibratedModel],
     measured: Measured | None,
 ) -> Section:
-    """Return what changed of one model, the surest changes first: coefficients, and predictions of what was timed."""
+    """Return the changes of coefficients, and of predictions for timed cells, of one model; the surest come first."""
     name, names = models[1].model.name, list(named(models[0].coefficients))
     cells = [] if measured is None else measured.each("name")
     columns = []
@@ -138,11 +141,11 @@ def change_section(
     counts = [f"{np.sum(is_sure[kinds == kind])} of {np.sum(kinds == kind)} {kind}s" for kind in np.unique(kinds)]
     slower, faster = (np.sum(words[is_sure] == word) or "none" for word in ("slower", "faster"))
     said = [
-        f"Against the calibration of {sections[0].created}: {' and '.join(counts)} moved by more than {SURE_SDS:g} "
-        f"joint standard deviations, which chance alone does once in twenty. Of these predictions {slower} got slower "
-        f"and {faster} faster.",
-        "The change is the logarithm of later over earlier, in joint standard deviations: for a prediction those of "
-        "its interval, the machine's pace included. In the picture the earlier coefficients are grey.",
+        f"Since the calibration of {sections[0].created}, {' and '.join(counts)} changed by more than {SURE_SDS:g} "
+        f"joint standard deviations. Chance alone does so once in twenty. {slower} predictions got surely slower, "
+        f"{faster} surely faster.".replace("none predictions", "No predictions"),
+        "A change is the logarithm of later over earlier, in joint standard deviations. The standard deviation of a "
+        "prediction includes the pace of the machine. The earlier coefficients are grey in the picture.",
     ]
     before, after = (one.fingerprint for one in sections)
     if software := fingerprint_differences(before, after, places=("earlier", "now")):

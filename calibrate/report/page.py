@@ -1,7 +1,8 @@
-"""A page as data: sections of sentences, pictures and tables, and the one template that shows them."""
+"""A page as data: sections with sentences, pictures and tables, and the template that shows them."""
 
 import base64
 import io
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,10 +15,11 @@ from matplotlib import pyplot, style
 from matplotlib.axes import Axes
 
 import rlxjax
-from calibrate.terminal import Row, headings_of, plain, shown
 from rlxjax import plot
 
-#: Text is text, and not markup of its own. A picture is as wide as a phone, and black on white in any theme.
+from ..terminal import Row, heading_text, headings_of, plain, shown
+
+#: The style of pictures: text without math markup, the width of a phone, black on white in any theme.
 STYLE: dict[str, Any] = {
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "text.parse_math"), False),
     **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
@@ -26,7 +28,7 @@ STYLE: dict[str, Any] = {
 
 
 class Table(NamedTuple):
-    """Rows of figures by heading, the first entry of each names it; and what opens it: without a summary it is open."""
+    """Rows of figures by heading. The first figure names its row. A table without a summary is open."""
 
     caption: str
     rows: Sequence[Row]
@@ -34,7 +36,7 @@ class Table(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """A judgement: whether it is good news, None if it is neither; in a word; its reasons, and cautions."""
+    """A judgement in a word, its reasons and cautions, and whether it is good news: None is neither good nor bad."""
 
     is_good: bool | None
     word: str
@@ -43,7 +45,7 @@ class Verdict(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A section: its name in addresses, its heading, sentences, pictures by heading, tables, verdicts, code."""
+    """A section: its name in links, heading, sentences, pictures by heading, tables, verdicts and code."""
 
     ident: str
     title: str
@@ -54,30 +56,33 @@ class Section(NamedTuple):
     code: str = ""
 
 
-def page(title: str, subtitle: str, sections: Sequence[Section], command: str) -> str:
-    """Return a whole HTML file of sections in their order, with the command that makes it at its foot."""
+def mark_of(kind: str) -> str:
+    """Return the words in the head of a page by which `rlxjax report` recognises the pages of a kind."""
+    return f"rlxjax page of {kind}"
+
+
+def page(title: str, subtitle: str, sections: Sequence[Section], command: str, kind: str) -> str:
+    """Return an HTML file with the sections in their order, and at its foot the command that made the file."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("calibrate.report", "."),
+        loader=jinja2.PackageLoader(__package__ or "", "."),
         autoescape=True,
         finalize=_finalized,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"shown": shown, "headings": headings_of}
+    environment.filters |= {"shown": shown, "headings": headings_of, "heading": heading_text}
     environment.filters |= {"verbatim": lambda text: Markup(escape(plain(text)))}
-    about = {"title": title, "subtitle": subtitle, "command": command, "version": rlxjax.__version__}
+    about = {"title": title, "subtitle": subtitle, "command": command, "mark": mark_of(kind)}
+    about |= {"version": rlxjax.__version__}
     return environment.get_template("page.html.jinja").render(sections=sections, **about)
 
 
 def _finalized(value: Any) -> Any:
-    """Return text without what would steer or turn it, in which no line ends between a number and its unit."""
+    """Return text without control characters, and without a line break between a number and its unit."""
     if isinstance(value, Markup):
         return value
-    text = plain("" if value is None else value)
-    for unit in ("%", "ns", "×"):
-        text = text.replace(f" {unit}", f"\u00a0{unit}")
-    return text
+    return re.sub(r"(?<=\d) (?=%|×|[mun]?s\b|[kMG]?B\b)", "\u00a0", plain("" if value is None else value))
 
 
 def sentence(text: str) -> str:
@@ -90,9 +95,9 @@ def rows_of(columns: Mapping[str, Any]) -> list[Row]:
 
 
 def drawn(draws: Mapping[str, Callable[[], Axes]]) -> tuple[dict[str, Markup], list[Row]]:
-    """Return pictures by their headings, with axes from and to the same values, and the figures behind them."""
+    """Return pictures by heading, all with the same ranges of their axes, and the figures behind the pictures."""
     matplotlib.use("agg")
-    # Names inside a picture are the same each time.
+    # The hash salt makes the names inside a picture the same each time.
     with style.context(["default", STYLE, {"svg.hashsalt": "rlxjax"}]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # the page has the reader's fonts
         axes = {title: draw() for title, draw in draws.items()}

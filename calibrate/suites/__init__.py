@@ -22,12 +22,9 @@ from rlxjax.models import BUILT_IN
 ENTRY_POINTS = "rlxjax.suites"
 #: The classes of the suites of rlxjax, by their module.
 SHIPPED = {"welch": "WelchSuite", "functions": "FunctionsSuite", "collectives": "CollectivesSuite"}
-#: Dtypes by the names that JAX prints.
-DTYPES = {
-    **{f"f{bits}": f"float{bits}" for bits in (16, 32, 64)},
-    **{f"{kind}{bits}": f"{word}{bits}" for kind, word in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)},
-    **{"bf16": "bfloat16", "c64": "complex64", "c128": "complex128", "bool": "bool"},
-}
+#: The words that short dtype names abbreviate: `f32`, and `s32` and `f8e4m3fn` as XLA prints them.
+_WORDS = {"bf": "bfloat", "f": "float", "i": "int", "s": "int", "u": "uint", "c": "complex"}
+_SHORT = re.compile(r"(bf|[fisuc])(\d+)_?(e\w+)?", re.ASCII)
 _SHAPE = re.compile(r"(\w+)\[\s*(\d{1,18}(?:\s*,\s*\d{1,18})*)?\s*\]", re.ASCII)
 
 
@@ -152,8 +149,23 @@ def shape_of(text: str) -> jax.ShapeDtypeStruct:
     """Return the shape and dtype that a text such as `f32[1024,256]` says; `key[]` is a random key."""
     match = _SHAPE.fullmatch(text.strip())
     shape = tuple(map(int, match[2].split(","))) if match and match[2] else ()
-    if match is None or match[1] not in (*DTYPES, "key") or math.prod(shape) > 2**59:
-        what = "a dtype and a shape, of 2**59 elements at most, as f32[1024,256] or key[]"
+    dtype = None if match is None else _dtype_of(match[1])
+    if dtype is None or math.prod(shape) > 2**59:
+        what = "a dtype and a shape of at most 2**59 elements, as f32[1024,256], float32[1024,256] or key[]"
         raise ValueError(f"--arg: expected {what}, got {text!r}")
-    dtype = jax.eval_shape(lambda: jax.random.key(0)).dtype if match[1] == "key" else jnp.dtype(DTYPES[match[1]])
     return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def _dtype_of(name: str) -> Any:
+    """Return the dtype of a name that JAX, NumPy or XLA prints, None where JAX has no arrays of such a dtype."""
+    if name == "key":
+        return jax.eval_shape(lambda: jax.random.key(0)).dtype
+    short = _SHORT.fullmatch(name)
+    spelled = [f"{_WORDS[short[1]]}{short[2]}{f'_{short[3]}' if short[3] else ''}"] if short else []
+    for one in (*spelled, "bool" if name == "pred" else name):
+        with contextlib.suppress(TypeError):
+            dtype = jnp.dtype(one)
+            is_number = dtype.kind == "b" or (dtype.kind != "m" and jnp.issubdtype(dtype, jnp.number))
+            if is_number and dtype not in ("longdouble", "clongdouble"):
+                return dtype
+    return None

@@ -117,6 +117,44 @@ def _gru(dtype: Any, steps: int, batch: int, width: int) -> Any:
     return run, _normals(dtype, (steps, batch, width), (batch, width), (width, 3 * width), (width, 3 * width))
 
 
+def _repeated(step: Callable[..., jax.Array], shapes: Callable[..., Any]) -> Make:
+    """Return a maker of a loop that applies a step to its first argument; the size begins with the iterations."""
+
+    def make(dtype: Any, steps: int, *size: int) -> Any:
+        drawn = shapes(*size)
+        return lambda x, *others: lax.fori_loop(0, steps, lambda _, x: step(x, *others), x), _normals(dtype, *drawn)
+
+    return make
+
+
+def _filter_step(p: jax.Array, f: jax.Array, h: jax.Array) -> jax.Array:
+    """Return the covariance after a step of a Kalman filter."""
+    p = jnp.tanh(f @ p @ f.T)
+    s = h @ p @ h.T
+    return p - jnp.linalg.solve(s @ s.T + jnp.eye(len(s), dtype=s.dtype), h @ p).T @ h @ p
+
+
+def _descend(w: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+    return w - 1e-3 * jax.grad(lambda w: jnp.square(jnp.tanh(x @ w) - y).mean())(w)
+
+
+def _walk(x: jax.Array, key: jax.Array) -> jax.Array:
+    """Return the end of a random walk of 64 steps that a normal density guides."""
+
+    def step(x: jax.Array, key: jax.Array) -> tuple[jax.Array, None]:
+        new = x + 0.1 * jax.random.normal(key, x.shape, x.dtype)
+        return jnp.where(jnp.log(jax.random.uniform(key)) < jnp.sum(x * x - new * new), new, x), None
+
+    return lax.scan(step, x, jax.random.split(key, 64))[0]
+
+
+def _convolution_slopes(dtype: Any, batch: int, side: int, channels: int, filters: int) -> Any:
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.square(jax.nn.relu(lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC))).mean()
+
+    return jax.grad(loss, (0, 1)), _normals(dtype, (3, 3, channels, filters), (batch, side, side, channels))
+
+
 def _smooth(x: jax.Array) -> jax.Array:
     def step(mean: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
         mean = 0.9 * mean + 0.1 * value
@@ -203,6 +241,26 @@ KINDS = (
     Kind("scan", "gru", _gru, "16x1x8 64x4x32 256x16x64* 1024x1x32 64x64x128"),
     Kind("scan", "smooth", _of(_smooth), "16x8 128x1024 1024x64* 512x8192"),
     Kind("scan", "fixed point", _of(lambda x: lax.fori_loop(0, 64, lambda _, y: jnp.cos(y) * x, x)), "16 4096", True),
+    Kind("scan", "filter steps", _repeated(_filter_step, lambda n, m: ((n, n), (n, n), (m, n))), "128x6x3 64x12x4*"),
+    Kind("scan", "products", _repeated(lambda x, a: jnp.tanh(a @ (a @ (a @ x))), lambda n: ((n, n),) * 2),
+         "256x6 128x16* 64x48"),
+    Kind("scan", "power iteration", _repeated(lambda x, a: (a @ x) / jnp.linalg.norm(x), lambda n: ((n,), (n, n))),
+         "256x32 128x128*"),
+    Kind("scan", "descent steps", _repeated(_descend, lambda n, m: ((n,), (m, n), (m,))), "128x10x100 64x20x500*"),
+    Kind("scan", "scaled rows", _repeated(lambda x: x / (1 + jnp.square(x).sum(-1, keepdims=True)), lambda *n: (n,)),
+         "256x4x100 64x32x256*"),
+    Kind("scan", "factors", _repeated(lambda x: jnp.linalg.cholesky(x * x.T / 9 + 9 * jnp.eye(len(x), dtype=x.dtype)),
+         lambda n: ((n, n),)), "128x8 64x24*"),
+    Kind("scan", "transforms", _repeated(lambda x: jnp.fft.irfft(jnp.fft.rfft(x) * 0.5), lambda n: ((n,),)),
+         "128x16 64x256 32x2048*"),
+    Kind("scan", "sorted", _repeated(lambda x: jnp.sort(jnp.cos(9 * x)), lambda n: ((n,),)), "128x16 64x256*"),
+    Kind("scan", "convolved", _repeated(lambda x, w: jnp.tanh(jnp.convolve(x, w, mode="same")),
+         lambda n, m: ((n,), (m,))), "128x64x5 64x1024x9*"),
+    Kind("scan", "random walk", lambda d, n: (_walk, (Draw((n,), d), Draw((), values="key"))), "8 64*"),
+    Kind("convolution", "convolution slopes", _convolution_slopes, "8x14x8x16 32x28x1x8 4x8x32x32 16x14x16x16*"),
+    Kind("convolution", "pool slopes", lambda d, *shape: (jax.grad(lambda x: jnp.square(lax.reduce_window(
+        x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")).sum()), _normals(d, shape)),
+        "4x8x8x4 16x16x16x16 32x28x28x8*"),
     Kind("fft", "rfft", _of(jnp.fft.rfft), "1x64 64x1024 256x4096* 8x65536"),
     Kind("fft", "fft", _of(jnp.fft.fft), "128x512:complex64 32x16384:complex64 64x1024:complex128*"),
     Kind("fft", "fft2", _of(jnp.fft.fft2), "32x32:complex64 256x256:complex64 1024x1024:complex64"),

@@ -9,7 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calibrate.machine import (
+from rlxjax import welch_peaks
+from rlxjax.calibration import current_fingerprint, sha256_of
+from rlxjax.fit import Cell, Facts, LatencyPrior, Suite
+from rlxjax.learned import learned_program, load_learned_fft
+from rlxjax.models import WELCH, fft_flop, heap_rates, welch_micro_prior
+from rlxjax.welch import FAST_SEGMENTS, RUNNER_VERSION, ULTRA_SEGMENTS, WelchPeakParams, keep_programs, schedule
+
+from ..machine import (
     DEEP_SELECTION,
     ELEMENT_BYTES,
     SHORT_TRANSFORM,
@@ -17,12 +24,6 @@ from calibrate.machine import (
     WIDE_SELECTION,
     gate_rates,
 )
-from rlxjax import welch_peaks
-from rlxjax.calibration import current_fingerprint, sha256_of
-from rlxjax.fit import Cell, Facts, LatencyPrior, Suite
-from rlxjax.learned import learned_program, load_learned_fft
-from rlxjax.models import WELCH, fft_flop, heap_rates, welch_micro_prior
-from rlxjax.welch import FAST_SEGMENTS, RUNNER_VERSION, ULTRA_SEGMENTS, WelchPeakParams, keep_programs, schedule
 
 #: The variant and the segments of a row, by the name in tables.
 TIMED = {

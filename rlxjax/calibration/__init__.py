@@ -1,7 +1,7 @@
-"""The artefact: what a calibrate job found of one machine, saved, loaded, asked and explained.
+"""Calibrations: saved, loaded, and asked for predictions and explanations.
 
-`load_calibration` reads a file, `default_calibration` finds the one of this machine, `save_calibration` writes one of
-fits of your own. A `Calibration` holds a `CalibratedModel` for each latency model: it predicts, picks, compares and
+`load_calibration` reads a file, `default_calibration` finds the file of this machine, and `save_calibration` writes
+your own fits. A `Calibration` holds a `CalibratedModel` for each latency model, which predicts, picks, compares and
 explains.
 """
 

@@ -1,4 +1,4 @@
-"""Calibration files: reading with one line for every mistake, writing section by section, and those that ship."""
+"""Calibration files: reading, with one line for each mistake, writing by sections, and the shipped files."""
 
 import functools
 import json
@@ -39,21 +39,21 @@ from ._sections import (
     fingerprint_differences,
 )
 
-#: Those that the calibrate job times.
+#: The models that `rlxjax calibrate` times.
 JOB_MODELS = (WELCH.name, FUNCTIONS.name)
 
 
 class CalibrationFileError(ValueError):
-    """A calibration file that cannot be used: one line with the file, the field and the mend."""
+    """An unusable calibration file: one line with the file, the field and the command that helps."""
 
 
 def default_calibration_path(platform_name: str | None = None) -> FilePath:
-    """Return where the calibrate job writes, and `load_calibration()` looks, for a JAX platform: see `home_folder`."""
+    """Return the path of this machine's calibration for a JAX platform; see `home_folder`."""
     return home_folder("data", CalibrationFileError) / f"calibration-{platform_name or jax.default_backend()}.json"
 
 
 def is_there(path: FilePath) -> bool:
-    """Whether something is at a path, or may be: reading says why that cannot be seen."""
+    """Whether a path exists; True if the path cannot be checked, so that reading names the reason."""
     try:
         path.stat()
     except OSError as error:
@@ -62,24 +62,25 @@ def is_there(path: FilePath) -> bool:
 
 
 def read_calibration_file(path: AnyPath, models: Iterable[LatencyModel] | None = None) -> CalibrationFile:
-    """Return the validated content of a calibration file, which is left as it was.
+    """Return the validated content of a calibration file.
 
     Args:
-        path: of the file.
-        models: whose sections are checked; the built-in ones unless given.
+        path: the file.
+        models: the models whose sections are checked; default: the built-in ones.
 
     Warns:
-        UserWarning: a section that cannot be used is left out, or one was edited: one line with the field.
+        UserWarning: a section is unusable and left out, or was edited by hand; the warning names the field.
 
     Raises:
-        CalibrationFileError: the file is missing, truncated, of another schema, or no section of these models in it
-            can be used: of another version of the model, or with a missing, negative or NaN coefficient.
+        CalibrationFileError: the file is missing, truncated or of another schema, or has no usable section of these
+            models. A section is unusable with another version of its model, or with a missing, negative or NaN
+            coefficient.
     """
     known = list(BUILT_IN.values() if models is None else models)
     content, left_out, edited = sections_of_file(path, known)
     if left_out and not any(model.name in content.models for model in known):
         raise CalibrationFileError(left_out[0])
-    for said in (*(f"{one}; it is left out" for one in left_out), *edited):
+    for said in (*(f"{one}; the section is left out" for one in left_out), *edited):
         warnings.warn(said, stacklevel=3)
     return content
 
@@ -87,9 +88,9 @@ def read_calibration_file(path: AnyPath, models: Iterable[LatencyModel] | None =
 def sections_of_file(
     path: str | os.PathLike[str], models: Iterable[LatencyModel] | None = None
 ) -> tuple[CalibrationFile, list[str], list[str]]:
-    """Return what can be used of a calibration file, a sentence for each section that cannot, and for each edited one.
+    """Return the usable sections of a file, a sentence for each unusable section, and a sentence for each edited one.
 
-    Arguments and errors are those of `read_calibration_file`; the sections may be none.
+    Arguments and errors are those of `read_calibration_file`, but a file without usable sections is no error.
     """
     raw, known = _raw_of(path), {model.name: model for model in (BUILT_IN.values() if models is None else models)}
     found: dict[str, Any] = {}
@@ -109,7 +110,7 @@ def sections_of_file(
             continue
         found[name] = section
         if is_asked and (problem := digest_problem(own)):
-            edited.append(f"{path}: {place}.{problem}")
+            edited.append(f"{path}: {place}: {problem}")
     try:
         content = CalibrationFile.model_validate(raw | {"machine": found.pop("", None), "models": found})
     except ValidationError as reason:
@@ -127,7 +128,7 @@ def _raw_of(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _mend(path: str | os.PathLike[str], model: str = "", raw: Any = None) -> str:
-    """Return how to make a calibration, or a section of it, anew: from the samples that it names, if it does."""
+    """Return the commands that make a calibration or a section again, by measuring or from the named samples."""
     named = raw.get("samples") if isinstance(raw, dict) else None
     named = named if isinstance(named, dict) else {}
     suite, file = (own if isinstance(own, str) else "" for own in (named.get("suite"), named.get("file")))
@@ -135,37 +136,37 @@ def _mend(path: str | os.PathLike[str], model: str = "", raw: Any = None) -> str
     own = ["--only", suite or model] if (suite or model) in JOB_MODELS else users
     samples = FilePath(path).with_suffix(f".{model or WELCH.name}.samples.jsonl")
     samples = samples.with_name(FilePath(file).name or samples.name)
-    anew = shlex.join(["rlxjax", "calibrate", *own, "--out", str(path)])
+    again = shlex.join(["rlxjax", "calibrate", *own, "--out", str(path)])
     refit = shlex.join(["rlxjax", "refit", str(samples), *users, "--out", str(path)])
-    return f"make a new one with `{anew}`, or fit its raw timings again with `{refit}`"
+    return f"measure again with `{again}`, or fit the raw timings again with `{refit}`"
 
 
 def write_sections(
     path: str | os.PathLike[str], models: Mapping[str, ModelSection], machine: MachineSection | None = None
 ) -> list[str]:
-    """Put sections into a calibration file, under its folder's lock; all others in it stay as they are.
+    """Write sections into a calibration file, under the folder's lock; the other sections stay.
 
     Args:
-        path: of the file, which is made if there is none. One that is no calibration of this schema is put aside.
+        path: the file, which is made if missing. A file that is no calibration of this schema is renamed.
         models: sections by the name of their model.
-        machine: the machine's; that of the file stays unless given.
+        machine: the machine's section; default: the file's own.
 
     Returns:
-        A sentence for what was put aside.
+        Sentences about a renamed file, or about a file that was edited by hand.
 
     Raises:
-        ValueError: a path that is no file, or another one is at work in the folder.
-        OSError: it cannot be written.
+        ValueError: the path is no file, or another process writes in the folder.
+        OSError: the file cannot be written.
     """
     said, known = [], {}
     with locked(path):
         try:
             known = _raw_of(path)
             if problem := digest_problem(known):
-                said.append(f"{path}: {problem}. What it holds was kept.")
+                said.append(f"{path}: {problem}. The other sections were kept.")
         except CalibrationFileError as reason:
             if aside := set_aside(file_to_write(path)):
-                said.append(f"{reason}. It was kept as {aside}.")
+                said.append(f"{reason}. The file was kept as {aside}.")
         written = {name: section.model_dump(mode="json") for name, section in models.items()}
         content = CalibrationFile(models={}).model_dump(mode="json") | {"models": known.get("models", {}) | written}
         content["machine"] = known.get("machine") if machine is None else machine.model_dump(mode="json")
@@ -175,7 +176,7 @@ def write_sections(
 
 
 def machine_section(path: str | os.PathLike[str], fingerprint: Fingerprint) -> MachineSection | None:
-    """Return what a calibration file says of a machine, if it is a good one of this machine and software."""
+    """Return the machine's section of a calibration file, None unless machine and software are this process's."""
     try:
         machine = sections_of_file(path)[0].machine
     except CalibrationFileError:
@@ -184,26 +185,26 @@ def machine_section(path: str | os.PathLike[str], fingerprint: Fingerprint) -> M
 
 
 def read_prior(path: str | os.PathLike[str], model: LatencyModel) -> tuple[LatencyPrior[Any], str | None]:
-    """Return what a calibration, or the prior of a fleet, says of a further machine; of which platform, if it does.
+    """Return the prior for a further machine from a calibration or a fleet's prior, and its platform if known.
 
     Raises:
-        CalibrationFileError: as `read_calibration_file`, or a file without the model; one line.
+        CalibrationFileError: as `read_calibration_file`, or a file without the model.
     """
     section = read_calibration_file(path, [model]).models.get(model.name)
     if section is None:
-        raise CalibrationFileError(f"{path}: models: expected one of {model.name}, got none")
+        raise CalibrationFileError(f"{path}: models: expected a section {model.name}, got none")
     platform = section.fingerprint.platform
     return prior_of(model, section), None if platform == UNKNOWN else platform
 
 
 def population_path(platform: str) -> FilePath:
-    """Return where the population of a platform's machines is kept, if there is one."""
+    """Return the path of the shipped prior of a platform."""
     return FilePath(__file__).with_name(f"{platform}-prior.json")
 
 
 @functools.cache
 def population(platform: str) -> CalibrationFile | None:
-    """Return the calibration of the population of a platform's machines; None where none was timed."""
+    """Return the shipped prior of a platform; None if no machine of the platform was timed."""
     path, mend = population_path(platform), "install rlxjax again"
     if not path.exists():
         return None
@@ -213,14 +214,14 @@ def population(platform: str) -> CalibrationFile | None:
 
 
 def population_prior(model: LatencyModel, platform: str | None = None) -> LatencyPrior[Any] | None:
-    """Return what other machines say of the coefficients of one that was not timed.
+    """Return the prior of a model's coefficients, pooled from other machines.
 
     Args:
-        model: whose coefficients.
-        platform: "cpu", "gpu" or "tpu"; JAX's default unless given.
+        model: the model.
+        platform: "cpu", "gpu" or "tpu"; default: JAX's default platform.
 
     Returns:
-        None where no machine of the platform was timed for this version of the model.
+        The prior; None if no machine of the platform was timed for this version of the model.
 
     Examples:
         >>> from rlxjax.models import WELCH
@@ -233,17 +234,17 @@ def population_prior(model: LatencyModel, platform: str | None = None) -> Latenc
 
 
 def save_calibration(path: str | os.PathLike[str], *fits: PosteriorFit) -> None:
-    """Write a calibration of this machine: what its timings say of one or more latency models.
+    """Write a calibration of this machine from fits of one or more latency models.
 
-    `load_calibration(path, models=...)` reads it. Sections of other models in the file stay. It gets no measured gate,
-    and no samples: the calibrate job's files hold both.
+    `load_calibration(path, models=...)` reads the file. The file's sections of other models stay. The new sections have
+    no measured gate and no samples; files of `rlxjax calibrate` have both.
 
     Args:
-        path: of the file.
-        *fits: by `fit_posterior`, of different models.
+        path: the file.
+        *fits: results of `fit_posterior`, of different models.
 
     Raises:
-        ValueError: no fit, or two of one model; a path that is no file, or another one is at work in its folder.
+        ValueError: no fit, or two fits of one model; the path is no file, or another process writes in the folder.
 
     Examples:
         >>> import tempfile
@@ -260,7 +261,7 @@ def save_calibration(path: str | os.PathLike[str], *fits: PosteriorFit) -> None:
     """
     names = [found.posterior.model.name for found in fits]
     if not fits or len(set(names)) < len(names):
-        raise ValueError(f"fits: expected one at least, of different models, got {', '.join(names) or 'none'}")
+        raise ValueError(f"fits: expected at least one fit, and one per model, got {', '.join(names) or 'none'}")
     sections = {name: section_of(found, found.posterior.model.prior) for name, found in zip(names, fits, strict=True)}
     for said in write_sections(path, sections):
         warnings.warn(said, stacklevel=2)

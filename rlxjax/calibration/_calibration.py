@@ -1,4 +1,4 @@
-"""A calibration: what a calibrate job found of one machine, of every latency model that it timed."""
+"""A calibration: the fitted latency models of one machine."""
 
 import dataclasses
 import functools
@@ -38,22 +38,22 @@ from ._target_times import predict_function
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Calibration(Predictions):
-    """What a calibrate job found on one machine.
+    """The latency models of one machine, fitted to its timings.
 
-    The methods are those of one of its models: the first unless `model=` names another; `of` gives it whole.
+    Each method asks one model: the first, or the model that `model=` names. `of` returns the model itself.
 
-    It is a pytree, and may be an argument of a jitted function. What was measured are its leaves. The models and their
-    names, provenance and cautions, the fingerprint and the source are static: new values compile nothing anew only
-    where all of these are equal. Two files differ in their source, so that a function that is given the calibration of
-    another file is compiled again; of one that is given its `posterior`, only the model counts.
+    A calibration is a pytree and may be an argument of a jitted function. Its measured values are leaves. The models'
+    names, provenance and cautions, the fingerprint and the source are static: JAX compiles again when one of these
+    changes. Two files differ in their source, so a function that takes the calibration of another file is compiled
+    again. A function that takes the `posterior` is compiled again only for another model.
 
     Attributes:
-        models: what timings say of each latency model, by its name.
-        gate: the IO gate with this machine's measured rates, a pytree of floats; None if they were not measured. It
-            scores launches, waits and bytes alone, as the reference does; `compare` has what timed runs say, and
-            how surely.
-        fingerprint: of the machine and software, as the first model has it; empty of a population's.
-        source: where the numbers come from, as a phrase.
+        models: the calibrated models, by name.
+        gate: the IO gate with this machine's measured rates, a pytree of floats; None if the rates were not measured.
+            The gate scores only launches, waits and bytes, as the reference does; `compare` uses timed runs and
+            says the probability.
+        fingerprint: the machine and software of the first model; empty for a population.
+        source: the source of the numbers, as a phrase.
     """
 
     models: Mapping[str, CalibratedModel]
@@ -62,7 +62,7 @@ class Calibration(Predictions):
     source: str = dataclasses.field(default="a calibration", metadata={"static": True})
 
     def __post_init__(self) -> None:
-        if isinstance(self.models, Mapping):  # the first is asked first, and JAX sorts the names of a plain dictionary
+        if isinstance(self.models, Mapping):  # JAX would sort the names of a plain dictionary
             object.__setattr__(self, "models", OrderedDict(self.models))
         if isinstance(self.fingerprint, Mapping):
             object.__setattr__(self, "fingerprint", FrozenDict(self.fingerprint))
@@ -71,7 +71,7 @@ class Calibration(Predictions):
     def from_file(
         cls, content: CalibrationFile, models: Iterable[LatencyModel] | None = None, path: AnyPath | None = None
     ) -> "Calibration":
-        """Build from the content of a calibration file; arguments as in `load_calibration`."""
+        """Build a calibration from a file's content; arguments as in `load_calibration`."""
         given, machine = (BUILT_IN.values() if models is None else models), content.machine
         known = {model.name: model for model in given if model.name in content.models}
         of = [content.models[name] for name in known] or [*content.sections().values()]
@@ -84,13 +84,13 @@ class Calibration(Predictions):
         )
 
     def of(self, model: str | None = None) -> CalibratedModel:
-        """Return one calibrated model by its name; the first unless given.
+        """Return one calibrated model by name; default: the first.
 
         Raises:
-            ValueError: a model that was not timed, or that the calibration was loaded without.
+            ValueError: a model that the calibration does not hold.
         """
         if not self.models:
-            raise ValueError("models: this calibration holds none that is known; see load_calibration(models=)")
+            raise ValueError("models: this calibration holds no known model; see load_calibration(models=)")
         name = next(iter(self.models)) if model is None else model
         if name not in self.models:
             mend = f"; measure it with `rlxjax calibrate --only {name}`" if name in JOB_MODELS else ""
@@ -99,18 +99,18 @@ class Calibration(Predictions):
 
     @property
     def posterior(self) -> LatencyPosterior:
-        """Of the first model."""
+        """The posterior of the first model."""
         return self.of().posterior
 
     def updated(self, timings: Timings, probe: Columns | None = None) -> "Calibration":
-        """Return the calibration with its model of the timings updated by them; all others stay as they are.
+        """Return the calibration with one model updated by timings; the other models stay as they are.
 
         Args:
-            timings: of one of its models, `[n]`.
-            probe: which times were taken together, as in `CalibratedModel.updated`.
+            timings: timings of one model of the calibration, `[n]`.
+            probe: labels of timings that were taken together, as in `CalibratedModel.updated`.
 
         Raises:
-            ValueError: timings of a model that it has not, or as `CalibratedModel.updated`.
+            ValueError: timings of a model that the calibration does not hold, or as `CalibratedModel.updated`.
 
         Examples:
             >>> from rlxjax.fit import prior_posterior
@@ -124,29 +124,28 @@ class Calibration(Predictions):
         return dataclasses.replace(self, models={**self.models, name: self.of(name).updated(timings, probe)})
 
     def explain(self, *inputs: float, model: str | None = None, **given: float | None) -> Explanation:
-        """Return `rlxjax.calibration.explain` of a model."""
+        """Explain the pick of a model: see `rlxjax.calibration.explain`."""
         return explain(self.of(model), *inputs, **given)
 
     predict_function = predict_function
 
 
 def load_calibration(path: AnyPath | None = None, models: Iterable[LatencyModel] | None = None) -> Calibration:
-    """Load a calibration file; by default the one that the calibrate job wrote for JAX's default platform.
+    """Load a calibration file; by default the file of `rlxjax calibrate` for JAX's default platform.
 
     Args:
-        path: of the file.
-        models: the latency models that the file may speak of, in the order in which they are asked; the
-            built-in ones (`rlxjax.models.BUILT_IN`) unless given. Sections of other models are left alone.
+        path: the file.
+        models: the latency models to load, the default model first; default: `rlxjax.models.BUILT_IN`. Sections of
+            other models are ignored.
 
     Warns:
         MachineMismatchWarning: a section was made on another machine or with other software.
-        UserWarning: a section cannot be used, and is left out, or was edited by hand, and is taken as it stands: one
-            line with the field.
+        UserWarning: a section is unusable and left out, or was edited by hand and is used; the warning names the field.
 
     Raises:
-        CalibrationFileError: a file that is missing, truncated or of another schema, or of which no section can be
-            used, of another version of a model, or with a missing, negative or NaN
-            coefficient; one line that names the file, the field and the mend.
+        CalibrationFileError: the file is missing, truncated or of another schema, or has no usable section. A section
+            of another version of its model, or with a missing, negative or NaN coefficient, is unusable. The error
+            names the file, the field and the command that helps.
 
     Examples:
         >>> load_calibration("missing.json")
@@ -162,12 +161,15 @@ def load_calibration(path: AnyPath | None = None, models: Iterable[LatencyModel]
 
 @jax.ensure_compile_time_eval()
 def prior_calibration(platform: str | None = None) -> Calibration | None:
-    """Return what a population of machines says of one that was never timed; None where there is no population.
+    """Return the shipped calibration for machines that were never timed, pooled from other machines.
 
-    Its intervals are wide, and its provenance says that nothing was measured here.
+    The intervals are wide, and the provenance says that nothing was measured here.
 
     Args:
-        platform: "cpu", "gpu" or "tpu"; JAX's default unless given. There is a population of CPUs.
+        platform: "cpu", "gpu" or "tpu"; default: JAX's default platform.
+
+    Returns:
+        The calibration; None for a platform without timed machines.
 
     Examples:
         >>> prior_calibration("cpu").pick(8192, 256, 16)
@@ -181,20 +183,20 @@ def prior_calibration(platform: str | None = None) -> Calibration | None:
 
 
 def default_calibration(platform: str | None = None) -> Calibration | None:
-    """Return the calibration that is used where none is given: the saved one of this machine, else the population's.
+    """Return this machine's saved calibration, or `prior_calibration` without one.
 
-    It is looked up once a process.
+    The file is read once a process.
 
     Args:
-        platform: "cpu", "gpu" or "tpu"; JAX's default unless given.
+        platform: "cpu", "gpu" or "tpu"; default: JAX's default platform.
 
     Returns:
-        None on a platform that has neither.
+        The calibration; None on a platform that has neither.
 
     Warns:
-        MachineMismatchWarning: a section of the saved file was made on another machine, and is not used, or with other
-            software.
-        UserWarning: the saved file, or a section of it, cannot be read, and is not used, or there is no place for one.
+        MachineMismatchWarning: a section of the saved file was made on another machine and is not used, or was made
+            with other software.
+        UserWarning: the saved file, or a section, cannot be read and is not used; or no folder can hold a file.
 
     Examples:
         >>> default_calibration("cpu").pick(8192, 256, 16)
@@ -210,7 +212,7 @@ def default_calibration(platform: str | None = None) -> Calibration | None:
 
 
 @functools.lru_cache(maxsize=8)
-@jax.ensure_compile_time_eval()  # it may be asked for first inside a program that is being traced, and stays
+@jax.ensure_compile_time_eval()  # the first call may happen inside a traced program, and its result is cached
 def _default_calibration(platform: str, path: FilePath | None) -> Calibration | None:
     others = prior_calibration(platform)
     if path is None or not is_there(path):
@@ -218,9 +220,9 @@ def _default_calibration(platform: str, path: FilePath | None) -> Calibration | 
     try:
         content, left_out, edited = sections_of_file(path)
     except CalibrationFileError as error:
-        warnings.warn(f"{error}; it is not used", stacklevel=3)
+        warnings.warn(f"{error}; the file is not used", stacklevel=3)
         return others
-    for said in (*(f"{one}; it is left out" for one in left_out), *edited):
+    for said in (*(f"{one}; the section is left out" for one in left_out), *edited):
         warnings.warn(said, stacklevel=3)
     warn_if_elsewhere(content, path)
     here = current_fingerprint()

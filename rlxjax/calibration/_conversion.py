@@ -1,4 +1,4 @@
-"""From a posterior, of one machine or of a population, to a section of a calibration file, and back."""
+"""Conversion between posteriors, of a machine or a population, and sections of a calibration file."""
 
 import dataclasses
 import datetime
@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from rlxjax._typing import Provenance
-from rlxjax._values import FrozenDict
+from rlxjax._values import FrozenDict, counted
 from rlxjax.fit import (
     COVERED,
     COVERED_SDS,
@@ -45,13 +45,13 @@ from ._sections import (
     rounded,
 )
 
-#: Standard deviation of the logarithm of a machine's speed that counts as that of one machine more.
+#: Prior standard deviation of the logarithm of a machine's speed, with the weight of one machine.
 SPEED_LOG_SD = 1.0
-#: Spread of a model's runs on a machine that was left out, where one machine alone was timed.
+#: Spread of a model's runs on a held-out machine, if only one machine was timed.
 ALONE_SPREAD = 0.3
-#: Machines that are predicted by all the others at most, evenly spread.
+#: The most machines that are held out in turn, evenly spread over the population.
 MOST_JUDGED = 32
-#: The gate's names are the reference's; its bandwidths carry no unit in them.
+#: Units of the gate's coefficients. The reference names them, and its bandwidths' names carry no unit.
 GATE_UNITS = {
     field.name: "bytes/ns" if field.name.endswith("_bw") else unit_of(field.name)
     for field in dataclasses.fields(IoFusionGate)
@@ -69,7 +69,7 @@ def _expect_names(of: str, names: Iterable[str], entries: Mapping[str, Any], may
         if name not in entries:
             raise ValueError(f"{of}.{name} is missing")
     if not may_be_more and (unknown := entries.keys() - {*names}):
-        raise ValueError(f"{of}.{min(unknown)} is none of this schema: expected {', '.join(names)}")
+        raise ValueError(f"{of}.{min(unknown)} is unknown: expected {', '.join(names)}")
 
 
 def _expect_units(of: str, units: Mapping[str, str], entries: Mapping[str, Any]) -> None:
@@ -79,7 +79,7 @@ def _expect_units(of: str, units: Mapping[str, str], entries: Mapping[str, Any])
 
 
 def gate_of(machine: MachineSection | None) -> IoFusionGate | None:
-    """Return the measured gate of a machine, if there is one."""
+    """Return the measured gate of a machine, None if the section has no gate."""
     if machine is None or machine.gate is None:
         return None
     _expect_units("gate", GATE_UNITS, machine.gate)
@@ -90,13 +90,13 @@ def gate_of(machine: MachineSection | None) -> IoFusionGate | None:
 
 
 def coefficients_of(model: LatencyModel, entries: Mapping[str, FittedCoefficient]) -> tuple[Any, Any]:
-    """Return the coefficients of a model, and the standard deviations of their logarithms."""
+    """Return a model's coefficients and the standard deviations of their logarithms."""
     structure, own = jax.tree.structure(model.prior.median), [entries[n] for n in coefficient_names(model.prior.median)]
     return structure.unflatten([one.value for one in own]), structure.unflatten([one.log_sd for one in own])
 
 
 def posterior_of(model: LatencyModel, section: ModelSection) -> LatencyPosterior:
-    """Return the posterior that a section holds."""
+    """Return the posterior of a section."""
     _expect("model_version", model.version, section.model_version)
     names = coefficient_names(model.prior.median)
     _expect_units("coefficients", {name: unit_of(name) for name in names}, section.coefficients)
@@ -128,7 +128,7 @@ def posterior_of(model: LatencyModel, section: ModelSection) -> LatencyPosterior
 
 
 def calibrated_of(model: LatencyModel, section: ModelSection, machine: MachineSection | None = None) -> CalibratedModel:
-    """Return what a section says of a model, on the machine of which another section tells."""
+    """Return the calibrated model of a section, with the pace and cautions of the machine's section."""
     pace_log_sd = 0.0 if machine is None or machine.pace is None else machine.pace.log_sd
     return CalibratedModel(
         posterior_of(model, section),
@@ -142,7 +142,7 @@ def calibrated_of(model: LatencyModel, section: ModelSection, machine: MachineSe
 
 
 def prior_of(model: LatencyModel, section: ModelSection) -> LatencyPrior[Any]:
-    """Return what a section says of a further machine: of a population as it is, of one machine what is transferred."""
+    """Return the prior for a further machine: a population's own prior, or the transferable part of one machine's."""
     if section.population is None:
         return transferred_prior(posterior_of(model, section))
     correction = np.array([section.uncertainty.correction[name] for name in model.variants])
@@ -157,16 +157,16 @@ def section_of(
     outliers: Sequence[str] = (),
     **about: Any,
 ) -> ModelSection:
-    """Return a file's section of one model; its domain is the hull of the runs that were timed.
+    """Return the section of a fitted model; the domain is the hull of the timed runs.
 
     Args:
-        found: by `fit_posterior`.
-        prior: what was believed before any timing or micro-benchmark: a coefficient of which more is known by
-            now is measured.
-        held_out: per variant, the errors of workloads.
-        noise_floor: of the timings.
-        outliers: phrases of timings far off their prediction.
-        **about: what else the section says of itself, see `ModelSection`; made here and now unless given.
+        found: the result of `fit_posterior`.
+        prior: the prior before any timing or micro-benchmark. A coefficient that is less uncertain than in this prior
+            counts as measured.
+        held_out: the errors of workloads, by variant.
+        noise_floor: the noise floor of the timings.
+        outliers: phrases about timings far from their prediction.
+        **about: further fields, see `ModelSection`; default: made here and now.
     """
     posterior, terms = found.posterior, found.terms
     log_sds, before = (np.array(jax.tree.leaves(part)) for part in (posterior.coefficient_log_sd(), prior.log_sd))
@@ -186,7 +186,7 @@ def _section(
     covariance_factor: list[list[float]] | None,
     **about: Any,
 ) -> ModelSection:
-    """Return a section with all that a posterior holds, but its covariance, with a domain and what else it says."""
+    """Return a section with a posterior's fields, a domain and further fields; the covariance is given."""
     model, values = posterior.model, jax.tree.leaves(posterior.coefficients)
     names = coefficient_names(posterior.coefficients)
 
@@ -220,16 +220,16 @@ def population_section(
     platform: str = UNKNOWN,
     command: str = "",
 ) -> ModelSection:
-    """Return what machines or devices say of a further one.
+    """Return the section of a population: the prior for a further machine, pooled from fits of many.
 
     Args:
-        fits: of each.
-        measured_ns: the times of each one's runs, by which the others are judged, `[n]`; None to judge nothing.
-        pool: makes a prior of posteriors.
-        facts: how a further machine schedules.
-        machines: the machines; of a fleet's devices none.
-        platform: of the machines, if it is one.
-        command: that makes the section.
+        fits: the fit of each machine or device.
+        measured_ns: the times of each machine's runs, `[n]`, for the errors on held-out machines; None to skip these.
+        pool: a function from posteriors to a prior.
+        facts: how a further machine schedules programs.
+        machines: the machines; empty for a fleet's devices.
+        platform: the platform of all machines, if the machines share a platform.
+        command: the command that makes the section.
     """
     model, prior = fits[0].posterior.model, pool([fit.posterior for fit in fits])
     spread, speeds = np.full(len(model.variants), ALONE_SPREAD), np.zeros(0)
@@ -238,7 +238,7 @@ def population_section(
         scatters: list[np.ndarray] = []
         most = max(len(measured_ns[place]) for place in judged)
         for place in judged:
-            # What all others predict of this one; as many runs of each, so that one program predicts them.
+            # The others predict this machine. Runs are padded to one number, so that one program predicts them.
             one, own_ns = fits[place], np.asarray(measured_ns[place])
             others = pool([other.posterior for other in (*fits[:place], *fits[place + 1 :])])
             rows = np.minimum(np.arange(most), len(own_ns) - 1)
@@ -259,7 +259,7 @@ def population_section(
         spread=np.array([*map(rounded, spread)]),
     )
     log_sds, hulls = [*map(rounded, jax.tree.leaves(prior.log_sd))], [fit.runs.hull() for fit in fits]
-    known_by = f"{len(fits)} known machine{' says' if len(fits) == 1 else 's say'}"
+    caution = f"Nothing was timed on this machine. Predictions come from {counted(len(fits), 'other machine')}; "
     return _section(
         posterior,
         log_sds,
@@ -268,10 +268,12 @@ def population_section(
         covariance_factor=None,
         noise_floor=None,
         held_out={},
-        fit=FitSummary(converged=True, loss=0.0, message=f"It is pooled from {len(fits)} fits.", inseparable=[]),
+        fit=FitSummary(
+            converged=True, loss=0.0, message=f"The fit is pooled from {counted(len(fits), 'fit')}.", inseparable=[]
+        ),
         command=command,
         fingerprint=fingerprint_of_device(f"any, by {len(fits)} others", platform),
-        cautions=[f"Nothing of it was timed on this machine, it is what {known_by}; `rlxjax calibrate` times it."],
+        cautions=[f"{caution}`rlxjax calibrate` times this machine."],
         population=Population(
             machines=list(machines),
             devices=0 if machines else len(fits),
@@ -281,6 +283,6 @@ def population_section(
 
 
 def made_now() -> dict[str, Any]:
-    """Return the time and the machine of a section that is made here."""
+    """Return the fields `created` and `fingerprint` of a section that this process makes now."""
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {"created": created, "fingerprint": current_fingerprint()}

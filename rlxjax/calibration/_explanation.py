@@ -1,7 +1,8 @@
-"""Why a strategy is picked: the parts of each one's time, the margin, and what would change the choice.
+"""An explanation of a pick: the terms of each strategy's time, the margin, and the changes that change the pick.
 
-A choice changes where two predictions cross. Along the model's first input that has an error bar: as `log a = log b`
-defines `log x`, its derivative by an unknown is `-(d log a - d log b) / (d (log a - log b) / d log x)`.
+The pick changes where two predictions cross. The crossover along the model's first input has an uncertainty: since
+`log a = log b` defines `log x`, its derivative by an unknown is
+`-(d log a - d log b) / (d (log a - log b) / d log x)`.
 """
 
 import dataclasses
@@ -31,23 +32,23 @@ from rlxjax.fit import (
 
 from ._predict import CalibratedModel
 
-#: Inputs and coefficients are moved up and down by at most this factor, and so many are tried along each axis before
-#: the interval in which the choice changes is divided so many times.
+#: The largest factor by which inputs and coefficients are changed, the points tried along each axis, and the number of
+#: refinements of the interval in which the pick changes.
 LARGEST_FACTOR, GRID_POINTS, REFINEMENTS = 100.0, 513, 6
-#: The probability from which on one of two strategies is the faster one beside a jump.
+#: The least probability with which one strategy is faster at the ends of a jump's interval.
 JUMP_SURE = 0.95
 
 
 @by_value
 @dataclasses.dataclass(frozen=True)
 class StrategyExplanation:
-    """What one strategy takes.
+    """The predicted time of one strategy.
 
     Attributes:
-        strategy: its name.
-        terms_ns: the parts by name, in ns; their sum is the prediction.
-        time_ns: the prediction.
-        interval_ns: bounds between which a run's time lies in nine cases of ten.
+        strategy: the name.
+        terms_ns: the parts of the time by name, in ns.
+        time_ns: the predicted time, the sum of the parts.
+        interval_ns: the 90 % interval of the time of a run.
     """
 
     strategy: str
@@ -58,18 +59,18 @@ class StrategyExplanation:
 
 @dataclasses.dataclass(frozen=True)
 class Flip:
-    """The smallest change of one input or coefficient from which on the runner-up is the faster one.
+    """The smallest change of one input or coefficient that makes the runner-up faster than the pick.
 
     Attributes:
-        name: of the input or coefficient.
+        name: the name of the input or coefficient.
         kind: "input" or "coefficient".
-        value: as it is now.
-        unit: of the value.
-        factor: by which to multiply it; None if no factor from 1/100 to 100 changes the choice.
+        value: the current value.
+        unit: the unit of the value.
+        factor: the factor of the change; None if no factor from 1/100 to 100 changes the pick.
         log_sd: standard deviation of the logarithm of the coefficient; None for inputs, which are known.
-        sds: the change in these standard deviations.
-        is_jump: whether the predictions jump past each other there instead of meeting.
-        in_domain: whether the changed workload lies within what was measured; None without a factor.
+        sds: the size of the change in these standard deviations.
+        is_jump: whether the predictions jump past each other instead of becoming equal.
+        in_domain: whether the changed workload lies within the measured range; None without a factor.
     """
 
     name: str
@@ -86,21 +87,21 @@ class Flip:
 @by_value
 @dataclasses.dataclass(frozen=True)
 class Crossover:
-    """The value of the model's first input, nearest to the asked one, at which two strategies change places.
+    """The value of the model's first input, nearest to the given value, at which the faster of two strategies changes.
 
     Attributes:
-        strategies: the two, the faster one at the asked value first: the best two, or the model's first two
-            where the best two change places nowhere.
-        input: the name of that input.
-        value: where the predictions are equal, or jump past each other; None if nowhere.
-        below: the strategy that is the faster one just below it.
-        above: the one that is just above it.
+        strategies: the two strategies, the faster one at the given value first. These are the fastest two, or the
+            model's first two if the fastest two have no crossover.
+        input: the name of the input.
+        value: the value at which the predictions are equal or jump past each other; None without a crossover.
+        below: the faster strategy just below the value.
+        above: the faster strategy just above the value.
         log_sd: standard deviation of the logarithm of the value; None at a jump.
-        interval: values between which it lies in nine cases of ten, within those that were searched. At a
-            jump, the values around it for which neither strategy is faster with a probability of 95 %.
+        interval: the 90 % interval of the value, within the searched range. At a jump, the range in which neither
+            strategy is faster with a probability of 95 %.
         is_jump: whether the predictions jump past each other.
-        in_domain: whether the workload there lies within what was measured.
-        sentence: what was found, in words.
+        in_domain: whether the workload at the value lies within the measured range.
+        sentence: the crossover in words.
     """
 
     strategies: tuple[str, str]
@@ -118,20 +119,20 @@ class Crossover:
 @by_value
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """Why a strategy is picked for one workload.
+    """The explanation of a pick for one workload.
 
     Attributes:
         inputs: the sizes of the work by name.
-        in_domain: whether the workload lies within what was measured; if not, all of this is extrapolated.
-        strategies: those that give the same result, the fastest first.
-        pick: the fastest.
-        runner_up: the second.
-        margin_ns: what the pick saves over the runner-up.
-        margin_sd_ns: standard deviation of that.
-        probability: that the pick is the faster one of the two.
-        verdict: the pick if that is sure enough, else "undecided".
-        flips: of every input and coefficient, the smallest changes first, those without any last.
-        crossover: the value of the first input at which strategies change places.
+        in_domain: whether the workload lies within the measured range; if not, all figures are extrapolated.
+        strategies: the strategies of the same result, the fastest first.
+        pick: the fastest strategy.
+        runner_up: the second fastest strategy.
+        margin_ns: the time that the pick saves against the runner-up.
+        margin_sd_ns: standard deviation of the margin.
+        probability: the probability that the pick is faster than the runner-up.
+        verdict: the pick if the probability is high enough, else "undecided".
+        flips: a flip for each input and coefficient, the smallest change first.
+        crossover: the value of the first input at which the faster strategy changes.
     """
 
     inputs: Mapping[str, float]
@@ -147,26 +148,25 @@ class Explanation:
     crossover: Crossover
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as plain dictionaries, lists and numbers, as JSON has them; the inputs by their names."""
+        """Return the explanation as JSON has it; each input is a key of its own."""
         found = json.loads(json.dumps(dataclasses.asdict(self)))
         return {**found.pop("inputs"), **found}
 
 
 def explain(calibrated: CalibratedModel, *inputs: float, **given: float | None) -> Explanation:
-    """Return why a strategy is picked for one workload: the parts of each time, the margin, what would change it.
+    """Explain the pick for one workload: the terms of each time, the margin, and the changes that change the pick.
 
     Args:
         calibrated: a model of one machine.
         *inputs: the sizes of the work by place.
-        **given: the same by name.
+        **given: the sizes of the work by name.
 
     Raises:
-        ValueError: an input that cannot be, a model of whose runs an input is a list, or fewer than two strategies to
-            choose among.
+        ValueError: an impossible input, a model with lists as inputs, or fewer than two strategies to choose among.
     """
     model = calibrated.model
     if lists := [name for name, entry in model.inputs.items() if entry.is_list]:
-        raise ValueError(f"{model.name}: expected a model whose inputs are numbers, of which {lists[0]} is a list")
+        raise ValueError(f"{model.name}: expected a model whose inputs are numbers, but {lists[0]} is a list")
     known = all_inputs(model, next(iter(alternatives_of(model) or model.strategies)), inputs, given)
     for name, value in known.items():
         if np.ndim(value) or not np.asarray(value) > 0:
@@ -175,18 +175,18 @@ def explain(calibrated: CalibratedModel, *inputs: float, **given: float | None) 
     names = calibrated.alternatives(**sizes)
     if len(names) < 2:
         raise ValueError(f"{model.name}: expected two strategies to choose among, got {', '.join(names) or 'none'}")
-    named_so, strategies = {name: calibrated.name_of(name, **sizes) for name in names}, []
-    for name in named_so.values():
+    strategies = []
+    for name in names:
         low, high = map(float, calibrated.interval_ns(name, **sizes))
         parts = {term: float(time_ns) for term, time_ns in calibrated.terms_ns(name, **sizes).items()}
         strategies.append(StrategyExplanation(name, parts, sum(parts.values()), (low, high)))
-    strategies.sort(key=lambda one: one.time_ns)  # of equals the earlier one, as `pick` has it
+    strategies.sort(key=lambda one: one.time_ns)  # keeps the order of equal times, as `pick` does
     by_time = [strategy.strategy for strategy in strategies]
     pick, runner_up = by_time[:2]
     decided = calibrated.compare(pick, runner_up, **sizes)
     search = _search(calibrated, (pick, runner_up), sizes)
     crossover = _crossover(search)
-    first_two = [named_so[name] for name in list(alternatives_of(model))[:2] if name in named_so]
+    first_two = [name for name in list(alternatives_of(model))[:2] if name in names]
     if crossover.value is None and len(first_two) == 2 and set(first_two) != {pick, runner_up}:
         one, other = (name for name in by_time if name in first_two)
         elsewhere = _crossover(_search(calibrated, (one, other), sizes))
@@ -205,7 +205,7 @@ def explain(calibrated: CalibratedModel, *inputs: float, **given: float | None) 
 
 
 class _Moved(NamedTuple):
-    """Two strategies, the faster first, and what can be moved: coefficients, then inputs; an axis is a leaf's place."""
+    """Two strategies, the faster first, and the quantities to change: coefficients, then inputs."""
 
     variants: Int[np.ndarray, "2 most"]
     posterior: LatencyPosterior
@@ -213,7 +213,7 @@ class _Moved(NamedTuple):
 
 
 class _Search(NamedTuple):
-    """The nearest changes of the choice between two strategies; the last axis is that of the crossover."""
+    """The nearest changes that change the pick of two strategies, by axis; the crossover's axis is the last."""
 
     calibrated: CalibratedModel
     names: tuple[str, str]
@@ -227,7 +227,7 @@ class _Search(NamedTuple):
 
 
 def _search(calibrated: CalibratedModel, names: tuple[str, str], sizes: Mapping[str, float]) -> _Search:
-    """Return what changes the choice between two strategies, the first of which is the faster one."""
+    """Search the changes that change the pick of two strategies, of which the first is faster."""
     model, first = calibrated.model, next(iter(calibrated.model.inputs))
     coefficients = coefficient_names(calibrated.coefficients)
     axes = (*coefficients, *(name for name, entry in model.inputs.items() if entry.default is None), first)
@@ -238,12 +238,12 @@ def _search(calibrated: CalibratedModel, names: tuple[str, str], sizes: Mapping[
         if place == len(axes) - 1:
             low, high = max(entry.least, 1.0), max(entry.most, value)
         tried = np.geomspace(low, high, GRID_POINTS)
-        # Between whole sizes a step in how a machine schedules makes crossings that no size has.
+        # Whole sizes alone: between them, steps of the machine's schedule make crossings that no size has.
         grid[place] = np.log((np.round(tried) if axes[place] == first and entry.step else tried) / value)
     variants = [[model.variants.index(v) for v in strategy_of(model, name).variants] for name in names]
     codes = np.array([np.resize(own, max(map(len, variants))) for own in variants], np.int32)
     moved = _Moved(codes, calibrated.posterior, {name: float(value) for name, value in sizes.items()})
-    # The leaves of the inputs, a dictionary, are in the order of their names.
+    # JAX orders the leaves of a dictionary by name.
     places = np.array([[*coefficients, *sorted(sizes)].index(name) for name in axes])
     found = map(np.asarray, _nearest_crossings(moved, places, grid))
     return _Search(calibrated, names, sizes, axes, places, moved, grid, *found)
@@ -268,14 +268,14 @@ def _crossover(search: _Search) -> Crossover:
     grid = search.grid[-1]
     log_factor, is_jump, tried = float(search.log_factor[-1]), bool(search.is_jump[-1]), sizes[first] * np.exp(grid)
     if not math.isfinite(log_factor):
-        words = f"{names[0]} stays ahead of {names[1]} from {first} {tried[0]:,.0f} to {tried[-1]:,.0f}"
+        words = f"{names[0]} stays faster than {names[1]} from {first} {tried[0]:,.0f} to {tried[-1]:,.0f}"
         return Crossover(names, first, None, None, None, None, None, False, None, words)
     at, log_sd = sizes[first] * math.exp(log_factor), None
     below, above = names if log_factor > 0 else names[::-1]
     if not is_jump:
         here = search.moved._replace(inputs={**search.moved.inputs, first: at})
         slope = abs(float(_log_slope(here, np.int32(search.places[-1]))))
-        # Where the predictions are equal, the margin over them is the logarithm of their ratio.
+        # For equal predictions, the margin over the prediction is the logarithm of their ratio.
         there = calibrated.compare(*names, **{**sizes, first: at})
         log_sd = float(there.margin_sd_ns / there.kept_ns) / slope if slope else None
     if log_sd is None:
@@ -294,7 +294,7 @@ def _crossover(search: _Search) -> Crossover:
 
 
 def _reach(is_unsure: np.ndarray, values: np.ndarray, at: float, is_beyond: np.ndarray) -> float:
-    """Return how far from a value none is decided; those beyond it are in order of their distance."""
+    """Return the farthest value before the first sure one, among the values beyond `at` by their distance."""
     decided = np.flatnonzero(is_beyond & ~is_unsure)
     nearest = values[is_beyond][: None if not decided.size else np.sum(is_beyond[: decided[0]])]
     return float(nearest[-1]) if nearest.size else at
@@ -302,9 +302,9 @@ def _reach(is_unsure: np.ndarray, values: np.ndarray, at: float, is_beyond: np.n
 
 @jax.jit
 def _nearest_crossings(moved: _Moved, axes: Int[Array, "axes"], grid: Float[Array, "axes grid"]) -> tuple[Array, Array]:
-    """Return, by axis, the nearest `log(factor)` with which the first strategy is slower, and whether it is a jump."""
-    # Of a grid the first change, then of a grid between it and its neighbour, and so on: all axes at a time.
-    # Predictions need not meet there: steps in how a machine schedules make them jump.
+    """Return, by axis, the nearest `log(factor)` that makes the first strategy slower, and whether it is a jump."""
+    # Each refinement replaces the grid by a finer one between the first change and its neighbour, on all axes at once.
+    # Steps of the machine's schedule can make the predictions jump past each other.
     grid = jnp.asarray(grid, jnp.result_type(float))
     share, last = jnp.linspace(0.0, 1.0, grid.shape[1])[None], grid.shape[1] - 1
 
@@ -321,7 +321,7 @@ def _nearest_crossings(moved: _Moved, axes: Int[Array, "axes"], grid: Float[Arra
         found, before = jnp.where(is_up, up, down), jnp.where(is_up, up - 1, down + 1)
         nearer, is_up = entry(points, before), is_up[:, None]
         nearer = jnp.where(is_up, jnp.maximum(nearer, 0.0), jnp.minimum(nearer, 0.0))
-        # At the level of rounding a change may be lost again: what was found then stays.
+        # Rounding can hide the change in a finer grid: the earlier result then stays.
         is_found = jnp.isfinite(jnp.minimum(upward, downward)).any(1, keepdims=True)
         inner = jnp.where(is_found, nearer, inner)
         outer = jnp.where(is_found, entry(points, found), outer)
@@ -331,21 +331,21 @@ def _nearest_crossings(moved: _Moved, axes: Int[Array, "axes"], grid: Float[Arra
 
     nothing = jnp.full_like(grid[:, :1], jnp.nan)
     _, _, outer, gap = jax.lax.fori_loop(0, REFINEMENTS, refine, (grid, nothing, nothing, nothing))
-    # Where the predictions meet, what is left of their difference is rounding.
+    # At a crossing, the remaining difference of the predictions is rounding.
     return jnp.where(jnp.isnan(outer), jnp.inf, outer)[:, 0], (gap > jnp.sqrt(jnp.finfo(grid.dtype).eps))[:, 0]
 
 
 @jax.jit
 def _log_slope(moved: _Moved, place: Int[Array, ""]) -> Float[Array, ""]:
-    """Return the derivative of `log(second / first)` by the logarithm of the leaf at a place."""
+    """Return the derivative of `log(second / first)` by the logarithm of the leaf `place`."""
     here, axes = jnp.zeros((1, 1), jnp.result_type(float)), jnp.asarray(place)[None]
     return jax.jvp(lambda x: _log_ratios(moved, axes, x)[0, 0], (here,), (here + 1.0,))[1]
 
 
 def _log_ratios(moved: _Moved, axes: Int[Array, "axes"], log_factor: Float[Array, "axes n"]) -> Float[Array, "axes n"]:
-    """Return `log(second / first)` where the quantity of each axis is multiplied by factors."""
+    """Return `log(second / first)` after the quantity of each axis is multiplied by each factor."""
     leaves, structure = jax.tree.flatten((moved.posterior.coefficients, moved.inputs))
-    # Both strategies and their variants are leading axes, so that all is one evaluation.
+    # The strategies and their variants are leading axes of one evaluation.
     factors = [jnp.exp(jnp.where(axes[:, None] == place, log_factor, 0.0))[None, None] for place in range(len(leaves))]
     coefficients, inputs = structure.unflatten([leaf * factor for leaf, factor in zip(leaves, factors, strict=True)])
     posterior = dataclasses.replace(moved.posterior, coefficients=coefficients)

@@ -1,6 +1,6 @@
-"""What any JAX function takes: on the calibrated machine, or compiled for a device that need not be there.
+"""The predicted time of any JAX function, on the calibrated machine or on a target device.
 
-Of several functions one estimate says whether some are faster than others: what they share cancels.
+One estimate covers several functions, so that comparisons leave out the uncertainty that the functions share.
 """
 
 import math
@@ -13,48 +13,50 @@ import numpy as np
 from jaxtyping import Array
 
 from rlxjax._numerics import temperature_from_sd
-from rlxjax._values import by_value, whole_ns
+from rlxjax._values import by_value
 from rlxjax.fit import COVERED, Decision, LatencyEstimate, LatencyPosterior, Runs, corrected_terms_ns, estimate
 from rlxjax.jaxpr import FunctionProfile
 from rlxjax.models import function_runs, untimed_operations
+from rlxjax.units import interval_text, time_text
 
 from ._predict import CalibratedModel
 
-#: Relative standard deviation of what one program takes beyond what its terms explain, where another does the same
-#: work: the compiler's choices, and the noise of a timing. The log loss of what `decision` says of pairs of stages that
-#: were timed on a CPU falls fast up to this value, and little beyond: `benchmarks.advice_truth` prints it.
+#: Relative standard deviation of a program's own residual against a program that does the same work: the compiler's
+#: choices and timing noise. `benchmarks.advice_truth` prints the log loss of `decision` on timed pairs of stages; the
+#: loss falls fast up to this value, and little beyond.
 OWN_SPREAD = 0.15
-#: The least relative standard deviation of the difference that a term makes between two programs: it is what the
-#: compiler was taken to do, which it may not. By the pairs of the tuning half, of which it leaves none surely wrong.
+#: The least relative standard deviation of the difference of a term between two programs, since the compiler may fuse
+#: otherwise than assumed. With this value no decision on the tuning half of the pairs is sure and wrong.
 TERM_SPREAD = 0.4
-#: The first where the profiles are of compiled programs, which tell the compiler's choices.
+#: `OWN_SPREAD` for profiles of compiled programs, in which the compiler's choices are known.
 COMPILED_SPREAD = 0.05
 
 
 @by_value
 class FunctionPrediction(NamedTuple):
-    """What a jitted function takes when it is called with arrays of the device.
+    """The predicted time of one call of a jitted function whose arguments are arrays on the device.
 
     Attributes:
-        time_ns: the prediction.
-        low_ns: the lower end of the interval that holds the time with 90 %.
-        high_ns: its upper end.
-        terms_ns: the parts of the prediction by name, largest first.
-        profile: what the function computes and moves.
-        in_domain: whether every count lies within what was measured; if not, the prediction is extrapolated.
-        uncounted: what is done and not counted, a sentence each. The time is then the least that it may be, the upper
-            end infinite, and nothing in the domain.
-        target: the device that it was compiled for, where that is another one.
-        stands_on: where the figures for a target come from: timings of one, a data sheet, the compiler's estimates.
-        roofline_ns: what a target's data sheet says the work takes at least, where the prediction is the compiler's.
-        untimed: operations that no machine timed, which are predicted by their class, and put it out of the domain.
-        device_ns: of a target, the part of the time that its devices take.
-        host_ns: the rest of it, which the host takes to call and to wait.
-        pipelined_ns: a step of a loop that does not wait for its results: the longer of what devices and host take.
-        pipelined_interval_ns: that holds it with 90 %.
-        mfu: what products of the function as it is written take at the data sheet's peak rate, as a share of that step;
-            None without products.
-        binds: what takes most of that step: "compute", "memory", "collectives" or "host".
+        time_ns: the predicted time.
+        low_ns: the lower end of the 90 % interval.
+        high_ns: the upper end of the 90 % interval.
+        terms_ns: the parts of the predicted time by name, largest first.
+        profile: the counts of the function.
+        in_domain: whether every count lies within the measured range; if not, the prediction is an extrapolation.
+        uncounted: the work that is not counted, a sentence each. If there is any, the time is a lower bound, `high_ns`
+            is infinite and `in_domain` is false.
+        target: the name of the target device, empty for the calibrated machine.
+        stands_on: the source of a target's figures: timings of such a device, a data sheet or the compiler's estimates.
+        roofline_ns: the least time that a target's data sheet allows for the work.
+        untimed: operations that no machine timed. Their class predicts their time, and `in_domain` is false.
+        device_ns: the part of the time that a target's devices take.
+        host_ns: the rest of the time, in which the host dispatches the call and waits.
+        pipelined_ns: the time of a step in a loop that does not wait for results: the longer of the devices' and the
+            host's time.
+        pipelined_interval_ns: the 90 % interval of `pipelined_ns`.
+        mfu: the share of `pipelined_ns` that the function's products take at the data sheet's peak rate; None without
+            products.
+        binds: the largest part of `pipelined_ns`: "compute", "memory", "collectives" or "host".
     """
 
     time_ns: float
@@ -76,11 +78,11 @@ class FunctionPrediction(NamedTuple):
     binds: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what a program reads: counts, times in ns, shares of 1."""
+        """Return the prediction and the profile as JSON has them: counts, times in ns, shares of 1."""
         return self.profile.as_dict() | self.time_as_dict()
 
     def time_as_dict(self) -> dict[str, Any]:
-        """Return what a program reads of the time alone, in ns, and for a target what that stands on."""
+        """Return the prediction as JSON has it, without the profile, in ns."""
         found = {
             "uncounted": list(self.uncounted),
             "predicted_ns": self.time_ns,
@@ -94,37 +96,39 @@ class FunctionPrediction(NamedTuple):
         return found | {name: getattr(self, name) for name in names} if self.target else found
 
     def __str__(self) -> str:
-        text = f"{whole_ns(self.time_ns)} ns (90 %: {whole_ns(self.low_ns)} to {whole_ns(self.high_ns)})"
-        if self.uncounted:
-            text = f"at least {whole_ns(self.time_ns)} ns: {'; '.join(self.uncounted)}"
-        elif not self.in_domain and not self.target:
-            text += ", extrapolated" + (f": no machine timed {', '.join(self.untimed)}" if self.untimed else "")
-        lines = [text + (f" on {self.target}, by {self.stands_on}" if self.target else "")]
+        def text_of(time_ns: float, interval_ns: tuple[float, float]) -> str:
+            return f"at least {time_text(time_ns)}" if self.uncounted else interval_text(time_ns, *interval_ns)
+
+        text = f"predicted: {text_of(self.time_ns, (self.low_ns, self.high_ns))} a call"
+        if self.target:
+            text += f" on {self.target}, based on {self.stands_on}"
+        text += f": {'; '.join(self.uncounted)}" if self.uncounted else "; in brackets the 90 % interval"
+        if not (self.uncounted or self.in_domain or self.target):
+            text += "; extrapolated" + (f": no machine timed {', '.join(self.untimed)}" if self.untimed else "")
+        lines = [text]
         if self.device_ns is not None and self.host_ns is not None:
-            lines.append(f"device {whole_ns(self.device_ns)} ns, host {whole_ns(self.host_ns)} ns")
+            lines.append(f"device {time_text(self.device_ns)}, host {time_text(self.host_ns)}")
         if self.pipelined_ns is not None and self.pipelined_interval_ns is not None:
-            low, high = map(whole_ns, self.pipelined_interval_ns)
             peak = "" if self.mfu is None else f", {100 * self.mfu:.3g} % of the peak rate of products"
-            step = f"{whole_ns(self.pipelined_ns)} ns a step (90 %: {low} to {high})"
-            step = f"at least {whole_ns(self.pipelined_ns)} ns a step" if self.uncounted else step
+            step = f"{text_of(self.pipelined_ns, self.pipelined_interval_ns)} a step"
             lines.append(f"in a loop that does not wait: {step}, bound by {self.binds}{peak}")
         if self.roofline_ns is not None:
-            lines.append(f"roofline by data sheet: {whole_ns(self.roofline_ns)} ns")
+            lines.append(f"roofline by data sheet: {time_text(self.roofline_ns)}")
         shown = {name: part for name, part in self.terms_ns.items() if part >= 1e-3 * self.time_ns}
         for name, part in shown.items():
-            lines.append(f"{name.removesuffix('_ns').replace('_', ' '):16} {whole_ns(part):>12} ns")
+            lines.append(f"  {name.removesuffix('_ns').replace('_', ' '):14} {time_text(part):>8}")
         return "\n".join(lines)
 
 
 @by_value
 class FunctionTimes(NamedTuple):
-    """What functions take, by one estimate of all of them: which of their sums is the smaller one can be asked.
+    """The predicted times of several functions from one estimate, so that sums of the times can be compared.
 
     Attributes:
-        predictions: of each function.
-        scores: of each, what its time's logarithm owes to the unknowns, `[functions, unknowns]`.
+        predictions: the prediction of each function.
+        scores: change of the logarithm of each time per standard deviation of each unknown, `[functions, unknowns]`.
         terms_ns: parts of each time, in one order, `[functions, terms]`.
-        spread: relative standard deviation of what is a function's own, `[functions]`.
+        spread: relative standard deviation of each function's own residual, `[functions]`.
     """
 
     predictions: tuple[FunctionPrediction, ...]
@@ -133,17 +137,17 @@ class FunctionTimes(NamedTuple):
     spread: np.ndarray
 
     def decision(self, fused: Sequence[int], kept: Sequence[int], own_spread: float | None = None) -> Decision:
-        """Return whether some functions take less time one after another than others, and how surely.
+        """Compare the total times of two sets of functions, and return the probability that the first is faster.
 
-        What both do alike cancels, coefficients as well as what the terms miss: the doubt is that of the difference
-        of each term, and a small share of the smaller time. Functions that are on both sides cancel whole. Where
-        the counts of one are not whole, the doubt has no end.
+        Equal work on both sides cancels, and a function on both sides cancels entirely. The uncertainty has a part for
+        the difference of each term, and a small share of the smaller time. The uncertainty is infinite if some
+        function has uncounted work.
 
         Args:
-            fused: places of the functions to run if that is faster.
-            kept: places of those to run otherwise.
-            own_spread: relative standard deviation of what is a program's own, whatever its terms; less is expected
-                of compiled programs unless given.
+            fused: places of the functions in the first set.
+            kept: places of the functions in the second set.
+            own_spread: relative standard deviation of a program's own residual; the default is smaller for compiled
+                programs.
         """
         times_ns = np.array([found.time_ns for found in self.predictions])
         fused_ns, kept_ns = (float(sum(times_ns[place] for place in side)) for side in (fused, kept))
@@ -162,18 +166,18 @@ class FunctionTimes(NamedTuple):
         is_whole = not any(own.uncounted for own in asked)
         sd_ns = float(np.sqrt(np.sum(shared**2) + own)) if is_whole else float("inf")
         margin_ns = kept_ns - fused_ns
-        # What stands against itself has neither a margin nor a doubt.
+        # Equal sets have neither a margin nor an uncertainty.
         log_odds = margin_ns / temperature_from_sd(sd_ns) if sd_ns else 0.0
         probability, inside = 0.5 + 0.5 * math.tanh(0.5 * log_odds), all(own.in_domain for own in asked)
         return Decision(fused_ns, kept_ns, margin_ns, sd_ns, probability, inside)  # pyright: ignore
 
 
 def predict_profiles(calibrated: CalibratedModel, profiles: Sequence[FunctionProfile]) -> FunctionTimes:
-    """Return what functions with these profiles take, all by one estimate.
+    """Predict the times of functions from their profiles, in one estimate.
 
     Args:
         calibrated: the functions model of a calibration, `calibration.of("functions")`.
-        profiles: of the functions.
+        profiles: the profiles of the functions.
     """
     found = times_of_runs(calibrated, function_runs(profiles), profiles, [profile.uncounted for profile in profiles])
     untimed = map(untimed_operations, profiles)
@@ -186,9 +190,9 @@ def predict_profiles(calibrated: CalibratedModel, profiles: Sequence[FunctionPro
 def times_of_runs(
     calibrated: CalibratedModel, runs: Runs, profiles: Sequence[FunctionProfile], uncounted: Sequence[tuple[str, ...]]
 ) -> FunctionTimes:
-    """Return what runs of a model of functions take, all by one estimate."""
+    """Predict the times of runs of a functions model, in one estimate."""
     count = len(profiles)
-    # One program estimates up to four times as many functions as another.
+    # Numbers of functions are padded to powers of four, so that few programs are compiled.
     rows = np.minimum(np.arange(4 ** math.ceil(math.log(count, 4))), count - 1)
     filled = jax.tree.map(lambda column: np.asarray(column)[rows], runs)
     with jax.ensure_compile_time_eval():
@@ -204,7 +208,7 @@ def times_of_runs(
         terms = {name: part for name, part in parts if part}
         high_ns, is_inside = (math.inf, False) if more else (time_ns * factor, bool(inside[place]))
         predictions.append(FunctionPrediction(time_ns, time_ns / factor, high_ns, terms, profile, is_inside, more))
-    # What shared weights leave unsure is much the same for programs that are compared.
+    # The uncertainty of the correction's shared weights is nearly equal for compared programs, and is left out.
     posterior = calibrated.posterior
     spread = np.asarray(posterior.spread)[runs.variant] * np.asarray(posterior.model.scatter(runs, posterior.facts))
     return FunctionTimes(tuple(predictions), np.asarray(found.scores, np.float64), terms_ns, spread)

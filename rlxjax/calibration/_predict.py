@@ -1,4 +1,4 @@
-"""One calibrated model of a machine: predictions, decisions and picks, by one compiled program of its posterior."""
+"""One calibrated model of a machine: predictions, decisions and picks, by one compiled program."""
 
 import contextlib
 import dataclasses
@@ -41,24 +41,24 @@ from rlxjax.fit import (
     strategy_of,
 )
 
-#: Choices, and posteriors on a device, that are remembered at most.
+#: The most cached picks, and the most cached posteriors on a device.
 MOST_CHOICES, MOST_PLACED = 4096, 64
-#: Below it, a variance of logarithms is none.
+#: The variance of a logarithm below which the variance counts as zero.
 LEAST_VARIANCE = 1e-30
-#: A text or None; a type checker holds the numbers of `**sizes` against every keyword.
+#: A text or None. Type checkers would compare the numbers of `**sizes` with a narrower type.
 ModelName = Any
 
 
 @by_value
 class Pick(NamedTuple):
-    """The cheapest of several strategies, `[*batch]`.
+    """The fastest of several strategies, `[*batch]`.
 
     Attributes:
-        place: of the strategy among the candidates, of equals the first.
-        time_ns: its prediction; infinite where no candidate gives the result that is asked for.
-        margin_ns: by how much the next one is slower; infinite where there is none.
-        probability: that it is faster than the strategy that is most likely to beat it, as of a `Decision`.
-        time_log_sd: standard deviation of the logarithm of its time.
+        place: the place of the strategy among the candidates, the first of equals.
+        time_ns: the predicted time; infinite if no candidate gives the result.
+        margin_ns: the time that the next strategy takes longer; infinite without a next strategy.
+        probability: the least probability that the pick is faster than another candidate, as in a `Decision`.
+        time_log_sd: standard deviation of the logarithm of the pick's time.
     """
 
     place: Int[Array, "*batch"]
@@ -68,20 +68,20 @@ class Pick(NamedTuple):
     time_log_sd: Float[Array, "*batch"]
 
     def log_sd(self) -> Float[Array, "*batch"]:
-        """Return `time_log_sd`, as a `LatencyEstimate` does."""
+        """Return `time_log_sd`, as `LatencyEstimate.log_sd` does."""
         return self.time_log_sd
 
     @property
     def is_sure(self) -> Bool[Array, "*batch"]:
-        """Whether it beats every other one surely, as `Decision.verdict` says."""
+        """Whether the pick is surely the fastest, by the rule of `Decision.verdict`."""
         return self.probability >= SURE
 
 
 class Predictions:
-    """What a model of one machine can be asked; a calibration of several answers for the one that `model=` names.
+    """The questions to a calibrated model; with several models, `model=` names the model, by default the first.
 
-    In every method the inputs are those of the model, by place in its order or by name, scalars or `[*batch]`, lists
-    `[*batch, entries]`; what a strategy's name implies, and what has a default, may be left out.
+    In every method, the inputs are the model's, by place or by name: scalars or `[*batch]`, and lists
+    `[*batch, entries]`. Inputs with a default, and inputs that the strategy's name implies, may be left out.
 
     Examples:
         >>> from rlxjax.calibration import prior_calibration
@@ -91,41 +91,41 @@ class Predictions:
     """
 
     def of(self, model: str | None = None) -> "CalibratedModel":
-        """Return one calibrated model by its name."""
+        """Return one calibrated model by name."""
         raise NotImplementedError
 
     @property
     def coefficients(self) -> Any:
-        """Of the model, of the first if there are several, a pytree of floats."""
+        """The coefficients of the (first) model, a pytree of floats."""
         return self.of().posterior.coefficients
 
     def predict_ns(self, strategy: str, *inputs: Size, model: ModelName = None, **named: Size | None) -> Nanoseconds:
-        """Return the predicted latency of one run in ns, `[*batch]`: of the cheapest variant of a strategy.
+        """Return the predicted time of one run in ns, `[*batch]`: the time of the strategy's fastest variant.
 
         Raises:
-            ValueError: an unknown strategy, a missing or impossible input, one that the strategy's name
-                contradicts, or inputs for which it does not give the result (where the host can read them).
+            ValueError: an unknown strategy; an input that is missing, impossible or contradicts the strategy's name;
+                or inputs (no traced ones) for which the strategy cannot give the result.
         """
         return self.of(model)._asked("time", (strategy,), inputs, named)
 
     def terms_ns(
         self, strategy: str, *inputs: Size, model: ModelName = None, **named: Size | None
     ) -> Mapping[str, Nanoseconds]:
-        """Return the parts of `predict_ns` by name in ns; arguments as there."""
+        """Return the parts of `predict_ns` by name, in ns; arguments as in `predict_ns`."""
         return self.of(model)._asked("terms", (strategy,), inputs, named)
 
     def estimate(self, strategy: str, *inputs: Size, model: ModelName = None, **named: Size | None) -> LatencyEstimate:
-        """Return the prediction with its uncertainty, `[*batch]`; arguments as in `predict_ns`."""
+        """Return the predicted time with its uncertainty, `[*batch]`; arguments as in `predict_ns`."""
         return self.of(model)._asked("estimate", (strategy,), inputs, named)
 
     def interval_ns(
         self, strategy: str, *inputs: Size, level: float = 0.9, model: ModelName = None, **named: Size | None
     ) -> tuple[Nanoseconds, Nanoseconds]:
-        """Return the bounds in ns between which a run's time lies with a probability, `[*batch]` each.
+        """Return the ends in ns of the interval that holds a run's time with probability `level`, `[*batch]` each.
 
-        The time is what the calibrate job takes for one, the lower quartile of interleaved visits at one
-        pace of the machine. It is log-normal around the prediction, with the variance of the fit, that of a
-        workload's own, and that of the machine's pace.
+        The time of a run is the lower quartile of interleaved visits at one pace of the machine, as in
+        `rlxjax calibrate`. The time is log-normal around the prediction. Its variance is the sum of the variances of
+        the fit, of the workload's own residual and of the machine's pace.
 
         Raises:
             ValueError: as `predict_ns`, or a level that is not between 0 and 1.
@@ -133,9 +133,9 @@ class Predictions:
         return self.of(model).bounds_ns(self.estimate(strategy, *inputs, model=model, **named), level)
 
     def compare(self, fused: str, kept: str, *inputs: Size, model: ModelName = None, **named: Size | None) -> Decision:
-        """Return whether a strategy `fused` is faster than another one that is `kept` else, how surely, `[*batch]`.
+        """Compare the strategies `fused` and `kept`, and return the probability that `fused` is faster, `[*batch]`.
 
-        `explain` does so for the fastest two, and says why.
+        `explain` compares the fastest two strategies, and says why.
 
         Raises:
             ValueError: as `predict_ns`.
@@ -151,37 +151,36 @@ class Predictions:
         model: ModelName = None,
         **named: Size | None,
     ) -> Decision:
-        """Return `compare(fused, kept, ...)`, by default of the model's second strategy and its first.
+        """Return `compare(fused, kept, ...)`, by default for the model's second and first strategy.
 
-        It decides between two strategies, where `pick` chooses among all.
+        `decide` compares two strategies; `pick` chooses among all.
         """
         own = self.of(model)
         first, second, *_ = (*own.strategies, None, None)
         fused, kept = fused or second, kept or first
         if fused is None or kept is None:
-            raise ValueError(f"{own.model.name}: expected two strategies to decide between, got one")
+            raise ValueError(f"{own.model.name}: expected two strategies to decide between, got 1")
         return self.compare(fused, kept, *inputs, model=model, **named)
 
     def pick(
         self, *inputs: Size, candidates: Sequence[str] | None = None, model: ModelName = None, **named: Size | None
     ) -> str:
-        """Return the strategy with the lowest prediction for one workload, of equals the first.
+        """Return the strategy with the lowest prediction for one workload, and the earlier of equal ones.
 
-        It is one of the candidates, else of all that give the result; its name also implies the inputs.
+        The strategy is one of the candidates, or of all strategies that give the result.
 
         Raises:
-            ValueError: as `predict_ns`, no candidate, or sizes that are arrays or traced, for which `pick_index` is.
+            ValueError: as `predict_ns`; no candidate; or sizes that are arrays or traced: use `pick_index`.
         """
         own = self.of(model)
-        chosen = own._chosen(None if candidates is None else tuple(candidates), inputs, named)[0]
-        return own.name_of(chosen, *inputs, **named)
+        return own._chosen(None if candidates is None else tuple(candidates), inputs, named)[0]
 
     def pick_index(
         self, *inputs: Size, candidates: Sequence[str] | None = None, model: ModelName = None, **named: Size | None
     ) -> Int[Array, "*batch"]:
-        """Return the place of the cheapest strategy, of equals the first, `[*batch]`; it traces.
+        """Return the place of the fastest strategy, the first of equals, `[*batch]`; works on traced sizes.
 
-        Places are those in the candidates, else in `CalibratedModel.strategies`, whose names are
+        The place is among the candidates, by default among `CalibratedModel.strategies`, so that the name is
         `np.array(calibrated.strategies)[index]`.
 
         Raises:
@@ -192,7 +191,7 @@ class Predictions:
         return own._asked("place", chosen, inputs, named)
 
     def in_domain(self, *inputs: Size, model: ModelName = None, **named: Size | None) -> bool | np.ndarray | Array:
-        """Whether workloads lie within the values that were measured, of all strategies together, `[*batch]`."""
+        """Whether workloads lie within the measured range of all strategies together, `[*batch]`."""
         own, numbers = self.of(model), {}
         for name, value in own._all_inputs(inputs, named).items():
             numbers[name] = value.astype(float) if isinstance(value, jax.Array) else np.asarray(value, float)
@@ -207,17 +206,17 @@ class Predictions:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CalibratedModel(Predictions):
-    """What a machine's timings say of one latency model; a pytree, whose provenance and cautions are static.
+    """A latency model fitted to one machine's timings; a pytree, whose provenance and cautions are static.
 
     Attributes:
-        posterior: coefficients, correction and how sure they are.
-        provenance: of each coefficient.
-        held_out: per variant, the errors of workloads that the fit did and did not see.
-        domain: the smallest and largest value measured of each input, and of the product of each two ("a*b").
-        noise_floor: mean relative difference of two halves of the same campaign; None for a single round.
-        pace_log_sd: standard deviation of the logarithm of the machine's speed, which changes from one minute to the
-            next, or is that of an unknown machine, for all runs alike: part of intervals, of no decision.
-        cautions: sentences that a user of the predictions should know.
+        posterior: the coefficients and the correction, with their uncertainty.
+        provenance: the provenance of each coefficient.
+        held_out: by variant, the errors of fitted and of held-out workloads.
+        domain: the smallest and largest measured value of each input, and of each product of two inputs ("a*b").
+        noise_floor: mean relative difference of two halves of the timings; None for a single round.
+        pace_log_sd: standard deviation of the logarithm of the machine's speed, which all runs share. The speed changes
+            from minute to minute, or is that of an unknown machine. It widens intervals and changes no decision.
+        cautions: warnings about the predictions, a sentence each.
     """
 
     posterior: LatencyPosterior
@@ -233,35 +232,35 @@ class CalibratedModel(Predictions):
             object.__setattr__(self, "provenance", FrozenDict(self.provenance))
 
     def of(self, model: str | None = None) -> "CalibratedModel":
-        """Return this model, which has one name."""
+        """Return this model, and refuse the name of another model."""
         if model not in (None, self.model.name):
             raise ValueError(f"model: expected {self.model.name}, got {model!r}")
         return self
 
     @property
     def model(self) -> LatencyModel:
-        """Whose runs are predicted."""
+        """The latency model."""
         return self.posterior.model
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """The names that `pick_index` counts, in its order: those that imply no input."""
+        """The strategies that `pick` and `pick_index` choose among, in order: those that imply no input."""
         return tuple(alternatives_of(self.model))
 
     def with_facts(self, **facts: Any) -> "CalibratedModel":
-        """Return the same with other facts of how the machine schedules, or of what it is given to run."""
+        """Return a copy with other facts about the machine's schedule or about the programs."""
         posterior = dataclasses.replace(self.posterior, facts={**self.posterior.facts, **facts})
         return dataclasses.replace(self, posterior=posterior)
 
     def updated(self, timings: Timings, probe: Columns | None = None) -> "CalibratedModel":
-        """Return what is known once further runs were timed: by one step of `rlxjax.fit.condition`, and no new fit.
+        """Return the model updated by timings, by one step of `rlxjax.fit.condition` instead of a new fit.
 
-        The domain grows by what was timed along with other runs; what the calibration says of its own timings stays.
+        The domain grows by runs that were timed together with others; fields about the original timings stay.
 
         Args:
-            timings: of the model, `[n]`.
-            probe: which times were taken together, interleaved, a whole number for each, `[n]`; all unless given. A
-                factor that all times of a probe share changes nothing, and one time alone says nothing.
+            timings: timings of the model, `[n]`.
+            probe: integer labels, `[n]`; timings with equal labels were taken together, interleaved. Default: all
+                together. A factor that all times of a label share has no effect, so a single time has none either.
 
         Raises:
             ValueError: as `rlxjax.fit.condition`.
@@ -286,18 +285,18 @@ class CalibratedModel(Predictions):
         return dataclasses.replace(self, posterior=posterior, domain=self.domain_with(runs))
 
     def domain_with(self, runs: Runs) -> dict[str, tuple[float, float]]:
-        """Return the domain where some runs were measured as well; what is no extent of the model stays."""
+        """Return the domain extended by measured runs."""
         hull, known = runs.hull(), self.domain.items()
         ends = {name: hull.get(name, bounds) for name, bounds in known}
         return {name: (min(low, ends[name][0]), max(high, ends[name][1])) for name, (low, high) in known}
 
     def on_device(self) -> LatencyPosterior:
-        """Return the posterior as JAX's arrays, which a program takes at once; they are kept outside of this object."""
+        """Return the posterior as cached arrays on JAX's device."""
         is_double = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
         return _placed(handle(self.posterior), is_double) or self.posterior
 
     def bounds_ns(self, run: LatencyEstimate | Pick, level: float = 0.9) -> tuple[Nanoseconds, Nanoseconds]:
-        """Return the bounds of `interval_ns` for an estimate or a pick by this posterior, of any runs, `[*batch]` each.
+        """Return the ends of `interval_ns` for an estimate or a pick of this model, `[*batch]` each.
 
         Raises:
             ValueError: a level that is not between 0 and 1.
@@ -307,7 +306,7 @@ class CalibratedModel(Predictions):
         return _bounds(run, NormalDist().inv_cdf((1.0 + level) / 2.0), self.pace_log_sd)
 
     def alternatives(self, *inputs: Size, **named: Size | None) -> tuple[str, ...]:
-        """Return the strategies that give the result of every workload, in the order in which ties are resolved.
+        """Return the strategies that give the result of all given workloads; of equal times, earlier ones win.
 
         Raises:
             ValueError: as `predict_ns`, or inputs that are traced.
@@ -321,16 +320,8 @@ class CalibratedModel(Predictions):
             raise ValueError("alternatives: expected inputs that are numbers, got traced ones; see `pick_index`")
         return tuple(np.array(self.strategies)[np.asarray(is_possible)].tolist())
 
-    def cheapest(self, candidates: Sequence[str], *inputs: Size, **named: Size | None) -> str:
-        """Return the candidate with the lowest prediction for one workload, of equals the first.
-
-        Raises:
-            ValueError: as `pick`.
-        """
-        return self._chosen(tuple(candidates), inputs, named)[0]
-
     def variant_of(self, strategy: str, *inputs: Size, **named: Size | None) -> str:
-        """Return the variant that a strategy runs for one workload: the cheapest of its own.
+        """Return the fastest variant of a strategy for one workload.
 
         Raises:
             ValueError: as `pick`.
@@ -338,7 +329,7 @@ class CalibratedModel(Predictions):
         return self._chosen((strategy,), inputs, named)[1]
 
     def decided(self, *inputs: Size, candidates: Sequence[str] | None = None, **named: Size | None) -> Pick:
-        """Return the cheapest of the candidates, else of `strategies`, and how surely it beats the others; it traces.
+        """Return the fastest candidate, by default of `strategies`, with its probability; works on traced sizes.
 
         Raises:
             ValueError: as `predict_ns`, or no candidate.
@@ -346,19 +337,8 @@ class CalibratedModel(Predictions):
         chosen = self.strategies if candidates is None else tuple(candidates)
         return self._asked("pick", chosen, inputs, named)
 
-    def name_of(self, strategy: str, *inputs: Size, **named: Size | None) -> str:
-        """Return what a strategy is called for these inputs: by the name that implies most of them."""
-        values, own = all_inputs(self.model, strategy, inputs, named), strategy_of(self.model, strategy)
-        names = [
-            name
-            for name, other in self.model.strategies.items()
-            if other.variants == own.variants
-            and all(np.all(np.asarray(values[key]) == value) for key, value in other.fixed.items())
-        ]
-        return max(names, key=lambda name: len(self.model.strategies[name].fixed))
-
     def _all_inputs(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-        """Return every input of a workload; where every strategy implies one, as the first that agrees does."""
+        """Return all inputs of a workload; inputs that strategies imply are those of the first one that agrees."""
         names = [*alternatives_of(self.model)][:1] or [*self.model.strategies]
         for name in names[:-1]:
             with contextlib.suppress(ValueError):
@@ -366,14 +346,14 @@ class CalibratedModel(Predictions):
         return all_inputs(self.model, names[-1], inputs, named)
 
     def _asked(self, ask: str, strategies: tuple[str, ...], inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        """Return what the program answers of the runs of strategies, after all checks of what the host can read."""
+        """Return the program's answer `ask` for the runs of strategies, after all checks of values on the host."""
         runs, counts = self._runs(strategies, inputs, named)
         codes = tuple(np.ravel(runs.variant).tolist())
         if ask == "pick" and len(set(codes)) == len(codes) and _has_separate_weights(handle(self.posterior)):
             found, is_possible = _program(self.on_device(), runs, counts, "separate pick", codes)
         else:
             found, is_possible = _program(self.on_device(), runs, counts, ask)
-        # A place is that of one that is possible; within a program it is traced even for sizes that are not.
+        # A place is always that of a possible strategy, and a traced value within a program.
         if ask != "place" and not is_traced(is_possible):
             for name in np.array(strategies)[~np.asarray(is_possible)]:
                 first, columns = (0,) * len(runs.shape), runs.of_shape(runs.shape).inputs
@@ -384,9 +364,9 @@ class CalibratedModel(Predictions):
     def _runs(
         self, strategies: tuple[str, ...], inputs: Sequence[Any], named: Mapping[str, Any]
     ) -> tuple[Runs, tuple[int, ...]]:
-        """Return the runs of the variants of each strategy in turn, `[variants, *batch]`, and how many each has."""
+        """Return the runs of the variants of each strategy, `[variants, *batch]`, and the variants per strategy."""
         if not strategies:
-            raise ValueError("candidates: expected a strategy at least, got none")
+            raise ValueError("candidates: expected at least one strategy, got none")
         each: list[dict[str, Any]] = [all_inputs(self.model, name, inputs, named) for name in strategies]
         variants = [strategy_of(self.model, name).variants for name in strategies]
         for values in each:
@@ -396,7 +376,7 @@ class CalibratedModel(Predictions):
         axes = [1] * max(len(batch_shape(entry, columns[name])) for name, entry in self.model.inputs.items())
         for name, value in columns.items():
             is_list = self.model.inputs[name].is_list
-            if not is_list and any(values[name] is not value for values in each):  # which names of strategies imply
+            if not is_list and any(values[name] is not value for values in each):  # the strategies' names imply it
                 columns[name] = np.repeat([float(values[name]) for values in each], counts).reshape(-1, *axes)
         codes = [self.model.variants.index(name) for names in variants for name in names]
         return Runs.checked(self.model, np.array(codes, np.int32).reshape(-1, *axes), **columns), counts
@@ -404,27 +384,27 @@ class CalibratedModel(Predictions):
     def _chosen(
         self, candidates: tuple[str, ...] | None, inputs: Sequence[Any], named: Mapping[str, Any]
     ) -> tuple[str, str]:
-        """Return the cheapest candidate for one workload, of equals the first, and the variant that it runs."""
+        """Return the fastest candidate for one workload, the first of equals, and the candidate's fastest variant."""
         lists = [name for name, entry in self.model.inputs.items() if entry.is_list]
         for name, value in (*zip(self.model.inputs, inputs, strict=False), *named.items()):
             own = as_lists(self.model.inputs, {name: value})[name] if name in lists else value
             if is_traced(own) or np.ndim(own) > (name in lists):
                 given = "a traced value" if is_traced(own) else f"shape {np.shape(own)}"
                 one = "list" if name in lists else "number"
-                raise ValueError(f"{name}: expected a {one}, that of one workload, got {given}; see `pick_index`")
+                raise ValueError(f"{name}: expected a {one} of one workload, got {given}; see `pick_index`")
         by_place, by_name = (tuple(map(_hashable, values)) for values in (inputs, named.values()))
         return _choice(handle(self), candidates, by_place, tuple(zip(named, by_name, strict=True)))
 
 
 def _hashable(value: Any) -> Any:
-    """Return a number, or a list as a tuple, as what a cache can be asked for."""
+    """Return a number, or a list as a tuple, for the key of a cache."""
     value = value.tolist() if hasattr(value, "tolist") else value
     return tuple(value) if isinstance(value, list) else value
 
 
 @functools.lru_cache(maxsize=MOST_PLACED)
 def _placed(known: Handle, is_double: bool) -> LatencyPosterior | None:
-    """Return a posterior whose leaves lie on the device, of JAX's precision at the time; None of a traced one."""
+    """Return a posterior with leaves on the device, in JAX's current precision; None for a traced posterior."""
     if is_traced(*jax.tree.leaves(known())):
         return None
     with jax.ensure_compile_time_eval():
@@ -452,7 +432,7 @@ def _choice(
 
 
 class _Run(NamedTuple):
-    """A run of one variant: its time in ns, infinite where it cannot do the work, and what else is said of it."""
+    """A run of one variant: the time in ns (infinite if the variant cannot do the work), and further results."""
 
     time_ns: Nanoseconds
     variant: Int[Array, "*batch"]
@@ -463,9 +443,9 @@ class _Run(NamedTuple):
 def _program(
     posterior: LatencyPosterior, runs: Runs, counts: tuple[int, ...], ask: str, codes: tuple[int, ...] | None = None
 ) -> tuple[Any, Bool[Array, "strategies"]]:
-    """Return what follows from the cheapest run of each strategy, of equals the first, and whether it has one.
+    """Return the answer from the fastest run of each strategy, the first of equals, and which strategies have runs.
 
-    With the variants' codes as numbers, each variant's program is one of its own, without what only others need.
+    With the variants' codes as numbers, each variant has its own program, without the code of other variants.
     """
     says, answer = _ANSWERS[ask]
     traced, runs = jnp.ravel(jnp.asarray(runs.variant)), runs.together()
@@ -495,7 +475,7 @@ def _program(
 
 
 def _cheaper(one: _Run, other: _Run) -> _Run:
-    """Return the smaller of two predictions, a time with what belongs to it, of equals the first."""
+    """Return the faster of two runs, the first of equals."""
     is_first = one.time_ns <= other.time_ns
 
     def choose(mine: Array, others: Array) -> Array:
@@ -511,7 +491,7 @@ def _place(found: Sequence[_Run]) -> Int[Array, "*batch"]:
 def _compared(posterior: LatencyPosterior, found: Sequence[_Run]) -> Decision:
     fused, kept = found
     alike = own_correlation(posterior, fused.variant, kept.variant)
-    if posterior.alike is not None:  # a share of what is alike: the spread of an estimate may include more
+    if posterior.alike is not None:  # the shared part; the spread of an estimate may include more
         one, other = (jnp.asarray(posterior.spread)[run.variant] for run in found)
         alike = alike * (one * other / jnp.maximum(fused.said.spread * kept.said.spread, LEAST_VARIANCE))
     return decision(fused.said, kept.said, alike)
@@ -528,7 +508,7 @@ def _decided(posterior: LatencyPosterior, found: Sequence[_Run]) -> Pick:
     return Pick(place, fastest.time_ns, margin_ns, probability, fastest.said.log_sd())
 
 
-#: What can be asked: what is said of each run, and the answer by the cheapest runs of strategies.
+#: The answers by name: a function of each run, and a function of the fastest runs of strategies.
 _ANSWERS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "time": (corrected_terms_ns, lambda _, found: found[0].time_ns),
     "terms": (corrected_terms_ns, lambda _, found: found[0].said),

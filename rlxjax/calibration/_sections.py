@@ -1,4 +1,4 @@
-"""The calibration file's schema, version 5: independent sections of a machine, or a population, each with a digest."""
+"""The schema of calibration files, version 5: sections of a machine or a population, each with a digest."""
 
 import contextlib
 import math
@@ -20,10 +20,10 @@ SCHEMA_VERSION = 5
 UNITS = {"time": "ns", "size": "bytes", "bandwidth": "bytes/ns", "throughput": "FLOP/ns"}
 
 _THREAD_FLAGS = ("XLA_FLAGS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-#: The fields of a fingerprint that make it another machine; the rest is software. What is said where nothing is known.
+#: The fields of a fingerprint that identify the machine (the others identify the software), and the word for unknown.
 MACHINE_FIELDS, UNKNOWN = ("platform", "device_kind", "machine", "cpu_model", "cores"), "unknown"
 
-#: What a machine has lies within; a time of 1e-18 ns, say, is a mistake.
+#: Bounds of all values: a time of 1e-18 ns, for example, is a mistake.
 LEAST, MOST = 1e-15, 1e18
 
 Positive = Annotated[float, Field(ge=LEAST, le=MOST, allow_inf_nan=False)]
@@ -33,11 +33,11 @@ Finite = Annotated[float, Field(ge=-MOST, le=MOST, allow_inf_nan=False)]
 
 
 class MachineMismatchWarning(UserWarning):
-    """A calibration was made on another machine, or with other software."""
+    """A warning that a calibration was made on another machine, or with other software."""
 
 
 class Fingerprint(Strict):
-    """The machine and software that timings belong to."""
+    """The machine and the software of timings."""
 
     platform: str
     device_kind: str
@@ -53,7 +53,7 @@ class Fingerprint(Strict):
 
 
 class FittedCoefficient(Strict):
-    """One coefficient of a latency model, and the standard deviation of its logarithm."""
+    """A coefficient of a latency model, and the standard deviation of its logarithm."""
 
     value: Positive
     log_sd: Positive
@@ -62,7 +62,7 @@ class FittedCoefficient(Strict):
 
 
 class GateCoefficient(Strict):
-    """One coefficient of the measured gate."""
+    """A coefficient of the measured gate."""
 
     value: NotNegative
     unit: str
@@ -70,18 +70,18 @@ class GateCoefficient(Strict):
 
 
 class ErrorSummary(Strict):
-    """Mean absolute relative error of one group of cells, where the fit saw the cell and where it did not."""
+    """Mean absolute relative errors of a group of cells, of fitted and of held-out cells."""
 
     fit: NotNegative | None
-    terms_alone: NotNegative | None  # of the terms without the correction, held out
-    covered: NotNegative | None  # share of held-out times within their interval of 90 %
+    terms_alone: NotNegative | None  # held-out error of the terms without the correction
+    covered: NotNegative | None  # share of held-out times within their 90 % interval
     held_out: NotNegative | None
     held_out_cells: int
     noise_floor: NotNegative | None
 
 
 class Range(Strict):
-    """Smallest and largest value measured."""
+    """The smallest and the largest measured value."""
 
     low: NotNegative
     high: NotNegative
@@ -94,7 +94,7 @@ class Range(Strict):
 
 
 class Samples(Strict):
-    """The raw samples behind the file; `runner` is the version of the suite's programs that were timed."""
+    """The raw samples of a section; `runner` is the version of the suite's timed programs."""
 
     suite: str
     file: str
@@ -106,7 +106,7 @@ class Samples(Strict):
 
 
 class FitSummary(Strict):
-    """How the fit ended; `outliers` are the workloads far off their prediction, which counted little."""
+    """The result of the fit; `outliers` are workloads far from their prediction, which have little weight."""
 
     converged: bool
     loss: Finite
@@ -116,7 +116,7 @@ class FitSummary(Strict):
 
 
 class Uncertainty(Strict):
-    """What `LatencyPosterior` holds beside coefficients, by variant; the factor is the rows of its lower triangle."""
+    """The rest of a `LatencyPosterior`, by variant; `covariance_factor` has the rows of the lower triangle."""
 
     correction: dict[str, list[Finite]]
     spread: dict[str, Positive]
@@ -131,29 +131,29 @@ class Uncertainty(Strict):
 
 
 class Pace(Strict):
-    """How fast the machine was while it was timed."""
+    """The speed of the machine during the timings."""
 
-    usual: Positive | None  # its speed in units of the fastest of its earlier calibrations; None without any
-    known: Range | None = None  # in units of the fastest (low) and the slowest machine (high) of the population
-    usual_ns: dict[str, Positive]  # the canaries' times in the fastest calibration
-    log_sd: Positive  # how much the logarithm of its speed changes from one minute to the next
-    others: NotNegative | None  # processors that other processes kept busy; None where nobody looked
+    usual: Positive | None  # relative to the machine's fastest earlier calibration; None for the first calibration
+    known: Range | None = None  # relative to the fastest (low) and the slowest machine (high) of the population
+    usual_ns: dict[str, Positive]  # times of the micro-benchmarks in the fastest calibration
+    log_sd: Positive  # standard deviation of the speed's logarithm from one minute to the next
+    others: NotNegative | None  # processors that other processes kept busy; None if unknown
 
 
 class Machine(Strict):
-    """A machine of a population, and the samples that were taken of it; of which runner, where that matters."""
+    """A machine of a population, and its samples with the version of their runner."""
 
     fingerprint: Fingerprint
-    canary_ns: dict[str, Positive] = {}  # times of the micro-benchmarks that tell its pace
+    canary_ns: dict[str, Positive] = {}  # times of the micro-benchmarks that measure the machine's pace
     samples: str
     sha256: str
     runner: int
-    coefficients: dict[str, FittedCoefficient] = {}  # by its own timings, where predictions for it start from them
+    coefficients: dict[str, FittedCoefficient] = {}  # fitted to the machine's own timings, if predictions use them
     uncertainty: Uncertainty | None = None
 
 
 class Population(Strict):
-    """The machines that a section is of, of a fleet their number alone, and how much their speeds differ."""
+    """The machines of a population (for a fleet, only their number), and the spread of their speeds."""
 
     machines: list[Machine] = []
     devices: int = 0
@@ -161,7 +161,7 @@ class Population(Strict):
 
 
 class Section(Sealed):
-    """What each section says of itself: when, how, on what and of which samples it was made, and what to beware of."""
+    """The common fields of sections: date, command, fingerprint, samples and cautions."""
 
     created: str
     command: str = ""
@@ -171,10 +171,10 @@ class Section(Sealed):
 
 
 class ModelSection(Section):
-    """What timings say of one latency model; of a population, the spread is of runs of a machine that was left out."""
+    """A fitted latency model; for a population, the spread is that of runs of a machine that was held out."""
 
     model_version: int
-    facts: dict[str, NotNegative | list[NotNegative]]  # how the machine schedules
+    facts: dict[str, NotNegative | list[NotNegative]]  # how the machine schedules programs
     coefficients: dict[str, FittedCoefficient]
     uncertainty: Uncertainty
     noise_floor: NotNegative | None
@@ -182,12 +182,12 @@ class ModelSection(Section):
     domain: dict[str, Range]
     fit: FitSummary
     population: Population | None = None
-    skipped: list[str] = []  # cells that were not timed
-    given: dict[str, str] = {}  # files that the programs ran, with their SHA-256
+    skipped: list[str] = []  # names of cells that were not timed
+    given: dict[str, str] = {}  # files that the timed programs used, with their SHA-256
 
 
 class MachineSection(Section):
-    """What micro-benchmarks say of the machine, whatever the model; `canary_ns`, their times, tell how fast it is."""
+    """Measurements of the machine by micro-benchmarks, for all models; `canary_ns` are the benchmarks' times."""
 
     gate: dict[str, GateCoefficient] | None = None
     canary_ns: dict[str, Positive] = {}
@@ -195,7 +195,7 @@ class MachineSection(Section):
 
 
 class CalibrationFile(Sealed):
-    """The whole file; a section that cannot be used is left out of what is read."""
+    """The content of a file; reading leaves unusable sections out."""
 
     schema_version: Literal[5] = SCHEMA_VERSION
     units: dict[str, str] = UNITS
@@ -203,7 +203,7 @@ class CalibrationFile(Sealed):
     machine: MachineSection | None = None
 
     def sections(self) -> dict[str, Section]:
-        """Return the sections that there are, by name."""
+        """Return the file's sections by name."""
         return {**self.models, **({} if self.machine is None else {"the machine": self.machine})}
 
     @model_validator(mode="after")
@@ -214,7 +214,7 @@ class CalibrationFile(Sealed):
 
 
 def rounded(number: Any) -> float:
-    """Return a number with six digits, as the file keeps it."""
+    """Return a number rounded to six digits, as in the file."""
     value = float(f"{float(number):.6g}")
     return value if math.isfinite(value) else float(number)
 
@@ -237,7 +237,7 @@ def current_fingerprint() -> Fingerprint:
 
 
 def fingerprint_of_device(device: str, platform: str = UNKNOWN) -> Fingerprint:
-    """Return the fingerprint of timings of which no more than the name of a device is known.
+    """Return the fingerprint of timings of a device of which only the name is known.
 
     Examples:
         >>> found = fingerprint_of_device("phone-7")
@@ -254,7 +254,7 @@ def fingerprint_differences(
     names: Iterable[str] = tuple(Fingerprint.model_fields),
     places: tuple[str, str] = ("there", "here"),
 ) -> list[str]:
-    """Return a phrase for every field that differs, with words for the two places."""
+    """Return a phrase for each field that differs, with words for the two places."""
     return [
         f"{name} {getattr(made_on, name)!r} {places[0]}, {getattr(here, name)!r} {places[1]}"
         for name in names
@@ -263,7 +263,7 @@ def fingerprint_differences(
 
 
 def warn_if_elsewhere(content: CalibrationFile, path: str | os.PathLike[str]) -> None:
-    """Warn where sections were made on another machine, or with other software, saying what differs."""
+    """Warn of sections that were made on another machine or with other software, and name the differences."""
     here, made_on = current_fingerprint(), {name: own.fingerprint for name, own in content.sections().items()}
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, known in made_on.items():
@@ -272,14 +272,11 @@ def warn_if_elsewhere(content: CalibrationFile, path: str | os.PathLike[str]) ->
         of, first = "" if len(alike) == 1 else f": {', '.join(names)}", made_on[names[0]]
         how = "elsewhere" if fingerprint_differences(first, here, MACHINE_FIELDS) else "with other software"
         said = (
-            f"made {how}: {'; '.join(differences)}. Its predictions may not hold here; "
-            "`rlxjax calibrate` makes one that does, `rlxjax validate` says whether these still do."
+            f"made {how}: {'; '.join(differences)}. Its predictions may not hold here: "
+            "check with `rlxjax validate`, or measure again with `rlxjax calibrate`."
         )
         if not first.device_count:
-            said = (
-                f"fitted to timings of the device {first.device_kind!r}, of which nothing else is known. "
-                "Its predictions are of that device."
-            )
+            said = f"fitted to timings of the device {first.device_kind!r}. Its predictions are for that device."
         if differences:
             warnings.warn(f"{path}{of} was {said}", MachineMismatchWarning, stacklevel=3)
 

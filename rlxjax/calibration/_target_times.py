@@ -1,4 +1,4 @@
-"""What a function takes: on the calibrated machine, or on a device that need not be there, for which it is compiled."""
+"""The predicted time of a function: on the calibrated machine, or compiled for a target device."""
 
 import dataclasses
 import math
@@ -38,15 +38,15 @@ from ._conversion import calibrated_of, posterior_of
 from ._function_times import FunctionPrediction, FunctionTimes, predict_profiles, times_of_runs
 from ._predict import CalibratedModel
 
-#: Standard deviations of the logarithm of a pace: of a host with a card that was timed, by which seven other sets of
-#: timings on two cards are off, and parts of a session, as `benchmarks.gpu_kernels` prints; and of two hosts.
+#: Standard deviations of the logarithm of a machine's pace, for a timed card and for another host. The first is the
+#: error between seven further sets of timings on two cards, and between parts of a session: `benchmarks.gpu_kernels`.
 PACE_LOG_SD, HOST_LOG_SD = 0.08, 0.27
-#: The same of a step in a loop that does not wait: 190 loops on an H100 are off by 0.19. A card that was not timed is
-#: off by 0.1 where data sheets say what differs, as the H200 is by the fit of the H100.
+#: Relative standard deviation of a step in a loop that does not wait, from 190 loops on an H100, and of the pace of a
+#: card that was not timed, as the error of an H200 by the fit of the H100.
 PIPELINED_SPREAD, CARD_LOG_SD = 0.19, 0.1
-#: Relative standard deviation of what is a program's own on a TPU, as published times of steps leave it.
+#: Relative standard deviation of a program's own residual on a TPU, from published times of steps.
 TPU_SPREAD = 0.12
-#: A kernel takes so many times what its author says by a data sheet's rates; standard deviation of its logarithm.
+#: Ratio of a custom kernel's time to its declared work at the data sheet's rates, and the ratio's standard deviation.
 CUSTOM_SLOWNESS, CUSTOM_LOG_SD = 2.0, 0.5
 
 
@@ -59,21 +59,21 @@ def predict_function(
     trip_counts: TripCounts | None = None,
     **kwargs: Any,
 ) -> FunctionPrediction:
-    """Return what a jitted function takes on the calibrated machine; nothing is compiled or run.
+    """Predict the time of a jitted function on the calibrated machine; the function is not compiled or run.
 
-    For a `target`, a device that need not be there, it is compiled, and predicted by `predict_for_target`.
+    With a `target`, the function is compiled for that device, and `predict_for_target` predicts the time.
 
     Args:
-        calibration: that holds the functions model.
+        calibration: a calibration with the functions model.
         fn: the function.
-        *args: arrays or `jax.ShapeDtypeStruct`s, or trees of them.
-        target: a name, a path to a file of a target, or a `TargetDevice`.
-        mesh: sizes of a mesh of the target's devices by the names of its axes, see `rlxjax.targets.compile_for`.
-        trip_counts: of the loops whose length depends on data.
-        **kwargs: of the function.
+        *args: arrays, `jax.ShapeDtypeStruct`s, or pytrees of these.
+        target: the name of a device that need not be present, the path of a target's file, or a `TargetDevice`.
+        mesh: sizes of the mesh axes of the target's devices, by name; see `rlxjax.targets.compile_for`.
+        trip_counts: the trip counts of loops whose length depends on data, see `profile_function`.
+        **kwargs: keyword arguments of the function.
 
     Raises:
-        ValueError: as of `profile_function`, a calibration without the functions model, or a mesh without a target.
+        ValueError: as `profile_function`; a calibration without the functions model; a mesh without a target.
     """
     if target is not None:
         options: dict[str, Any] = {"calibration": calibration, "mesh": mesh, "trip_counts": trip_counts}
@@ -94,20 +94,19 @@ def predict_for_target(
     trip_counts: TripCounts | None = None,
     **kwargs: Any,
 ) -> FunctionPrediction:
-    """Return what a function takes on devices that need not be there; it is compiled for them on the CPU.
+    """Predict the time of a function on target devices that need not be present; the CPU compiles the function.
 
-    On a GPU the model of its kernels says so, by a calibration of such a device, by the timings of one that ships
-    with this package, or by its data sheet: `stands_on` names which. On a TPU it is the compiler's own estimate of
-    cycles over the clock of the data sheet; kernels that have no cycles take what their bytes and operations take.
-    Several devices exchange what the compiled program says; an exchange costs what it takes longer than what the
-    program computes beside it. `time_ns` is that of one call that is waited for, `pipelined_ns` that of a step in a
-    loop that does not wait.
+    On a GPU, a model of kernels predicts the time, from a calibration of such a device, from timings that ship with
+    this package, or from the data sheet; `stands_on` names the source. On a TPU, the time is the compiler's estimate of
+    cycles divided by the clock of the data sheet; a kernel without cycles counts by its bytes and operations. A
+    collective operation adds the time by which it exceeds the work that overlaps with it. `time_ns` is for one call
+    whose results are waited for, `pipelined_ns` for a step in a loop that does not wait.
 
-    All arguments are those of `predict_function`; `calibration` may be None, and its models of GPU kernels and of
-    collectives are used where it is of such a device.
+    The arguments are those of `predict_function`. `calibration` may be None; its models of GPU kernels and collectives
+    are used if the calibration is of such a device.
 
     Raises:
-        ValueError: as of `compile_for` and `profile_function`; one line.
+        ValueError: as `compile_for` and `profile_function`.
     """
     device = target_device(target)
     options: dict[str, Any] = {"mesh": mesh, "trip_counts": trip_counts}
@@ -124,15 +123,15 @@ def predict_for_target(
 def times_for_target(
     profiles: Sequence[FunctionProfile], device: TargetDevice, calibration: Any = None
 ) -> FunctionTimes:
-    """Return what functions that were compiled for a device take, all by one estimate; see `predict_for_target`.
+    """Predict the times of functions compiled for a device, in one estimate; see `predict_for_target`.
 
     Args:
-        profiles: of level "compiled" for the device.
+        profiles: profiles of level "compiled" for the device.
         device: the target.
-        calibration: a `Calibration`, whose models are used where it is of such a device.
+        calibration: a `Calibration`, used if it is of such a device.
 
     Raises:
-        ValueError: a GPU whose figures do not suffice, or profiles of another level.
+        ValueError: a GPU whose data lack figures, or profiles of another level.
     """
     if device.platform == "tpu":
         known = _known_tpu(device)
@@ -156,7 +155,7 @@ def times_for_target(
 
 
 def _pipelined(known: CalibratedModel) -> CalibratedModel:
-    """Return the model of a step in a loop that does not wait, by the coefficients of that of a call."""
+    """Return the model of a step in a loop that does not wait, with the coefficients of the model of a call."""
     posterior, is_gpu = known.posterior, known.model.name == GPU_KERNELS.name
     spread = np.minimum(posterior.spread, PIPELINED_SPREAD) if is_gpu else posterior.spread
     posterior = dataclasses.replace(posterior, model=PIPELINED[known.model.name], spread=spread)
@@ -166,7 +165,7 @@ def _pipelined(known: CalibratedModel) -> CalibratedModel:
 def _of_target(
     called: FunctionPrediction, step: FunctionPrediction, profile: FunctionProfile, device: TargetDevice, stands_on: str
 ) -> FunctionPrediction:
-    """Return a prediction with what is said of a target alone."""
+    """Return a prediction with the fields that only a target has."""
     compiled, terms = profile.target, step.terms_ns
     assert compiled is not None  # a profile for a target has one
     device_ns = step.time_ns - terms.get("dispatch_ns", 0.0)
@@ -174,7 +173,7 @@ def _of_target(
     compute_ns = product_ns(device, compiled.products)
     parts = {name: terms.get(f"{term}_ns", 0.0) for name, term in (("collectives",) * 2, ("host", "dispatch"))}
     parts["memory" if memory_ns >= compute_ns else "compute"] = device_ns - parts["collectives"]
-    # The products of the function as it is written, at the rates that those of the compiled program have in the mean.
+    # The products of the function as written, at the average rate of the compiled program's products.
     counts = np.asarray(profile.kernels.counts, float).sum(0)
     flop = counts[np.isin(list(OPERATIONS), PRODUCT_OPERATIONS)].sum() / compiled.devices
     made = sum(compiled.products.values())
@@ -193,7 +192,7 @@ def _of_target(
 
 
 def _added(times: FunctionTimes, name: str, each: Sequence[tuple[float, float]]) -> FunctionTimes:
-    """Return times with one more part of each function, of a time and a standard deviation in ns that all share."""
+    """Return times with one more term of each function: its time and its standard deviation, in ns, shared by all."""
     predictions, scores = [], []
     own_ns, sds_ns = (np.array(side, float) for side in zip(*each, strict=True))
     for one, more_ns, more_sd_ns, score in zip(times.predictions, own_ns, sds_ns, times.scores, strict=True):
@@ -210,16 +209,16 @@ def _added(times: FunctionTimes, name: str, each: Sequence[tuple[float, float]])
 
 
 def _on_top(profile: FunctionProfile, device: TargetDevice, calibration: Any) -> dict[str, tuple[float, float]]:
-    """Return what exchanges, and kernels of users, take of a program beside its kernels: times and deviations in ns."""
+    """Return the extra times and standard deviations, in ns, of a program's collectives and custom kernels."""
     compiled, found = profile.target, {}
     assert compiled is not None  # a profile for a target has one
     if compiled.custom.launches:
         moved_ns = (compiled.custom.bytes or 0) / device.bandwidth_bytes_per_ns
         said_ns = CUSTOM_SLOWNESS * max(moved_ns, product_ns(device, {"half": compiled.custom.flops}))
-        found["custom_ns"] = said_ns - moved_ns, CUSTOM_LOG_SD * said_ns  # the table of kernels has its bytes
+        found["custom_ns"] = said_ns - moved_ns, CUSTOM_LOG_SD * said_ns  # the kernels' model has counted the bytes
     if compiled.exchanges:
         if not device.links:
-            raise ValueError(f"target {device.name}: expected links in its data, over which devices exchange")
+            raise ValueError(f"target {device.name}: expected data of links between devices, got none")
         times_ns = np.array([one.times for one in compiled.exchanges], float)
         beside_ns = np.array(
             [
@@ -243,7 +242,7 @@ def _on_top(profile: FunctionProfile, device: TargetDevice, calibration: Any) ->
 
 
 def _exchanges(profile: FunctionProfile, device: TargetDevice, calibration: Any) -> tuple[LatencyPosterior, Runs]:
-    """Return what is known of collectives, and those of a program as runs of their model."""
+    """Return the posterior of the collectives model, and the collectives of a program as runs of the model."""
     compiled = profile.target
     assert compiled is not None  # a profile for a target has one
     kinds = [one.kind for one in compiled.exchanges]
@@ -259,39 +258,39 @@ def _exchanges(profile: FunctionProfile, device: TargetDevice, calibration: Any)
 
 
 class KnownDevice(NamedTuple):
-    """A model of a device's kernels, and in words where it comes from: a calibration, shipped timings, a data sheet."""
+    """A model of a device's kernels, and its source in words: a calibration, shipped timings or a data sheet."""
 
     model: CalibratedModel
     stands_on: str
 
 
 def _known_tpu(device: TargetDevice) -> KnownDevice:
-    """Return what is known of a TPU, none of which was timed."""
+    """Return the model of a TPU, which no timings support."""
     posterior = prior_posterior(TPU_KERNELS, spread=TPU_SPREAD, facts=tpu_facts(device))
     provenance = dict.fromkeys(coefficient_names(posterior.coefficients), Provenance.UNCALIBRATED)
-    said = f"device: XLA's estimate of cycles by the data sheet of {device.title}; host: a guess; nothing was measured"
+    said = f"XLA's cycles and the data sheet of {device.title}; the host's part is a guess; nothing was measured"
     return KnownDevice(CalibratedModel(posterior, provenance, {}, {}), said)
 
 
 def known_gpu(device: TargetDevice, calibration: Any = None) -> KnownDevice:
-    """Return what is known of a GPU: by a calibration of one, by one that was timed for this package, or by others.
+    """Return the model of a GPU's kernels, from a calibration, from shipped timings, or from the data sheet.
 
     Args:
         device: a GPU.
-        calibration: a `Calibration` that may be of such a device.
+        calibration: a `Calibration`, used if it is of such a device.
 
     Returns:
-        The model of its kernels, and `stands_on`, the words for where that comes from.
+        The model of the GPU's kernels, and `stands_on`, the source of the model in words.
 
     Raises:
-        ValueError: a device whose figures do not suffice.
+        ValueError: a device whose data lack figures.
 
     Examples:
         >>> from rlxjax.targets import target_device
         >>> known_gpu(target_device("h100")).stands_on
         'timings of one NVIDIA H100 80GB HBM3 and its host'
         >>> known_gpu(target_device("l4")).stands_on
-        'the data sheet of NVIDIA L4 24 GB, and what 2 other GPUs say of hosts and kernels'
+        'the data sheet of NVIDIA L4 24 GB, and timings of 2 other GPUs'
     """
     facts, sheet = gpu_facts(device), f"the data sheet of {device.title}"
     if calibration is not None and GPU_KERNELS.name in calibration.models:
@@ -313,12 +312,12 @@ def known_gpu(device: TargetDevice, calibration: Any = None) -> KnownDevice:
                 others, posterior=posterior_of(GPU_KERNELS, section.model_copy(update=said)), pace_log_sd=PACE_LOG_SD
             )
             return KnownDevice(one.with_facts(**facts), f"timings of one {kind} and its host")
-    said = f"{sheet}, and what {len(section.population.machines)} other GPUs say of hosts and kernels"
-    # Nothing of this device was measured.
+    said = f"{sheet}, and timings of {len(section.population.machines)} other GPUs"
+    # No run of this device was measured.
     return KnownDevice(dataclasses.replace(others, domain={}, pace_log_sd=HOST_LOG_SD).with_facts(**facts), said)
 
 
 def stands_on(programs: Sequence[FunctionPrediction]) -> str:
-    """Return what the predicted times of compiled programs rest on, in a sentence."""
+    """Return the sources of the predicted times of compiled programs, in a sentence."""
     told = dict.fromkeys(f"{one.stands_on} ({one.profile.target.compiler})" for one in programs if one.profile.target)
     return "; ".join(told)

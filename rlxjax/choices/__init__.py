@@ -1,8 +1,8 @@
-"""Which way to do some work is the fastest here: by the model where it is sure, measured and remembered where not.
+"""The fastest of several alternatives: predicted where the model is sure, otherwise measured and remembered.
 
-`choose` takes functions and returns a `Choice` of one `Way`; `advise` says which jitted stages should be one program,
-and returns an `Advice`. A `Memory` keeps each `Choice` that was measured; `clear_choices` forgets what the process
-keeps. `decide` takes any `Work` along the same path.
+`choose` takes functions and returns a `Choice`, whose alternatives are `Way`s. `advise` says which stages should be one
+program and returns an `Advice`. A `Memory` keeps each measured `Choice`; `clear_choices` empties the cache of the
+process. `decide` chooses among the alternatives of any `Work`.
 """
 
 from rlxjax.targets import RankedTarget as RankedTarget

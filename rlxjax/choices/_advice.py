@@ -1,4 +1,4 @@
-"""What `advise` answers: which grouping of some stages runs, why, what that changes, and the change as code."""
+"""The answer of `advise`: which grouping of stages runs, why, what changes, and the change as code."""
 
 import dataclasses
 import inspect
@@ -9,33 +9,34 @@ from typing import Any, ClassVar
 import jax
 from pydantic import ConfigDict
 
-from rlxjax._values import by_value, counted, whole_ns
+from rlxjax._values import by_value, counted
+from rlxjax.units import bytes_text, time_text
 
 from ._programs import Stage
-from ._way import Choice, Way
+from ._way import Choice, Way, percent
 
-#: The fastest groupings that are shown, and the names of those that always are.
+#: The count of groupings that are shown, the fastest first, and the names of the groupings that are always shown.
 MOST_SHOWN, ENDS = 8, ("apart", "together")
-#: By what a verdict is, in words.
+#: What a verdict comes from, in words.
 DECIDED = {
     "model": "the model",
     "measured": "measuring",
     "remembered": "an earlier measurement, which is remembered",
-    "pinned": "a person, who pinned it",
+    "pinned": "a person's pin",
 }
 
 
 @by_value
 @dataclasses.dataclass(frozen=True)
 class Grouping(Way):
-    """One way to group stages into programs; `name` is the stages, joined where they run as one program.
+    """One grouping of stages into programs. Its name joins the stages of a program by `+`, and programs by `|`.
 
     Attributes:
         groups: names of the stages of each program.
-        peak_bytes: that live at once while the largest program runs, arguments of the first one held.
-        probability: that it saves more than what is asked, by the model; None of the stages apart.
-        terms_ns: the parts of the predicted time by name, the largest first.
-        programs: the first and the last stage of each program by number; empty in an answer that was read.
+        peak_bytes: peak memory of the largest program, in bytes; arguments of the first program stay allocated.
+        probability: predicted probability that the grouping saves more than `min_gain_ns`; None of "apart".
+        terms_ns: the parts of the predicted time in ns by name, the largest first.
+        programs: numbers of the first and the last stage of each program; empty in an answer that was read from a file.
     """
 
     groups: tuple[tuple[str, ...], ...] = ()
@@ -46,45 +47,44 @@ class Grouping(Way):
 
     @property
     def limit(self) -> str:
-        """The largest part of the predicted time: "call", "elementwise", "matmul", ..."""
+        """The name of the largest part of the predicted time: "call", "elementwise", "matmul", ..."""
         return term_in_words(next(iter(self.terms_ns), ""))
 
 
 @by_value
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Advice(Choice):
-    """Whether stages should run as fewer programs, and which: a choice of a `Grouping`, why, and what it changes.
+    """Whether stages should run as fewer programs, and which: the choice of a `Grouping` with its reason and effect.
 
-    One grouping is *compared* with the stages apart: the one program of all stages, or of three and more stages the
-    one that is advised, else the fastest. A prediction is by the calibration, and by what was measured here of others
-    where the model decides. Counts are of one call of all stages.
+    "apart" is the grouping with one program for each stage, "together" the grouping with one program for all stages.
+    One grouping is *compared* with "apart": the advised grouping, or else the fastest. Predictions come from
+    the calibration, and from earlier measurements where the model decides. Counts are of one call of all stages.
 
     Attributes:
-        name: of the grouping to run; "apart" unless the verdict is "fuse" or "group".
-        alternatives: the fastest groupings, the best first, and always the stages apart and together; the stages
-            apart alone, without times, where nothing is predicted.
-        probability: that the compared grouping saves more than `min_gain_ns`, by the model; None where nothing says.
-        verdict: "fuse": as one program. "group": as the programs of `groups`. "keep": apart. "undecided": no
-            grouping surely saves what is asked, and not all of them surely fail to, by the model, which decides
-            alone. "cannot model": nothing is predicted, and nothing measured.
-        reason_code: stable, for programs: `saves_launches`, `saves_traffic`; `recompute`, `loses_tiling`, `slower`,
-            `no_gain`, `peak_memory`, `already_one_program`; `too_close`; `uncosted`, `unknown_loop`, `not_calibrated`;
-            of what is not decided by the model `measured_faster`, `measured_slower`, `no_gain`, `tie`, `pinned`.
-        reason: the same in a sentence.
-        compared: name of the grouping that is compared with the stages apart; empty where none is.
-        min_gain_ns: what has to be saved.
-        stages: each stage, jitted by itself.
-        saved_calls: programs that are called less.
-        saved_launches: kernels that the grouping has less.
-        saved_sync_points: waits for the host that it has less.
-        saved_readback_bytes: bytes of results that it has less.
-        saved_traffic_bytes: bytes that it moves less.
-        recomputed_flops: floating-point operations that it does more.
-        recomputed_elements: results of operations, transcendental ones included, that it computes more.
-        flip: what would have to change for the other verdict, in a sentence.
-        code: the change, as Python; empty unless the verdict is "fuse" or "group".
-        target: the device that they were compiled for, where one was named.
-        stands_on: what the times for it rest on, in a sentence; empty of this machine, whose calibration says so.
+        name: the grouping to run; "apart" unless the verdict is "fuse" or "group".
+        alternatives: the fastest groupings, the fastest first, and always "apart" and "together". Only "apart", without
+            times, where the model cannot predict.
+        probability: predicted probability that the compared grouping saves more than `min_gain_ns`; None if unknown.
+        verdict: "fuse": run one program. "group": run the programs of `groups`. "keep": run one program for each stage.
+            "undecided": the model alone is not sure of any of these. "cannot model": nothing is predicted or measured.
+        reason_code: a stable word. By the model `saves_launches`, `saves_traffic`; `recompute`, `loses_tiling`,
+            `slower`, `no_gain`, `peak_memory`, `already_one_program`; `too_close`; `uncosted`, `unknown_loop`,
+            `not_calibrated`. Otherwise `measured_faster`, `measured_slower`, `no_gain`, `tie`, `pinned`.
+        reason: the reason in a sentence.
+        compared: name of the grouping that is compared with "apart"; empty if there is none.
+        min_gain_ns: the least saving in ns that you ask for.
+        stages: each stage as a program of its own.
+        saved_calls: how many fewer programs are called.
+        saved_launches: how many fewer kernels are launched.
+        saved_sync_points: how many fewer waits of the host there are.
+        saved_readback_bytes: how many fewer bytes of results are read back.
+        saved_traffic_bytes: how many fewer bytes move through memory.
+        recomputed_flops: how many more floating-point operations are computed.
+        recomputed_elements: how many more results of operations are computed, transcendental operations included.
+        flip: the break-even point of the largest predicted difference, in a sentence.
+        code: the change as Python; empty unless the verdict is "fuse" or "group".
+        target: the device that the stages were compiled for, if you named a target.
+        stands_on: what the times for the target are based on, in a sentence; empty without a target.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict()
@@ -109,7 +109,7 @@ class Advice(Choice):
 
     @property
     def pair(self) -> tuple[Grouping, ...]:
-        """The stages apart, and the grouping that is compared with them; empty where nothing is compared."""
+        """The grouping "apart" and the grouping that is compared with it; empty where nothing is compared."""
         named = {own.name: own for own in self.alternatives}
         found = named.get("apart"), named.get(self.compared)
         return tuple(own for own in found if own is not None) if None not in found else ()
@@ -121,12 +121,12 @@ class Advice(Choice):
 
     @property
     def extrapolated(self) -> bool:
-        """Whether some count lies outside what was measured."""
+        """Whether some count lies outside the calibrated range."""
         return not all(own.in_domain for own in self.pair)
 
     @property
     def gain_ns(self) -> float | None:
-        """What the compared grouping saves in a call: as measured where both were timed, else as predicted."""
+        """The ns a call that the compared grouping saves: measured if both were timed, else predicted."""
         for name in ("measured_ns", "predicted_ns"):
             times = [getattr(own, name) for own in self.pair]
             if times and None not in times:
@@ -135,7 +135,7 @@ class Advice(Choice):
 
     @property
     def calls_to_pay_back(self) -> int | None:
-        """The calls after which compiling the grouping has paid; None if it was not timed, or never pays."""
+        """The count of calls after which compiling has paid off; None if it never does, or was not timed."""
         seconds, gain_ns = self.pair[1].compile_s if self.pair else None, self.gain_ns
         return math.ceil(seconds * 1e9 / gain_ns) if seconds is not None and gain_ns and gain_ns > 0 else None
 
@@ -144,65 +144,66 @@ class Advice(Choice):
         return super().as_dict() | {name: getattr(self, name) for name in own}
 
     def __str__(self) -> str:
-        lines = [f"{self.verdict}: {self.reason} ({self.reason_code})"]
-        by_model = "" if self.by == "model" else " by the model"
-        if by_model:
-            lines.append(f"decided by {DECIDED[self.by]}{': a tie' if self.is_tie else ''}")
-        if self.probability is None or not self.pair:
-            return "\n".join([*lines, *self._timed(), *filter(None, [self.code])])
-        apart, grouped = self.pair
-        for name, own in (("apart", apart), (self._word, grouped)):
-            lines.append(f"{name:10}{_ns(own.predicted_ns):>15} ns  (90 %: {_ends(own)})")
-        lines.append(f"saves more than {whole_ns(self.min_gain_ns)} ns with {100 * self.probability:.0f} %{by_model}")
-        if self.extrapolated and self.target is None:
-            lines.append("outside what was measured: an extrapolation")
-        able = [own for own in self.alternatives if not own.failed]
-        for place, own in enumerate(able if len(able) > 2 else ()):
-            if place < MOST_SHOWN or own.name in ENDS:
-                took = "" if own.measured_ns is None else f", measured {whole_ns(own.measured_ns)} ns"
-                lines.append(f"  {_ns(own.predicted_ns):>13} ns  ({_ends(own)})  {own.name}{took}")
-        lines += self._timed()
-        lines += [f"  {stage.name}: {_ns(stage.time_ns)} ns, limited by {stage.limit}" for stage in self.stages]
-        again = f"; computes {counted(self.recomputed_elements, 'number')} again, {self.recomputed_flops:,} FLOP"
-        lines.append(
-            f"saves {counted(self.saved_calls, 'call')}, {counted(self.saved_launches, 'launch', 'launches')}, "
-            f"{counted(self.saved_sync_points, 'sync point')}, "
-            f"{counted(self.saved_readback_bytes, 'byte')} of readback, "
-            f"{counted(self.saved_traffic_bytes, 'byte')} of traffic{again if self.target is None else ''}"
+        return self.text('rx.advise(..., measure="undecided")')
+
+    def text(self, asking: str) -> str:
+        """Return the advice as lines to read; `asking` is the call or the command that measures what is undecided."""
+        word, named = "together" if len(self.groups) < 2 else "grouped", {own.name: own for own in self.alternatives}
+        lines, by_model = (
+            [f"{self.verdict}: {self.reason} ({self.reason_code})"],
+            ", by the model" * (self.by != "model"),
         )
-        lines.append("peak memory: {} apart, {} together".format(*(counted(o.peak_bytes, "byte") for o in self.pair)))
+        if by_model:
+            rounds = f" in {counted(self.rounds, 'round')}" if self.rounds else ""
+            lines.append(f"decided by {DECIDED[self.by]}{rounds}{': a tie' if self.is_tie else ''}")
+        forms = {"apart": named.get("apart"), word: named.get(self.compared), "together": named.get("together")}
+        rows = {name: own for name, own in forms.items() if own and own.times_text()}
+        if rows:
+            compared = "" if word == "together" else f"; grouped: {self.compared}"
+            stages = counted(len(rows["apart"].groups) if "apart" in rows else len(self.stages), "stage")
+            lines.append(f"apart: a program for each of {stages}; together: one program{compared}; intervals hold 90 %")
+        lines += [f"{name:10}{own.times_text()}" for name, own in rows.items()]
+        if self.probability is not None:
+            gain = f"save more than {time_text(self.min_gain_ns)}" if self.min_gain_ns else "be faster than apart"
+            lines.append(f"{word} is {percent(self.probability)} likely to {gain}{by_model}")
+        if self.verdict == "undecided" or self.reason_code in ("uncosted", "unknown_loop"):
+            where = "" if self.target is None else f" on a machine with {self.target}, without a target"
+            lines.append(f"to decide, compile and time the programs{where}: {asking}")
+        if self.extrapolated and self.target is None and self.probability is not None:
+            lines.append("extrapolated: some count lies outside the calibrated range")
+        times = [own.measured_ns for own in self.pair if own.measured_ns is not None]
+        if len(times) == 2:
+            ratio, seconds, calls = times[1] / times[0], self.pair[1].compile_s, self.calls_to_pay_back
+            often = f"{max(ratio, 1.0 / ratio):.2f} times {'slower' if ratio > 1.0 else 'faster'}"
+            after = "never pays off" if calls is None else f"pays off after {counted(calls, 'call')}"
+            compiling = "" if seconds is None else f"; compiling takes {time_text(seconds * 1e9)} and {after}"
+            lines.append(f"measured: {word} is {often}{compiling}")
+        if self.probability is not None and self.pair:
+            able = [own for own in self.alternatives if not own.failed]
+            shown = [own for place, own in enumerate(able) if place < MOST_SHOWN or own.name in ENDS]
+            lines += [f"  {own.name}  {own.times_text()}" for own in (shown if len(able) > 2 else ())]
+            lines += [f"  stage {own.name}: {own.times_text()}, limited by {own.limit}" for own in self.stages]
+            lines += self._changed(word)
         return "\n".join([*lines, *filter(None, (self.flip, self.stands_on, self.code))])
 
-    @property
-    def _word(self) -> str:
-        return "together" if len(self.groups) < 2 else "grouped"
-
-    def _timed(self) -> list[str]:
-        took = {own.name: own.measured_ns for own in self.alternatives if own.measured_ns is not None}
-        if not took:
-            return []
-        forms = {"apart": "apart", self._word: self.compared} | {"together": "together"}
-        times = [f"{word} {whole_ns(took[name])} ns" for word, name in forms.items() if name in took]
-        if {"apart", self.compared} <= took.keys():
-            times.append(f"{took[self.compared] / took['apart']:.2f} times as long (less is better)")
-        lines = [f"measured in {counted(self.rounds, 'round')}: {', '.join(times)}"]
-        if self.pair and (seconds := self.pair[1].compile_s) is not None:
-            pays = self.calls_to_pay_back
-            after = "never pays" if pays is None else f"pays after {counted(pays, 'call')}"
-            lines.append(f"compiling takes {seconds:.2f} s and {after}")
-        return lines
-
-
-def _ns(time_ns: float | None) -> str:
-    return whole_ns(math.nan if time_ns is None else time_ns)
-
-
-def _ends(way: Way) -> str:
-    return " to ".join(map(whole_ns, way.predicted_interval_ns or (math.nan, math.nan)))
+    def _changed(self, word: str) -> list[str]:
+        changes = [
+            (self.saved_calls, counted(abs(self.saved_calls), "call")),
+            (self.saved_launches, counted(abs(self.saved_launches), "launch", "launches")),
+            (self.saved_sync_points, counted(abs(self.saved_sync_points), "sync point")),
+            (self.saved_readback_bytes, f"{bytes_text(abs(self.saved_readback_bytes))} of readback"),
+            (self.saved_traffic_bytes, f"{bytes_text(abs(self.saved_traffic_bytes))} of memory traffic"),
+            (-self.recomputed_elements, counted(self.recomputed_elements, "recomputed number")),
+            (-self.recomputed_flops, f"{self.recomputed_flops:,} FLOP"),
+        ]
+        signs = {"saves": 1, "adds": -1}
+        found = {verb: [text for count, text in changes if sign * count > 0] for verb, sign in signs.items()}
+        peaks = "peak memory: {} apart, {} {}".format(*(bytes_text(own.peak_bytes) for own in self.pair), word)
+        return [*(f"{verb} {', '.join(texts)}" for verb, texts in found.items() if texts), peaks]
 
 
 def term_in_words(term: str) -> str:
-    """Return a term's name as people write it."""
+    """Return the name of a term as people write it."""
     return term.removesuffix("_ns").replace("_", " ")
 
 
@@ -210,7 +211,7 @@ def term_in_words(term: str) -> str:
 
 
 def why_not(saved: Mapping[str, float], margin_ns: float, recomputed: int) -> str:
-    """Return the code of a reason to keep stages apart."""
+    """Return the reason code of keeping a program for each stage."""
     if margin_ns >= 0:
         return "no_gain"
     if min(saved, key=lambda name: saved[name]) == "transpose_ns":
@@ -221,72 +222,71 @@ def why_not(saved: Mapping[str, float], margin_ns: float, recomputed: int) -> st
 def why_predicted(
     code: str, name: str, margin_ns: float, saved: Mapping[str, float], again: int, asked_ns: float, priced: str
 ) -> str:
-    """Return the sentence of a reason's code."""
-    subject, gain = "one program" if name == "together" else name, f"{whole_ns(abs(margin_ns))} ns{priced} a call"
-    numbers = f", {counted(again, 'number')}" if again > 0 else ""
+    """Return the sentence of a reason code."""
+    subject, time = "one program" if name == "together" else name, f"{time_text(abs(margin_ns))} a call{priced}"
+    change = f"{subject} saves {time}" if margin_ns >= 0 else f"{subject} costs {time} more"
+    close = f"{time_text(abs(margin_ns))}{priced}, less than the uncertainty"
+    close = f"{change}, close to the {time_text(asked_ns)} that you ask for" if asked_ns else close
     return {
-        "saves_launches": f"{subject} saves {gain}, most of it in calls and launches",
-        "saves_traffic": f"{subject} saves {gain}, most of it in bytes that it does not move",
-        "recompute": f"{subject} costs {gain} more: it computes again what it does not keep{numbers}",
-        "loses_tiling": f"{subject} costs {gain} more: it transposes element by element beside other work",
-        "slower": f"{subject} costs {gain} more, most of it in {term_in_words(next(iter(saved), 'call_ns'))}",
-        "no_gain": f"{subject} saves {gain}, less than the {whole_ns(asked_ns)} ns that are asked",
-        "too_close": f"the difference of {gain} between {subject} and the stages apart is within the doubt",
+        "saves_launches": f"{change}, most of it in calls and launches",
+        "saves_traffic": f"{change}, most of it in memory traffic",
+        "recompute": f"{change}, because it recomputes {counted(again, 'number')}",
+        "loses_tiling": f"{change}, because it transposes element by element inside other work",
+        "slower": f"{change}, most of it in {term_in_words(next(iter(saved), 'call_ns'))} time",
+        "no_gain": f"{change}, less than the {time_text(asked_ns)} that you ask for",
+        "too_close": f"too close to call: {close}",
     }[code]
 
 
 def flip(saved: Mapping[str, float], margin_ns: float) -> str:
-    """Return how far a verdict is from the other one, by its largest term."""
+    """Return the break-even point of the term that differs most, in a sentence."""
     most = next(iter(saved), None)
     if most is None or not saved[most]:
         return ""
-    factor = (saved[most] - margin_ns) / saved[most]
+    factor, difference = (saved[most] - margin_ns) / saved[most], f"the difference in {term_in_words(most)} time"
     if factor < 0:
-        return f"no change of {term_in_words(most)} alone turns it"
-    return f"it turns where the change in {term_in_words(most)} is {factor:.2f} times as large"
+        return f"break-even: no change of {difference} alone reaches it"
+    return f"break-even: {difference} is {factor:.2f} times the predicted difference"
 
 
 def compared(choice: Choice) -> str:
-    """Return the name of what is compared with the stages apart: the form that runs, or the best of the others."""
+    """Return the name of the grouping that is compared with "apart": the chosen grouping, or the best other one."""
     return choice.name if choice.name != "apart" else _others(choice)[0]
 
 
 def why_measured(choice: Choice) -> tuple[str, str]:
-    """Return the code and the sentence of what is not by the model."""
+    """Return the reason code and the sentence of a choice that the model did not make."""
     name, is_apart = choice.name, choice.name == "apart"
-    runs, be, code = _in_words(name), "are" if is_apart else "is", "measured_slower" if is_apart else "measured_faster"
+    runs, code = _in_words(name), "measured_slower" if is_apart else "measured_faster"
     if choice.by == "pinned":
-        stay = "stay" if is_apart else "stays"
-        return "pinned", f"{runs} {stay}, which a person pinned; `rlxjax decisions` shows and changes it"
+        return "pinned", f"a person pinned {runs}; `rlxjax decisions` shows and changes pins"
     failed = "".join(f"; {own.name} {own.failed}" for own in choice.alternatives if own.failed)
     took = {own.name: own.measured_ns for own in choice.alternatives if own.measured_ns is not None}
     timed = [other for other in _others(choice) if other in took]
     if name not in took or not timed:
-        return code, f"{runs} {be} all that runs{failed}"
-    # Of the stages apart, if they were timed, a grouping says more.
+        return code, f"only {runs} can run{failed}"
+    # A comparison with "apart" tells more than a comparison with another grouping.
     other = "apart" if "apart" in timed and not choice.is_tie else timed[0]
-    times = [f"{_in_words(one)} {whole_ns(took[one])} ns" for one in (name, other)]
-    costs, predicted = ([_cost_ns(choice[one], by) for one in (name, other)] for by in ("measured_ns", "predicted_ns"))
+    times = ", ".join(f"{_in_words(own)} {time_text(took[own])}" for own in (name, other))
+    costs, predicted = ([_cost_ns(choice[own], by) for own in (name, other)] for by in ("measured_ns", "predicted_ns"))
     if choice.is_tie:
         is_priced = any(own.extra_ns for own in choice.alternatives)
-        priced = ", with the gain that is asked and memory at its price" if is_priced else ""
+        priced = " (before the gain that you ask for and the price of memory)" if is_priced else ""
         is_within = max(costs) <= (1.0 + choice.regret) * min(costs)
-        share = f"within {100 * choice.regret:.3g} % of each other as measured"
-        near = share if is_within else "not told apart by measuring"
-        return "tie", f"{times[0]} and {times[1]}{priced} are {near}: a tie; {runs} {be} chosen{failed}"
-    said = f"as measured {times[0]} a call, {times[1]}"
-    saved_ns, asked_ns = took[name] - took[other], took[name] - took[other] + costs[1] - costs[0]
+        near = f"within {100 * choice.regret:.3g} %" if is_within else "not told apart"
+        return "tie", f"a tie, {near}: measured {times} a call{priced}; chosen: {runs}{failed}"
+    said, saved_ns = f"measured {times} a call", took[name] - took[other]
     if costs[1] < costs[0]:
-        said += "; round by round the first is the better one"
+        said += "; the first is faster in most rounds"
     elif is_apart and saved_ns > 0:
-        saved = f"{_in_words(other)} saves {whole_ns(saved_ns)} ns a call as measured"
-        code, said = "no_gain", f"{saved}, of {whole_ns(asked_ns)} ns asked"
+        asked = f"less than the {time_text(saved_ns + costs[1] - costs[0])} that you ask for"
+        code, said = "no_gain", f"measured: {_in_words(other)} saves {time_text(saved_ns)} a call, {asked}"
     against = "; the model predicts the opposite" if predicted[1] < predicted[0] < math.inf else ""
     return code, f"{said}{against}{failed}"
 
 
 def _others(choice: Choice) -> list[str]:
-    """Return the names of what was not chosen: the best first, by what is measured, else predicted."""
+    """Return the names of the other groupings, the fastest first; measured groupings come before predicted ones."""
 
     def rank(own: Way) -> tuple[bool, bool, float]:
         is_timed = own.measured_ns is not None
@@ -301,14 +301,14 @@ def _cost_ns(way: Way, by: str) -> float:
 
 
 def _in_words(name: str) -> str:
-    return {"apart": "the stages apart", "together": "one program"}.get(name, name)
+    return {"apart": "separate programs", "together": "one program"}.get(name, name)
 
 
 # --- The change as code --------------------------------------------------------------------------
 
 
 def as_code(stages: Sequence[Stage], groups: Sequence[Sequence[int]]) -> str:
-    """Return the change as Python: one jitted function a group, with what it may overwrite, and their composition."""
+    """Return the change as Python: a jitted function for each group, with donated arguments, and their composition."""
     names = ["fused"] if len(groups) == 1 else [f"fused{number + 1}" for number in range(len(groups))]
     first = _argument_names(stages[0])
     lines, call = [], ", ".join(first)
@@ -327,12 +327,12 @@ def as_code(stages: Sequence[Stage], groups: Sequence[Sequence[int]]) -> str:
 
 
 def _star(stage: Stage) -> str:
-    """Return how a stage takes the results of the one before it: all of several."""
+    """Return the star that unpacks several results of the stage before."""
     return "*" if len(stage.args) != 1 else ""
 
 
 def _donated(first: Stage, last: Stage, names: Sequence[str]) -> str:
-    """Return the end of a call of `jax.jit`: which arguments the program may overwrite."""
+    """Return the end of a call of `jax.jit`, which names the arguments that the program may overwrite."""
     free = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(last.result)]
     donated: list[int] = []
     for place, arg in enumerate(first.args):
@@ -348,7 +348,7 @@ def _donated(first: Stage, last: Stage, names: Sequence[str]) -> str:
 
 
 def _argument_names(stage: Stage) -> list[str]:
-    """Return names of a stage's arguments: those of its parameters where each argument has one."""
+    """Return names of a stage's arguments: the names of its parameters where each argument has a parameter."""
     try:
         parameters = list(inspect.signature(stage.fn).parameters.values())
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The question: which of these jitted stages should be one program here?"""
+"""The question of `advise`: which of these jitted stages should be one program?"""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ import numpy as np
 
 from rlxjax._checks import check_at_least, is_traced
 from rlxjax._numerics import temperature_from_sd
-from rlxjax._values import counted, whole_ns
+from rlxjax._values import counted
 from rlxjax.calibration import (
     CalibratedModel,
     Calibration,
@@ -31,7 +31,7 @@ from rlxjax.fit import SURE
 from rlxjax.fusion import plan_stages
 from rlxjax.jaxpr import FunctionProfile, TripCounts, profile_function
 from rlxjax.models import FUNCTIONS
-from rlxjax.units import bytes_text
+from rlxjax.units import bytes_text, time_text
 
 from ._advice import Advice, Grouping, as_code, compared, flip, why_measured, why_not, why_predicted
 from ._calls import ALONE, Party
@@ -39,7 +39,6 @@ from ._choose import decide, recalled
 from ._description import content_of, setting_of
 from ._memory import Memory, learned
 from ._programs import (
-    SURE_OF_FUNCTIONS,
     Predicted,
     Stage,
     Work,
@@ -54,13 +53,13 @@ from ._programs import (
     predicted_programs,
     where_of,
 )
-from ._way import Choice, Way, measure_word
+from ._way import SURE_OF_FUNCTIONS, Choice, Way, measure_word
 
-#: The first and the last of some stages that are neighbours.
+#: The numbers of the first and the last stage of a group of neighbours.
 Span = tuple[int, int]
-#: The most groupings that are looked at, all of those of seven stages, and that are measured beside the stages apart.
+#: The most groupings that are considered (seven stages have 64), and the most that are measured beside "apart".
 MOST_GROUPINGS, MOST_CONSIDERED = 64, 6
-#: Terms that launches take, and those of the functions model that traffic takes; of a target's it takes all others.
+#: Terms of launches, and terms of memory traffic in the functions model; for a target all other terms are traffic.
 LAUNCH_TERMS, TRAFFIC_TERMS = ("call_ns", "launch_ns", "loop_ns"), ("memory_ns", "movement_ns", "transpose_ns")
 
 
@@ -77,42 +76,41 @@ def advise(
     target: str | TargetDevice | None = None,
     mesh: Mapping[str, int] | None = None,
 ) -> Advice:
-    """Say which stages that are jitted one by one should be one jitted function, and why.
+    """Say which stages should be one jitted function, and why.
 
-    Of three or more stages, every way to group neighbours into programs is looked at: the answer names the best.
-    Nothing is compiled or run, unless `measure` or `target` says so. What was measured is remembered and learned from,
-    as by `choose`: an answer of the same stages, sizes, machine and calibration is by what is remembered.
+    Three or more stages have several groupings of neighbours into programs: the answer names the fastest. Nothing is
+    compiled or run, unless `measure` or `target` asks for it. Measured times are remembered, and the model learns from
+    them, as in `choose`.
 
     Args:
-        stages: functions, in order: each takes what the one before it gives, as one argument, or as several if that
-            is a tuple. One function by itself is compared with its parts: the jitted functions that it calls, and
-            each other operation, as they run where it is not jitted.
-        *args: of the first stage: arrays or `jax.ShapeDtypeStruct`s, or trees of them.
-        calibration: of this machine, or the file of one; `default_calibration()` unless given.
-        min_gain_ns: what fewer programs have to save in a call.
-        trip_counts: of loops whose length depends on data, in order of appearance over all stages.
-        memory_bytes: of the device; a group of stages that needs more is not advised. What JAX says of its default
-            device unless given, if it says anything.
-        peak_price_ns_per_byte: what a byte that lives at the peak costs in a call.
-        measure: "never"; "undecided", where the model does not rule out all forms but one; "always": the stages apart,
-            one program and the groupings that promise the most are compiled and timed until one is surely the best, or
-            as good as the model's favourite. `RLXJAX_MEASURE` unless given, and "never" where that is not set.
-        check: whether forms that are timed have to give the same results, as in `choose`.
-        target: a device that need not be there, as "tpu-v5e" or "h100", in the place of this machine: every group is
-            compiled for it (`rlxjax.targets.compile_for`), and the answer is by the compiler's kernels, bytes, memory
-            and estimates, and by the device's data sheet. `stands_on` says which. A form that needs no more kernels,
-            bytes, cycles and memory than another, and less of one of them, is better whatever a kernel takes.
-        mesh: sizes of a mesh of the target's devices by the names of its axes, see `rlxjax.targets.compile_for`.
+        stages: functions, in order. A stage takes the result of the stage before as one argument, or as several
+            arguments if the result is a tuple. A single function is compared with running it operation by operation,
+            without jit; the jitted functions that it calls stay whole.
+        *args: arguments of the first stage: arrays, `jax.ShapeDtypeStruct`s, or trees of them.
+        calibration: the calibration of this machine, or its file; the default is `default_calibration()`.
+        min_gain_ns: the least time in ns that fewer programs have to save per call, at least 0.
+        trip_counts: trip counts of loops whose length depends on data, in order of appearance over all stages.
+        memory_bytes: memory of the device in bytes; a program that needs more is not advised. The default is the limit
+            that JAX reports for its default device, if there is one.
+        peak_price_ns_per_byte: the cost in ns per call of a byte of peak memory, at least 0.
+        measure: "never"; "undecided", where the model is not sure; or "always". Then "apart", "together" and the most
+            promising groupings are compiled and timed until one is surely the fastest, or equal to the model's
+            favourite. The default is `RLXJAX_MEASURE`, or else "never".
+        check: whether programs that are timed must give equal results, as in `choose`.
+        target: a device in place of this machine, as "tpu-v5e" or "h100", which need not be present. Each program is
+            compiled for the target (`rlxjax.targets.compile_for`). The answer is based on kernels, bytes, memory and
+            estimates of the compiler, and on the data sheet of the device, as `stands_on` says. A grouping that needs
+            less of one of these and no more of the others is always better.
+        mesh: sizes of a mesh of target devices by axis name, see `rlxjax.targets.compile_for`.
 
     Returns:
-        The advice; called, it runs the grouping that it names.
+        The advice. You call it to run the grouping that it names.
 
     Raises:
-        ValueError: no stage, a stage that does not trace or does not take what the one before gives, or a gain or
-            price that is no number of at least 0; stages that have side effects, donate their arguments or give other
-            results together than apart, where they are measured; a target that is unknown, with `measure` or a
-            calibration, or whose compiler is not there or fails; a mesh without a target.
-        CalibrationFileError: a file that cannot be used, or none on a platform without a population.
+        ValueError: there is no stage; a stage does not trace or does not take the result of the stage before; a number
+            is negative; stages that are measured have side effects, donate arguments or give unequal results; a target
+            is unknown or comes with `measure` or a calibration; its compiler is missing or fails; a mesh has no target.
+        CalibrationFileError: the file cannot be used, or there is none and no calibration ships for this platform.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -139,7 +137,7 @@ def advise(
     word = "never" if measure is None and device is not None else measure_word(measure, "never")
     is_traced_call = is_traced(*jax.tree.leaves(args))
     if is_traced_call and word != "never":
-        raise ValueError("args: expected arrays or shapes, got traced values; measure outside of the traced function")
+        raise ValueError("args: expected arrays or shapes, got traced values; measure outside the traced function")
     if device is None:
         calibration = default_calibration() if calibration is None else calibration
         if not isinstance(calibration, Calibration):
@@ -148,7 +146,7 @@ def advise(
             raise ValueError("mesh: expected none without a target")
     elif word != "never" or calibration is not None:
         option = "measure" if word != "never" else "calibration"
-        raise ValueError(f"{option}: expected none with target {device.name!r}, which is another device than this one")
+        raise ValueError(f"{option}: expected none with target {device.name!r}, because the target is another device")
     whole = in_order(functions, args)
     fn = functions[0] if len(functions) == 1 else composed(whole)
     apart = Grouping("apart", groups=tuple((stage.name,) for stage in whole))
@@ -160,13 +158,13 @@ def advise(
         is_jitted = isinstance(fn, jax.stages.Wrapped)
         parts = [] if is_jitted else parts_of(whole[0])
         if len(parts) < 2:
-            why = "jitted: it is one program already" if is_jitted else "one operation, and one program already"
+            why = "jitted, so it is one program already" if is_jitted else "one operation, so it is one program already"
             return said(verdict="keep", reason_code="already_one_program", reason=f"{whole[0].name} is {why}")
         groups = {(place, place): part for place, part in enumerate(parts)} | {(0, len(parts) - 1): whole[0]}
     profiles, refused = profiles_of(groups, trip_counts, device, mesh)
     cannot = functools.partial(said, verdict="cannot model")
     if calibration is not None and FUNCTIONS.name not in calibration.models:
-        reason = "the calibration has no functions model: measure it with `rlxjax calibrate --only functions`"
+        reason = "the calibration has no model of functions: run `rlxjax calibrate --only functions`"
         return cannot(reason_code="not_calibrated", reason=reason)
     unknown = next(filter(None, (_unmodelled(profile, device) for profile in profiles.values())), None)
     unmodelled = cannot(reason_code=unknown[0], reason=unknown[1]) if unknown else None
@@ -177,7 +175,7 @@ def advise(
         if one is None or one.target is None or not one.target.fits or len(whole) == 1:
             return cannot(reason_code="peak_memory", reason=reason)
         own = Grouping("together", groups=(tuple(stage.name for stage in whole),), peak_bytes=one.peak_bytes)
-        reason = f"apart they do not fit, and one program {one.target.memory}; {reason}"
+        reason = f"separate programs do not fit, and one program {one.target.memory}; {reason}"
         found = said(verdict="fuse", reason_code="peak_memory", reason=reason, alternatives=(own,), compared="together")
         return dataclasses.replace(found, name="together", code=as_code(whole, [range(len(whole))]))
     if device is None:
@@ -189,7 +187,7 @@ def advise(
     limit, prices = has if memory_bytes is None else memory_bytes, (float(min_gain_ns), float(peak_price_ns_per_byte))
     asked = _Question(fn, args, whole, groups, profiles, refused, device, limit, *prices)
     forms, choice = asked.forms(times), None
-    is_shared = Party.of(devices_of(args)) is not ALONE  # by processes that all ask, or none of them
+    is_shared = Party.of(devices_of(args)) is not ALONE  # all processes that hold the arguments ask, or none
     is_decided = word != "never" or not is_traced_call and (is_shared or Memory().path.exists())
     able = [own for own in forms if not own.failed]
     if calibration is not None and is_decided and len(able) > 1 and min_gain_ns < math.inf:
@@ -205,12 +203,12 @@ def advise(
 
 
 def _unmodelled(profile: FunctionProfile, device: TargetDevice | None) -> tuple[str, str] | None:
-    """Return why a program's time cannot be predicted, as a code and a sentence; None if it can."""
-    # A compiler counts what has no rule, and its text does not say which unknown loop is which.
+    """Return the code and the sentence why a program's time cannot be predicted; None if it can."""
+    # A compiler counts primitives without a rule, and its text does not identify unknown loops.
     unread = profile.target is not None and profile.target.gpu is not None and profile.target.gpu.unknown_loops
     if not (profile.unknown_loops or (device is None and profile.uncounted) or unread):
         return None
-    said = profile.uncounted or ("loops that depend on data turn different numbers of times",)
+    said = profile.uncounted or ("trip counts of loops depend on data",)
     return "unknown_loop" if profile.unknown_loops or unread else "uncosted", said[0]
 
 
@@ -231,7 +229,7 @@ def composed(stages: Sequence[Stage]) -> Callable[..., Any]:
 
 
 def groups_of(stages: Sequence[Stage]) -> dict[Span, Stage]:
-    """Return every group of neighbours as one jitted program."""
+    """Return each group of neighbouring stages as one jitted program."""
     groups = {}
     for first, last in itertools.combinations_with_replacement(range(len(stages)), 2):
         own = stages[first : last + 1]
@@ -246,7 +244,7 @@ def profiles_of(
     device: TargetDevice | None,
     mesh: Mapping[str, int] | None = None,
 ) -> tuple[dict[Span, FunctionProfile], dict[Span, DoesNotFitError]]:
-    """Return the profile of each group, with its own share of the trip counts, and those that a device refuses."""
+    """Return the profile of each group with its share of the trip counts, and the groups that a device refuses."""
     refused: dict[Span, DoesNotFitError] = {}
     options: dict[str, Any] = {} if device is None else {"level": "compiled", "target": device, "mesh": mesh}
 
@@ -265,13 +263,13 @@ def profiles_of(
     whole = max(groups, key=lambda span: span[1] - span[0])
     shares: dict[Span, TripCounts | None] = {}
     if isinstance(trip_counts, Mapping):
-        # A line that a group does not have is no mistake, since another one has it.
+        # A line that this group lacks may belong to another group.
         for span, profile in found.items():
             lines = (loop.line for loop in profile.unknown_loops)
             shares[span] = {line: trip_counts[line] for line in lines if line in trip_counts}
     else:
         if alone := [error for span, error in refused.items() if span[0] == span[1]]:
-            raise alone[0]  # whose loops nobody counts
+            raise alone[0]  # the loops of this stage are not counted
         given = list(trip_counts)
         loops = (len(found[number, number].unknown_loops) for number in range(whole[1] + 1))
         before = list(itertools.accumulate(loops, initial=0))
@@ -285,7 +283,7 @@ def profiles_of(
 
 @dataclasses.dataclass(frozen=True)
 class _Question:
-    """Stages, the programs that groups of them make, and what is asked of a grouping, which is called a form here."""
+    """Stages, the programs of their groups, and the limits of a grouping. A grouping is called a form here."""
 
     fn: Callable[..., Any]
     args: tuple[Any, ...]
@@ -324,13 +322,13 @@ class _Question:
             name = {one: "together", apart: "apart"}.get(programs, " | ".join(map("+".join, groups)))
             peak_bytes, failed = int(max(peaks[span] for span in programs)), ""
             if programs == one and one not in planned:
-                failed = f"one program of all needs {counted(peak_bytes, 'byte')} at once, more than the device has"
+                failed = f"one program needs {bytes_text(peak_bytes)} at once, more than the device has"
                 if one[0] in self.refused:
                     needs = bytes_text(peak_bytes) if peak_bytes else "more"
-                    failed = f"one program needs {needs} at once, more than the device has: its compiler refuses it"
+                    failed = f"one program needs {needs} at once, more than the device has, so its compiler refuses"
             own = Grouping(name, failed=failed, groups=groups, peak_bytes=peak_bytes, programs=programs)
             each = self.predictions(times, own)
-            # A time says nothing of what is not counted whole.
+            # A partial count predicts no time.
             if each and (self.device or not any(_unmodelled(found.profile, None) for found in each)):
                 own = dataclasses.replace(own, **_predicted(each))
                 chance = self.ahead(times, own, forms[0], self.min_gain_ns)[1] if forms else None
@@ -349,10 +347,10 @@ class _Question:
     def ahead(
         self, times: FunctionTimes, form: Grouping, other: Grouping, asked_ns: float = 0.0
     ) -> tuple[float, float]:
-        """Return what a form saves in ns, with the price of its peak, and how surely this is more than asked."""
+        """Return the ns that a form saves, peak memory priced in, and the probability that it saves more than asked."""
         decided = times.decision(self.places(form), self.places(other))
         margin_ns, sd_ns = float(decided.margin_ns), float(decided.margin_sd_ns)
-        if self.device is not None:  # what bytes say against an estimate is a doubt
+        if self.device is not None:  # bytes that contradict an estimate add uncertainty
             sides = [self.predictions(times, own) for own in (other, form)]
             before, after = (sum(one.profile.fused_traffic_bytes for one in side) for side in sides)
             traffic_ns = (before - after) / self.device.bandwidth_bytes_per_ns
@@ -366,7 +364,7 @@ class _Question:
         return margin_ns, 0.5 + 0.5 * math.tanh(0.5 * odds)
 
     def dominates(self, times: FunctionTimes, form: Grouping, other: Grouping) -> bool:
-        """Whether a form needs no more of anything than another by the compiler's figures, and less of something."""
+        """Whether a form needs less of something and no more of anything than another, by the compiler's figures."""
 
         def figures(own: Grouping) -> list[int]:
             profiles = [one.profile for one in self.predictions(times, own)]
@@ -382,14 +380,14 @@ class _Question:
         return is_whole and all(one <= two for one, two in pairs) and any(one < two for one, two in pairs)
 
     def run_by(self, form: Grouping) -> Callable[..., Any]:
-        """Return what runs a form; the parts of a function that is not jitted run as it does."""
+        """Return the function that runs a form; "apart" of a single function is the function as it was given."""
         is_given = form.name == "apart" and len(self.whole) == 1
         return self.fn if is_given else composed([self.groups[span] for span in form.programs])
 
     def work(
         self, forms: Sequence[Grouping], times: FunctionTimes, calibrated: CalibratedModel, measure: str, teaches: bool
     ) -> Work:
-        """Return forms, chosen by the calibration alone so that they are found again, as ways to run the stages."""
+        """Return forms as work to choose from; the calibration alone selects them, so that memory finds them again."""
         arrays, is_plain = functools.cache(lambda: filled(self.args)), len(self.whole) == 1
         traced = functools.cache(lambda span: self.groups[span].fn.trace(*self.groups[span].args))
 
@@ -411,8 +409,8 @@ class _Question:
         if "together" in named and named["together"] not in considered:
             considered[-1] = named["together"]
         ways = [way(form) for form in considered]
-        stages = f"the parts of {self.whole[0].name}" if is_plain else ", ".join(self.names)
-        label, workload = f"{stages}, of {in_words(self.args)}", where_of(self.args) | {"stages": len(self.whole)}
+        stages = f"operations of {self.whole[0].name}" if is_plain else ", ".join(self.names)
+        label, workload = f"{stages} on {in_words(self.args)}", where_of(self.args) | {"stages": len(self.whole)}
         devices = devices_of(self.args)
         return Work(ways, predict, calibrated, FUNCTIONS.name, label, workload, devices, sure=SURE_OF_FUNCTIONS)
 
@@ -450,31 +448,34 @@ class _Question:
                 verdict, code = fuses, "saves_launches" if launches >= traffic else "saves_traffic"
             else:
                 verdict, code = "undecided", "too_close"
-            priced = ", memory at its price," if self.price else ""
+            priced = " (peak memory priced in)" if self.price else ""
             reason = why_predicted(code, grouped.name, margin_ns, saved, again, asked_ns, priced)
             others = [own for own in forms if own is not grouped and not own.failed]
             if len(self.names) > 2 and verdict == fuses:
                 rivals = (own.name for own in others if self.ahead(times, grouped, own)[1] < SURE)
-                reason += next((f"; {name} is as good within the doubt" for name in rivals), "")
+                reason += next((f"; {name} may be as fast" for name in rivals), "")
+        if len(self.whole) == 1:
+            reason += f"; compared with running {self.whole[0].name} operation by operation, without jit"
         if chances and together.failed:
             reason += f"; {together.failed}"
         if device is not None and programs:
             has = f"{bytes_text(device.memory_bytes)} at once"
             if chances and apart.peak_bytes > device.memory_bytes:
                 verdict, code = fuses, "peak_memory"
-                reason = f"the stages apart need {bytes_text(apart.peak_bytes)} of {has}, which does not fit; {reason}"
+                reason = f"separate programs need {bytes_text(apart.peak_bytes)} of {has}, which do not fit; {reason}"
             found = dict(zip([*map("+".join, grouped.groups), *self.names], [*programs, *each], strict=True))
             changed = change_in_words([own.profile for own in each], [own.profile for own in programs])
             targets = {name: own.profile.target for name, own in found.items()}
             unfit = [f"{name} {own.memory}" for name, own in targets.items() if own and not own.fits]
             steps_ns = [sum(one.pipelined_ns or 0.0 for one in side) for side in (each, programs)]
-            loop = f"in a loop that does not wait {whole_ns(steps_ns[0] - steps_ns[1])} ns a step"
+            step = f"{time_text(abs(steps_ns[0] - steps_ns[1]))} {'less' if steps_ns[0] > steps_ns[1] else 'more'}"
+            loop = f"in a loop that waits for no result, {step} a step"
             reason = "; ".join([reason, loop, f"{changed}, {bytes_text(grouped.peak_bytes)} of {has}", *unfit])
             figures["stands_on"] = f"predicted by {stands_on([*each, *programs])}"
         runs = grouped if verdict == fuses else apart
         joined = [range(first, last + 1) for first, last in runs.programs] if len(self.whole) > 1 else [(0,)]
         taken = {} if choice is None else {own.name: own for own in choice.alternatives}
-        names = ("measured_ns", "measured_interval_ns", "failed", "compile_s")
+        names = ("measured_ns", "measured_interval_ns", "failed", "is_tie", "compile_s")
         took = [{name: getattr(taken.get(own.name, own), name) for name in names} for own in forms]
         said = {"by": "model"} if choice is None else vars(choice)
         said = said | figures | {"name": runs.name, "fn": self.run_by(runs), "probability": probability}
@@ -492,7 +493,7 @@ class _Question:
 
 
 def _predicted(each: Sequence[FunctionPrediction]) -> dict[str, Any]:
-    """Return what is predicted of programs that run one after another, by the fields of a grouping."""
+    """Return the fields of a grouping that programs predict, run one after another."""
     terms: Counter[str] = Counter()
     for one in each:
         terms.update(one.terms_ns)  # pyright: ignore[reportArgumentType]
@@ -500,11 +501,11 @@ def _predicted(each: Sequence[FunctionPrediction]) -> dict[str, Any]:
 
 
 def _saved(apart: Sequence[FunctionPrediction], grouped: Sequence[FunctionPrediction]) -> dict[str, Any]:
-    """Return what programs do less than others, and what they do again, by the fields of the answer."""
+    """Return the fields of the answer that count savings and recomputation of one grouping against another."""
 
     def totals(programs: Sequence[FunctionPrediction]) -> dict[str, int]:
         profiles = [program.profile for program in programs]
-        # What a compiler fuses is known; what it computes again is not.
+        # A compiled text shows what is fused, but not what is recomputed.
         kernels = [profile.kernels for profile in profiles if profile.level == "jaxpr"]
         compiled = sum(int(profile.io.kernel_launches) for profile in profiles if profile.level == "compiled")
         return {
@@ -523,13 +524,13 @@ def _saved(apart: Sequence[FunctionPrediction], grouped: Sequence[FunctionPredic
 
 
 def change_in_words(apart: Sequence[FunctionProfile], grouped: Sequence[FunctionProfile]) -> str:
-    """Return what a grouping changes by the compiler's figures, as "1 kernel for 3, 134 MB less"."""
+    """Return what a grouping changes by the compiler's figures, as "1 kernel instead of 3, 134 MB less traffic"."""
     sides = (apart, grouped)
     before, after = (sum(int(own.io.kernel_launches) for own in side) for side in sides)
     moved, left = (sum(own.fused_traffic_bytes for own in side) for side in sides)
     cycles = [[own.target.cycles if own.target else None for own in side] for side in sides]
-    change = f"{bytes_text(abs(moved - left))} {'less' if moved > left else 'more'}"
-    parts = [f"{counted(after, 'kernel')} for {before:,}", change if moved != left else "as many bytes"]
+    change = f"{bytes_text(abs(moved - left))} {'less' if moved > left else 'more'} traffic"
+    parts = [f"{counted(after, 'kernel')} instead of {before:,}", change if moved != left else "equal traffic"]
     if None not in (*cycles[0], *cycles[1]):
-        parts.append("{:,} cycles for {:,}".format(*(sum(own or 0 for own in side) for side in cycles[::-1])))
+        parts.append("{:,} cycles instead of {:,}".format(*(sum(own or 0 for own in side) for side in cycles[::-1])))
     return ", ".join(parts)

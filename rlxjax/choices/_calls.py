@@ -1,4 +1,4 @@
-"""Calls of a user's programs, which may never end; whether results are the same; processes that choose together."""
+"""Calls of a user's programs with a time limit, comparison of results, and processes that choose together."""
 
 import functools
 import json
@@ -15,22 +15,22 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rlxjax._chunks import with_callers_settings
 
-from ._programs import equation_alone
+from ._programs import equation_alone, opened, unlike
 
 R = TypeVar("R")
 
-#: Bytes that each process says at once.
+#: Bytes that processes exchange at once.
 BLOCK_BYTES = 4096
-#: Seconds that a process waits for what the others say: one may compile meanwhile.
+#: Seconds that a process waits for the other processes, which may be compiling.
 ANSWER_S = 600.0
 
 
 class FailedError(Exception):
-    """A call gave no result; the text says why, and goes on from the name of what was called."""
+    """A call gave no result. The text says why and continues a sentence that begins with the name of the program."""
 
 
 class Caller:
-    """Makes calls, which may never end, one after another on a thread, under the caller's settings for JAX."""
+    """Makes calls one after another on a thread, under the caller's JAX settings, and gives up calls that never end."""
 
     def __init__(self) -> None:
         self._asked: queue.SimpleQueue[Callable[[], Any] | None] | None = None
@@ -45,7 +45,7 @@ class Caller:
         self._asked = None
 
     def __call__(self, call: Callable[[], R], limit_s: float) -> R:
-        """Return what a call gives; a call that raises, exits, or does not end in time is a `FailedError`."""
+        """Return the result of a call; raise `FailedError` if the call raises, exits or exceeds its limit."""
         if self._asked is None:
             self._asked, self._answers = queue.SimpleQueue(), queue.SimpleQueue()
             serve = with_callers_settings(_serve)
@@ -72,13 +72,13 @@ def _serve(asked: "queue.SimpleQueue[Any]", answers: "queue.SimpleQueue[tuple[An
 
 
 class Party(NamedTuple):
-    """The processes whose devices hold the arguments of a choice; they run the same programs in the same order."""
+    """The processes whose devices hold the arguments of a choice. All run the same programs in the same order."""
 
-    devices: tuple[Any, ...] = ()  # one of each process, in their order; none where this process chooses alone
+    devices: tuple[Any, ...] = ()  # one device of each process, in order; none if this process chooses alone
 
     @classmethod
     def of(cls, devices: Iterable[Any]) -> "Party":
-        """Return the processes that some devices belong to."""
+        """Return the processes that own these devices."""
         firsts: dict[int, Any] = {}
         for device in sorted(devices, key=lambda own: (own.process_index, own.id)):
             firsts.setdefault(device.process_index, device)
@@ -89,11 +89,11 @@ class Party(NamedTuple):
         return not self.devices or self.devices[0].process_index == jax.process_index()
 
     def first_text(self, said: str) -> str:
-        """Return the first text that a process says which is not empty."""
+        """Return the first text of any process that is not empty."""
         return next(filter(None, self.gathered(said)), "")
 
     def gathered(self, said: Any) -> list[Any]:
-        """Return what each process says, in words of JSON; a process that has ended is a `ValueError`."""
+        """Return the JSON values of all processes; raise `ValueError` if a process has ended."""
         if not self.devices:
             return [said]
         content = json.dumps(said).encode()
@@ -108,8 +108,8 @@ class Party(NamedTuple):
                     blocks = caller(functools.partial(_exchanged, self.devices, block), ANSWER_S)
                     found = [own + more for own, more in zip(found, blocks, strict=True)]
         except FailedError as reason:
-            said = f"has ended, or does not answer: exchanging {reason}"
-            raise ValueError(f"args: another process of this job, which holds a part of them, {said}") from None
+            said = f"has ended or does not answer: exchanging {reason}"
+            raise ValueError(f"args: another process, which holds a part of the arguments, {said}") from None
         return [json.loads(own[8 : 8 + int.from_bytes(own[:8], "big")]) for own in found]
 
 
@@ -125,15 +125,15 @@ def _exchanged(devices: tuple[Any, ...], block: bytes) -> list[bytes]:
     return [one.tobytes() for one in np.asarray(jax.device_put(given, everywhere).addressable_data(0))]
 
 
-# --- Whether two results are the same but for rounding, and how far rounding moves them ----------
+# --- Whether two results are equal except for rounding -------------------------------------------
 
-#: Results of two programs may lie so many times as far apart as either of them moves by rounding.
+#: Two results may differ by this multiple of the change that rounding makes in either of them.
 MOVES = 16.0
 #: Runs with other roundings.
 DRAWS = 8
-#: Calls of other programs, which run as a part of the one that calls them.
+#: Calls of other programs, which run inside the calling program.
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat2", "checkpoint"}
-#: Operations that give numbers as they are, so that nothing is rounded.
+#: Operations that round nothing.
 _EXACT = {
     *("abs", "broadcast_in_dim", "concatenate", "copy", "copy_p", "dynamic_slice", "gather", "imag", "max", "min"),
     *("neg", "pad", "real", "reduce_max", "reduce_min", "reshape", "rev", "select_n", "slice", "sort", "squeeze"),
@@ -142,20 +142,16 @@ _EXACT = {
 
 
 def difference(one: Any, other: Any, calls: Sequence[Callable[[], Any]] = ()) -> str:
-    """Return how two results differ, in a few words; nothing if they are the same but for rounding.
+    """Return how the second of two results differs from the first, in a few words; nothing where rounding explains it.
 
-    Each floating-point number may differ by the square root of its dtype's precision, times its own size. Where it
-    differs by more, and where other numbers differ at all, it counts how far rounding moves it in either program.
+    A floating-point number may differ by the square root of its dtype's precision, times its size. Any number may
+    differ by as much as rounding moves the number in either program.
     """
-    (mine, structure), (others, structure_of_other) = jax.tree.flatten(one), jax.tree.flatten(other)
-    if structure != structure_of_other:
-        return f"{structure_of_other} instead of {structure}"
+    if wrong := unlike(one, other):
+        return wrong
+    mine, others = (jax.tree.leaves(opened(own)) for own in (one, other))
     moves: list[Any] | None = None
     for number, (left, right) in enumerate(zip(mine, others, strict=True)):
-        of = f"array {number}" if len(mine) > 1 else "the array"
-        if jnp.shape(left) != jnp.shape(right) or jnp.result_type(left) != jnp.result_type(right):
-            kinds = [f"{jnp.result_type(own)}{list(jnp.shape(own))}" for own in (left, right)]
-            return f"{of} is {kinds[1]} instead of {kinds[0]}"
         dtype, expected, got = jnp.result_type(left), own_part(left), own_part(right)
         off, is_float = distance(got, expected), jnp.issubdtype(dtype, jnp.inexact)
         most = np.zeros(off.shape)
@@ -172,15 +168,15 @@ def difference(one: Any, other: Any, calls: Sequence[Callable[[], Any]] = ()) ->
         if not (is_wrong := ~(off <= most)).any():
             continue
         if not is_float:
-            return f"{of} has other values"
+            return f"array {number} has other values"
         worst = np.unravel_index(np.argmax(np.where(is_wrong, off / np.maximum(most, 1e-300), -1.0)), off.shape)
         where = f" at {list(map(int, worst))}" if expected.shape == jnp.shape(left) and expected.ndim else ""
-        return f"{of} is off by {off[worst]:.2g}{where}, where {most[worst]:.2g} is rounding"
+        return f"array {number} is off by {off[worst]:.2g}{where}, where {most[worst]:.2g} is rounding"
     return ""
 
 
 def _moves(call: Callable[[], Any], results: Sequence[Any]) -> list[np.ndarray]:
-    """Return how far rounding moves results; not at all where JAX cannot trace what gives them."""
+    """Return how far rounding moves results; zeros where JAX cannot trace the call."""
     try:
         return rounding_moves(call, results)
     except Exception:  # noqa: BLE001 - a user's program may raise anything
@@ -188,12 +184,12 @@ def _moves(call: Callable[[], Any], results: Sequence[Any]) -> list[np.ndarray]:
 
 
 def rounding_moves(call: Callable[[], Any], results: Sequence[Any]) -> list[np.ndarray]:
-    """Return how far each number of a program's results moves in some runs of other roundings, at most.
+    """Return the largest change of each number of a program's results over some runs with other roundings.
 
-    Monte Carlo arithmetic (Parker, Pierce and Eggert, 2000) of the program's jaxpr: its arrays, and what its operations
-    give, are multiplied by 1 plus or minus the precision of their dtype, of that of the results where this is finer.
+    The method is Monte Carlo arithmetic (Parker, Pierce and Eggert, 2000) on the jaxpr. It multiplies constants and
+    results of operations by 1 plus or minus the precision of their dtype, or the finer precision of the results.
     """
-    closed = jax.make_jaxpr(call)()
+    closed = jax.make_jaxpr(lambda: opened(call()))()
     unit = max((float(jnp.finfo(x.dtype).eps) for x in results if jnp.issubdtype(x.dtype, jnp.inexact)), default=0.0)
 
     def moved(seed: jax.Array, consts: Sequence[Any]) -> list[Any]:
@@ -210,7 +206,7 @@ def rounding_moves(call: Callable[[], Any], results: Sequence[Any]) -> list[np.n
 
 
 def own_part(leaf: Any) -> np.ndarray:
-    """Return the numbers of an array that this process holds, floating-point ones in double precision."""
+    """Return the numbers of an array that this process holds, floating-point numbers in double precision."""
     if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
@@ -223,7 +219,7 @@ def own_part(leaf: Any) -> np.ndarray:
 
 
 def distance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return how far numbers are apart: none where both are NaN, infinite where one alone is finite."""
+    """Return the distance of numbers: 0 where both are NaN, infinite where exactly one is finite."""
     if one.dtype.kind not in "fc":
         return np.abs(one.astype(np.float64) - other.astype(np.float64))
     is_same = (one == other) | (np.isnan(one) & np.isnan(other))
@@ -233,7 +229,7 @@ def distance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], seed: Any, unit: float) -> list[Any]:
-    """Return what a jaxpr gives, where each number that is computed is moved."""
+    """Return the results of a jaxpr in which each computed number is moved by one rounding."""
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
     for number, equation in enumerate(jaxpr.eqns):
         name, inner = equation.primitive.name, equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
@@ -250,7 +246,7 @@ def _run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], seed: Any, unit
 
 
 def _nudged(value: Any, seed: Any, number: int, most: float) -> Any:
-    """Return floating-point numbers moved by one rounding, up or down as a hash of their bits says."""
+    """Return floating-point numbers moved by one rounding, up or down by a hash of their bits."""
     if not jnp.issubdtype(value.dtype, jnp.inexact):
         return value
     if jnp.issubdtype(value.dtype, jnp.complexfloating):

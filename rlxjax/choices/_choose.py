@@ -1,7 +1,7 @@
-"""Which of several functions to run, or of the variants of a suite: sure by the model, or measured and remembered.
+"""The choice of a function, or of a suite's variant: predicted where the model is sure, else measured and remembered.
 
-Every choice takes one path: the key of what it depends on, what is remembered of it, what the model predicts, and where
-that rules out too little, the contest of those that are left, which is recorded.
+A choice looks up its key in the memory, then asks the model, and then times the alternatives that the model does not
+rule out.
 """
 
 import contextlib
@@ -28,18 +28,18 @@ from ._calls import ALONE, Caller, FailedError, Party, difference
 from ._contest import Contest, contest, longest_s
 from ._description import digest, digest_of_model, setting_of
 from ._memory import Memory, clear_learned, learn, learned
-from ._programs import Work, work_of_functions, work_of_suite
+from ._programs import Work, unequal, work_of_functions, work_of_suite
 from ._way import LIMIT_MS, REGRET, Choice, Way, choice_of_json, json_of_choice, measure_word
 
-#: Choices of this process that are kept, about 2 kB each; none holds a function or an argument.
+#: The most choices that this process keeps, about 2 kB each; none holds a function or an argument.
 MOST_CHOICES = 16_384
-#: Seconds that a compiler may take.
+#: The most seconds of one compilation.
 COMPILE_S = 3600.0
-#: What `jax.jit` returns.
+#: The type of a jitted function.
 JITTED = type(jax.jit(abs))
 _choices: dict[Any, Choice] = {}
 _keeping = threading.Lock()
-#: Held while programs are timed: those of two threads at once would disturb each other.
+#: Held while programs are timed, because two threads that time at once disturb each other.
 _timing = threading.RLock()
 
 
@@ -53,40 +53,36 @@ def choose(
     calibration: Calibration | None = None,
     check: bool = True,
 ) -> Choice:
-    """Return the alternative that is the fastest here: by the model where it is sure, measured where it is not.
+    """Return the fastest alternative: predicted where the model is sure, otherwise measured.
 
-    What was measured is remembered, in this process and in `RLXJAX_HOME`, for the same machine, software, calibration,
-    arguments and alternatives, and the model learns from it. Between jitted functions a remembered choice is found in
-    some microseconds, so `choose(alternatives, x)(x)` may stand where one of the alternatives would. Functions that are
-    not jitted are traced at each call, which takes milliseconds, since their Python code may read what has changed.
-
-    All processes whose devices hold the arguments have to choose together, in the same order: the first one decides,
-    and a program's time is that of the slowest process.
+    Measured choices are remembered in this process and in `RLXJAX_HOME`, for the same machine, software, calibration,
+    arguments and alternatives. The model learns from them. A remembered choice among jitted functions is found in
+    microseconds, so you can write `choose(alternatives, x)(x)` in place of a call. Functions that are not jitted are
+    traced at each call, which takes milliseconds. If several processes hold the arguments, all of them must choose, in
+    the same order: the first process decides, and a program takes the time of the slowest process.
 
     Args:
-        alternatives: functions of JAX by name, each of the same arguments and result. Each runs as it is: what is to be
-            one program is jitted, what is not runs its operations, and the jitted functions that it calls, one by one.
-            Or a suite of your own: the variants of its model that give the result of `inputs`, run by its `program`.
-        *args: of the functions: arrays as they are called with, `jax.ShapeDtypeStruct`s, which are filled at random
-            where something is measured, or trees of them.
-        inputs: of the suite's model, by name.
-        measure: "undecided", where the model does not rule out all alternatives but one; "always", all of them;
-            "never". `RLXJAX_MEASURE` unless given, and "undecided" where that is not set.
-        regret: relative difference that does not count: alternatives within it are a tie, and the model's favourite
-            stays.
-        limit_ms: of timing, compiling apart. A call of more than a hundred times as long, and a second at least,
-            counts as one without end: it goes on in a thread of its own, which does not keep the process from ending.
-        calibration: of this machine; `default_calibration()` unless given.
-        check: whether the alternatives that are run have to give the same results on these arguments: each
-            floating-point number within the square root of its dtype's precision, or as far as rounding moves it.
+        alternatives: functions of the same arguments and result, by name. A jitted function runs as one program, any
+            other function operation by operation. Or a suite of your own, whose variants of equal result compete.
+        *args: arguments of the functions: arrays, `jax.ShapeDtypeStruct`s or trees of them. Random arrays replace
+            shapes when alternatives are timed.
+        inputs: inputs of the suite's model, by name.
+        measure: "undecided": measure where the model is not sure. "always": measure all alternatives. "never". The
+            default is `RLXJAX_MEASURE`, or else "undecided".
+        regret: relative difference that does not count, from 0 to 1. Alternatives within it are a tie, and the model's
+            favourite wins.
+        limit_ms: milliseconds of timing, without compiling. A call that takes longer than 100 times the limit, and at
+            least 1 s, is left running in a daemon thread.
+        calibration: the calibration of this machine; the default is `default_calibration()`.
+        check: whether alternatives that run must give equal arrays, apart from rounding. Lists and tuples are equal.
 
     Returns:
-        The choice, which is called as the alternatives are.
+        The choice. You call it with the arguments of the alternatives.
 
     Raises:
-        ValueError: no alternative, or none that runs; alternatives of different results, or with side effects or
-            donated arguments, that would have to be measured; traced arguments; nothing to decide by with
-            `measure="never"`; a number that cannot be; processes of one job that ask differently, or one that ended.
+        ValueError: no alternative is given, or none runs; results differ; alternatives that are measured have side
+            effects or donate arguments; arguments are traced; nothing predicts and `measure` is "never"; a number is
+            out of range; processes ask different questions, or a process has ended.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -100,31 +96,31 @@ def choose(
     word = measure_word(measure, "undecided")
     asked = _asked(alternatives, args, word, regret, limit_ms, calibration, check)
     if asked is not None and (known := _choices.get(asked)) is not None:
-        found = object.__new__(Choice)  # a copy in a microsecond, with the function that was handed over
+        found = object.__new__(Choice)  # a copy in a microsecond, with the caller's function
         found.__dict__.update(known.__dict__, fn=alternatives[known.name])  # pyright: ignore[reportIndexIssue]
         return found
     check_at_least(regret, "regret", what="number", most=1.0)
     check_at_least(limit_ms, "limit_ms", 1e-3, "number of milliseconds", most=1e7)
     if is_traced(*jax.tree.leaves(args)):
-        raise ValueError("args: expected arrays or shapes, got traced values; choose outside of the traced function")
+        raise ValueError("args: expected arrays or shapes, got traced values; choose outside the traced function")
     if calibration is not None and not isinstance(calibration, Calibration):
         given = type(calibration).__name__
         raise ValueError(f"calibration: expected a Calibration (load_calibration), got {given}")
-    # Inside of a function that is being traced everything here is computed all the same.
+    # Inside a traced function the choice is still computed with concrete values.
     with jax.ensure_compile_time_eval() if is_traced(jnp.zeros(())) else contextlib.nullcontext():
         known = default_calibration() if calibration is None else calibration
         if isinstance(alternatives, Suite):
             if args:
-                raise ValueError("args: expected none beside a suite, whose model has `inputs`")
+                raise ValueError("args: expected none with a suite, whose model has `inputs`")
             work = work_of_suite(alternatives, inputs, known)
         else:
             if inputs is not None:
-                raise ValueError("inputs: expected none of functions, which take arguments")
+                raise ValueError("inputs: expected none with functions, which take arguments")
             work = work_of_functions(alternatives, args, known, word, check)
         found = decide(work, word, regret=float(regret), limit_ms=float(limit_ms), check=check)
     with _keeping:
         kept = found
-        if found.by == "measured":  # what the model said beforehand does not outlive a measurement
+        if found.by == "measured":  # a measurement replaces earlier predictions
             for own in [key for key, one in _choices.items() if one.by == "model"]:
                 del _choices[own]
             kept = _recalled(found)
@@ -136,7 +132,7 @@ def choose(
 
 
 def clear_choices() -> None:
-    """Forget what this process keeps of choices and what models learned from them; what the database holds stays.
+    """Empty the cache of choices, and of what models learned, in this process; the database stays.
 
     Examples:
         >>> clear_choices()
@@ -147,7 +143,7 @@ def clear_choices() -> None:
 
 
 def _asked(alternatives: Any, args: tuple[Any, ...], *options: Any) -> tuple[Any, ...] | None:
-    """Return what a choice of jitted functions is looked up by; None where Python code may read what no key says."""
+    """Return the key of a choice among jitted functions; None if Python code may depend on more than a key holds."""
     try:
         named = [(name, handle(fn)) for name, fn in alternatives.items() if type(fn) is JITTED]
         if len(named) < len(alternatives):
@@ -156,13 +152,13 @@ def _asked(alternatives: Any, args: tuple[Any, ...], *options: Any) -> tuple[Any
         *numbers, calibration, check = options
         key = *named, shapes, *numbers, handle(calibration), check, *callers_settings()
         hash(key)
-    except (AttributeError, TypeError):  # what has no hash or no weak references, or is refused later
+    except (AttributeError, TypeError):  # no hash, no weak references, or refused later
         return None
     return key
 
 
 def _shape_of(arg: Any) -> Any:
-    """Return what counts of an argument: all but the values of an array; of what is no array its type and bits."""
+    """Return what a choice depends on in an argument: an array without its values, or the type and bits of a value."""
     if isinstance(arg, jax.Array):
         return arg.shape, arg.dtype, arg.weak_type, arg.sharding
     if isinstance(arg, np.generic):
@@ -179,7 +175,7 @@ def _shape_of(arg: Any) -> Any:
 
 
 def recalled(work: Work, measure: str = "never", regret: float = REGRET, check: bool = True) -> Choice | None:
-    """Return the choice that is remembered, if there is one whose alternative still runs; arguments as of `decide`.
+    """Return the remembered choice, if there is one whose alternative still runs; arguments as in `decide`.
 
     Raises:
         ValueError: no alternative runs.
@@ -190,26 +186,24 @@ def recalled(work: Work, measure: str = "never", regret: float = REGRET, check: 
 def decide(
     work: Work, measure: str, *, regret: float = REGRET, limit_ms: float = LIMIT_MS, check: bool = True
 ) -> Choice:
-    """Return the way to do some work: as remembered, else by the model where it is sure, else measured.
+    """Return the choice among the alternatives of some work: remembered, else predicted if sure, else measured.
 
-    All arguments but the work, which may be done in several ways, are as of `choose`.
+    The other arguments are as in `choose`.
 
     Raises:
-        ValueError: no alternative runs, alternatives that are run differ in their results, or nothing says which
-            is faster and nothing is to be measured; processes of one job that ask differently, or one that has ended.
+        ValueError: no alternative runs; results differ; nothing predicts and `measure` is "never"; processes ask
+            different questions, or a process has ended.
     """
     key, context, machine = _key_of(work, check)
     memory, party = Memory(), Party.of(work.devices)
     if {*party.gathered(key)} != {key}:
         wanted = "expected the same question in all processes that hold the arguments, got several"
-        mend = "all of them have to choose between the same programs, in the same order"
-        raise ValueError(f"alternatives: {wanted}; {mend}")
+        raise ValueError(f"alternatives: {wanted}; all must choose among the same programs, in the same order")
     if (found := _remembered(work, memory, key, measure, regret)) is not None:
         return found
     ways, chances = _predicted(work, memory, context, party, regret)
     best, *others = chances
-    # What the model rules out is neither compiled nor timed: surely it is not faster by more than the regret. By an
-    # extrapolation nothing is sure.
+    # An alternative that the model rules out is neither compiled nor timed. An extrapolation rules nothing out.
     out = [own for own in others if chances[own] >= work.sure and ways[best].in_domain and ways[own].in_domain]
     entrants = {"never": [best], "undecided": [own for own in chances if own not in out], "always": [*chances]}[measure]
     is_predicted = ways[best].predicted_ns is not None
@@ -218,14 +212,14 @@ def decide(
         if others and not is_predicted:
             names = ", ".join(own.name for own in work.ways if not own.failed)
             raise ValueError(
-                f"measure: nothing predicts which of {names} is the fastest here; measure them, as with "
-                "measure='undecided', or calibrate with `rlxjax calibrate`"
+                f"measure: nothing predicts which of {names} is the fastest here; measure them with "
+                "measure='undecided', or run `rlxjax calibrate`"
             )
         sure = min((chances[own] for own in others), default=1.0) if is_predicted else None
         return _choice(ways, best, by="model", probability=sure, **fields)
-    # Processes that choose together do not wait: one of them could wait for another that waits for all.
+    # Processes that choose together take no lock: one could wait for another that waits for all.
     with _timing, memory.timing() if party is ALONE else contextlib.nullcontext():
-        # Another thread, or another process, may have timed it meanwhile.
+        # Another thread or process may have timed the alternatives meanwhile.
         if (found := _remembered(work, memory, key, measure, regret)) is not None:
             return found
         begun_s = time.perf_counter()
@@ -235,7 +229,7 @@ def decide(
             timed.best,
             by="measured",
             probability=float(min([timed.probability, *(chances[own] for own in chances if own not in entrants)])),
-            is_tie=bool(timed.is_tie),
+            is_tie=timed.is_tie,
             rounds=timed.rounds,
             measuring_s=time.perf_counter() - begun_s,
             calibration=None if work.calibrated is None else digest_of_model(work.calibrated),
@@ -259,7 +253,7 @@ def _bare(choice: Choice) -> Choice:
 
 
 def _key_of(work: Work, check: bool) -> tuple[str, str, Any]:
-    """Return the key of what a choice depends on, the part of it that is not its own, and the machine."""
+    """Return the key of a choice, the digest that it shares with all choices of its setting, and the machine."""
     if all(own.failed for own in work.ways):
         failures = "; ".join(f"{own.name}: {own.failed}" for own in work.ways)
         raise ValueError(f"alternatives: none of them runs: {failures}")
@@ -269,14 +263,14 @@ def _key_of(work: Work, check: bool) -> tuple[str, str, Any]:
 
 
 def _recalled(known: Choice) -> Choice:
-    """Return a choice that was measured earlier, or pinned."""
+    """Return a choice marked as remembered or pinned."""
     ways = tuple(dataclasses.replace(own, compile_s=None) for own in known.alternatives)
     by = "pinned" if known.by == "pinned" else "remembered"
     return dataclasses.replace(known, by=by, alternatives=ways, measuring_s=0.0)
 
 
 def _remembered(work: Work, memory: Memory, key: str, measure: str, regret: float) -> Choice | None:
-    """Return what is remembered if it still runs, and as much was measured as is asked or a person pinned it."""
+    """Return the remembered choice if it still runs, and if it is pinned or measured as thoroughly as asked."""
     party = Party.of(work.devices)
     known = memory.look_up(key) if party.is_first else None
     if party is not ALONE:
@@ -303,9 +297,9 @@ def _remembered(work: Work, memory: Memory, key: str, measure: str, regret: floa
 def _predicted(
     work: Work, memory: Memory, context: str, party: Party, regret: float
 ) -> tuple[list[Way], dict[int, float]]:
-    """Return the ways as predicted, and of those that may run how surely each is not faster by more than the regret.
+    """Return the alternatives with predictions, and the probability that each is not faster by more than the regret.
 
-    The fastest comes first, with which the others are compared; all processes take what the first one says.
+    The probabilities are by place, the fastest alternative first. All processes use those of the first process.
     """
     ways, sd_ns = [*work.ways], np.full((len(work.ways),) * 2, np.inf)
     if work.calibrated is not None:
@@ -331,7 +325,7 @@ def _predicted(
 def _timed(
     ways: list[Way], order: list[int], entrants: list[int], party: Party, regret: float, limit_s: float, check: bool
 ) -> tuple[Contest, list[Way]]:
-    """Compile, check and time the entrants, by their places, the favourite first; others where that fails."""
+    """Compile, check and time the entrants, the favourite first, and the others too if the favourite fails."""
     ways, first_s, failed = [*ways], {}, {}
     expected: Any = None
     with Caller() as caller:
@@ -340,7 +334,7 @@ def _timed(
                 continue
             begun_s, own, result, reason = time.perf_counter(), ways[place], None, ""
             run = lambda own=own: jax.block_until_ready(own.call())  # noqa: E731
-            # All have compiled before any of them waits for the others' results.
+            # All processes compile before any process waits for results.
             for call, longest in ((own.make or int, COMPILE_S), (run, longest_s(limit_s))):
                 try:
                     result, reason = (None, reason) if reason else (caller(call, longest), "")
@@ -355,13 +349,10 @@ def _timed(
                 expected = (own, result) if check else None
                 continue
             wrong = difference(expected[1], result)
-            if party.first_text(wrong):  # all look closer, as one program may run on all of them
+            if party.first_text(wrong):  # all look closer, because a program may run on all of them
                 wrong = party.first_text(difference(expected[1], result, [expected[0].call, own.call]))
             if wrong:
-                raise ValueError(
-                    f"alternatives: expected the same result of all, but that of {own.name!r} differs "
-                    f"from that of {expected[0].name!r}: {wrong}; check=False takes them as they are"
-                )
+                raise unequal(expected[0].name, own.name, wrong)
     result = expected = None
     left = [*first_s]
     calls, extra_ns = [ways[place].call for place in left], [ways[place].extra_ns for place in left]
@@ -374,9 +365,9 @@ def _timed(
     for place, reason in failed.items():
         ways[place] = dataclasses.replace(ways[place], failed=reason)
     times = (own.tolist() for own in (found.time_ns, found.low_ns, found.high_ns))
-    for place, time_ns, low_ns, high_ns in zip(left, *times, strict=True):
+    for number, (place, time_ns, low_ns, high_ns) in enumerate(zip(left, *times, strict=True)):
         if math.isfinite(time_ns):
             seconds = max(first_s[place] - time_ns / 1e9, 0.0)
             measured = {"measured_ns": time_ns, "measured_interval_ns": (low_ns, high_ns), "compile_s": seconds}
-            ways[place] = dataclasses.replace(ways[place], **measured)
+            ways[place] = dataclasses.replace(ways[place], is_tie=number in found.tied, **measured)
     return found._replace(best=left[found.best]), ways

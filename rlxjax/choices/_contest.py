@@ -1,9 +1,9 @@
-"""Which of several programs takes the least, timed by turns until that is clear.
+"""A contest: programs are timed in rounds until one program is surely the fastest.
 
-All are visited once a round, in random order, so that what the machine does meanwhile meets all of them. Two are
-compared by the logarithm of the ratio of the lower quartiles of their visits' median calls; its error is that of rounds
-drawn again (the bootstrap of Efron, 1979). A program that is surely slower by the mean, as times are, does not win;
-where the times say another order than the choice does, that is a tie.
+A round visits each program once, in random order, so that disturbances of the machine meet all programs alike. Two
+programs are compared by the logarithm of the ratio of their times, each the lower quartile of the medians of
+all visits. The error of the ratio comes from resampled rounds (the bootstrap of Efron, 1979). A program whose mean
+time is surely higher does not win. A contest is a tie where the measured times contradict the choice.
 """
 
 import functools
@@ -21,33 +21,38 @@ from rlxjax.fit import COVERED_SDS, SURE
 
 from ._calls import ALONE, Caller, FailedError, Party
 
-#: Rounds, and the share of the limit, before anything is sure: a shared machine stays in one of several states for some
-#: tens of milliseconds. The first round is left out if it took no more than another share of the limit.
+#: The least rounds and the least share of the limit before a contest ends: a shared machine stays in one state for tens
+#: of milliseconds. The first round does not count if it took less than the share `WARMING` of the limit.
 LEAST_ROUNDS, LEAST_SHARE, WARMING = 6, 0.5, 0.25
-#: How often rounds are drawn again, the probability that an interval of a ratio holds, and a ratio's least error.
+#: The count of resamples, the probability that the interval of a ratio holds, and the least error of a ratio.
 RESAMPLES, LEVEL, LEAST_ERROR = 200, 0.99, 0.002
-#: A call that takes so many times the limit, and so many seconds, does not end, as far as anybody waits.
+#: A call is given up after this multiple of the limit, and after this many seconds at least.
 LONGEST_CALL, LEAST_WAIT_S = 100, 1.0
-#: At the limit a program takes the favourite's place if it is the faster one with this probability.
+#: When time is up, a program replaces the favourite if it is faster with this probability.
 LIKELY = 2 / 3
 
 
 @by_value
 class Contest(NamedTuple):
-    """What programs took, and which is the one to run; NaN of one that failed."""
+    """The result of a contest; times of a program that failed are NaN."""
 
-    best: int  # the favourite where none is ahead of it by more than the regret, as far as that is likely
-    is_tie: bool  # whether others are within the regret, or not told apart
-    probability: float  # that no other is faster by more than the regret
-    time_ns: np.ndarray  # of each, the lower quartile of its visits, `[n]`, and the ends that hold it with 90 %
+    best: int  # the favourite, unless another program is likely to be faster by more than the regret
+    tied: tuple[int, ...]  # programs that are not told apart from the best
+    probability: float  # that no other program is faster by more than the regret
+    time_ns: np.ndarray  # the lower quartile of each program's visits, `[n]`, and the ends of its 90 % interval
     low_ns: np.ndarray
     high_ns: np.ndarray
-    rounds: int  # in which two programs at least were left
+    rounds: int  # rounds with at least two programs
     failed: dict[int, str]  # why a program dropped out, by its place
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether some program is not told apart from the best."""
+        return bool(self.tied)
 
 
 def longest_s(limit_s: float) -> float:
-    """Return the seconds after which a call counts as one without end."""
+    """Return the seconds after which a call is given up."""
     return max(LONGEST_CALL * limit_s, LEAST_WAIT_S)
 
 
@@ -61,7 +66,7 @@ def contest(
     seed: int | None = None,
     party: Party = ALONE,
 ) -> Contest:
-    """Time programs that have run once, until one is surely the fastest, or surely none is by more than the regret."""
+    """Time programs that have run once, until one is surely the fastest or those left are surely equal."""
     extras = np.zeros(len(calls)) if extra_ns is None else np.asarray(extra_ns, float)
     rng = np.random.default_rng(seed if party is ALONE else party.gathered(random.getrandbits(32))[0])
     medians, means = np.empty((2, 0, len(calls)))  # of the calls of a visit, with the extras
@@ -86,39 +91,39 @@ def contest(
             if party is not ALONE:
                 counts = [calls_of_visit(time_ns) for time_ns in row[1] - extras]
             if is_first and elapsed_s < WARMING * limit_s:
-                is_first = False  # it found caches and threads as other programs left them
+                is_first = False  # caches and threads were in the state that other programs left
                 continue
             is_first, medians, means = False, np.vstack([medians, row[0]]), np.vstack([means, row[1]])
-            # What is surely slower by more than the regret is visited no more.
+            # A program that is surely slower by more than the regret drops out.
             if len(medians) >= LEAST_ROUNDS and elapsed_s >= LEAST_SHARE * limit_s:
                 active, is_settled = _left(medians, active, regret)
     if not active:
         none = np.full(len(calls), np.nan)
-        return Contest(favourite, False, 0.0, none, none, none, len(medians), failed)
+        return Contest(favourite, (), 0.0, none, none, none, len(medians), failed)
     time_ns, low_ns, high_ns = np.array([_quantiles(own) for own in (means - extras).T]).T
     best, costs, most = _ahead(medians, active) if len(medians) else active[0], medians, math.log1p(regret)
-    if favourite in active:  # it stays unless another one is likely to be ahead of it by more than the regret
+    if favourite in active:  # the favourite stays unless another program is likely to be faster by more than the regret
         ratio = _Ratio.of(medians, favourite, best)
         best = best if ratio.centre > most and ratio.chance_above(0.0) >= LIKELY else favourite
     timed = [place for place in range(len(calls)) if place not in failed and len(means)]
-    for place in timed:  # one that now and then takes far longer is surely slower by its times
+    for place in timed:  # a program with rare slow calls can be slower on average
         by_time = _Ratio.of(means, best, place)
         if by_time.centre > most and by_time.chance_above(0.0) >= SURE:
             best, costs = place, means
     ratios = {place: _Ratio.of(costs, place, best) for place in timed if place != best}
-    is_alike = any(
-        abs(one.centre) <= most or 1.0 - SURE < one.chance_above(0.0) < SURE
-        for place, one in ratios.items()
-        if place in active
-    )
     costs_ns = time_ns + extras
-    is_tie = is_alike or any(costs_ns[place] * (1.0 + regret) < costs_ns[best] for place in ratios)
+
+    def is_tied(place: int, one: _Ratio) -> bool:
+        is_alike = abs(one.centre) <= most or 1.0 - SURE < one.chance_above(0.0) < SURE
+        return is_alike and place in active or bool(costs_ns[place] * (1.0 + regret) < costs_ns[best])
+
+    tied = tuple(place for place, one in ratios.items() if is_tied(place, one))
     chance = min((ratio.chance_above(-most) for ratio in ratios.values()), default=1.0)
-    return Contest(best, is_tie, chance, time_ns, low_ns, high_ns, len(medians), failed)
+    return Contest(best, tied, chance, time_ns, low_ns, high_ns, len(medians), failed)
 
 
 class _Ratio(NamedTuple):
-    """The logarithm of the ratio of two programs' costs: as estimated, its standard error, degrees of freedom."""
+    """The logarithm of the ratio of two programs' costs, with its standard error and its degrees of freedom."""
 
     centre: float
     error: float
@@ -137,7 +142,7 @@ class _Ratio(NamedTuple):
         return cls(float(centre), max(float(np.std(drawn)), LEAST_ERROR), rounds - 1)
 
     def reach(self) -> float:
-        """Return how far the interval of `LEVEL` goes either way."""
+        """Return half the width of the interval that holds the ratio with probability `LEVEL`."""
         from scipy.special import stdtrit  # loaded when first used
 
         return self.error * float(stdtrit(self.freedom, (1.0 + LEVEL) / 2.0))
@@ -150,12 +155,12 @@ class _Ratio(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _drawn(rounds: int) -> np.ndarray:
-    """Return rounds drawn again, with repetition, as often as resampling does."""
+    """Return the numbers of resampled rounds, `[resamples, rounds]`."""
     return np.random.default_rng(rounds).integers(0, rounds, (RESAMPLES, rounds))
 
 
 def _left(costs: np.ndarray, active: list[int], regret: float) -> tuple[list[int], bool]:
-    """Return the programs that may be the best, and whether they are surely as good as each other."""
+    """Return the programs that may be the fastest, and whether they are surely equal within the regret."""
     ahead, most = _ahead(costs, active), math.log1p(regret)
     ratios = {place: _Ratio.of(costs, place, ahead) for place in active if place != ahead}
     reaches = {place: ratio.reach() for place, ratio in ratios.items()}
@@ -168,7 +173,7 @@ def _ahead(costs: np.ndarray, active: list[int]) -> int:
 
 
 def _quantiles(times_ns: np.ndarray) -> tuple[float, float, float]:
-    """Return the lower quartile of visits, and the order statistics between which it lies with 90 %."""
+    """Return the lower quartile of visits and its 90 % interval."""
     seen = times_ns[~np.isnan(times_ns)]
     if not len(seen):
         return math.nan, math.nan, math.nan

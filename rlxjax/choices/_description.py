@@ -1,6 +1,6 @@
-"""Digests of what an alternative runs, and of everything else that a choice depends on.
+"""Digests of the programs of an alternative and of everything else that a choice depends on.
 
-A jaxpr, or a value in one, is described in words that are the same in each process and differ with type and bits.
+The description of a jaxpr or a value is equal in each process, and differs where a type or a bit differs.
 """
 
 import dataclasses
@@ -20,14 +20,13 @@ import numpy as np
 from rlxjax._values import Handle, handle
 from rlxjax.calibration import CalibratedModel, Fingerprint, current_fingerprint
 
-#: Parameters of equations that no program runs, or that only people read.
+#: Parameters of equations that do not affect the program.
 _UNREAD = {"bwd", "debug_info", "fwd_jaxpr_thunk", "jvp_jaxpr_fun", "name_and_src_info", "out_trees"}
-#: Where Python keeps an object, which is another place in each process.
+#: The address of a Python object, which differs between processes.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-#: Packages whose objects are known by how they show themselves, unless they have fields.
+#: Packages whose objects are described by `repr`, unless they have fields.
 _SHOWN = {"jax", "jaxlib", "ml_dtypes", "numpy"}
-#: Variables of the environment, beside those of the fingerprint, and settings of JAX on which programs depend, beside
-#: those whose effect stands in a jaxpr.
+#: Environment variables that affect programs and are not in the fingerprint, and JAX settings that no jaxpr shows.
 _FLAGS = ("LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE", "TF_XLA_FLAGS")
 _SETTINGS = (
     *("jax_allow_f16_reductions", "jax_cpu_collectives_implementation", "jax_cpu_enable_async_dispatch"),
@@ -39,21 +38,21 @@ _SETTINGS = (
 
 
 def digest(*parts: Any) -> str:
-    """Return the hexadecimal SHA-256 of what JSON can write."""
+    """Return the hexadecimal SHA-256 of values as JSON."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def content_of(programs: Sequence[Any], is_jitted: bool = True) -> str:
-    """Return the digest of programs that run one after another: of the jaxpr of each, whatever it is called."""
+    """Return the digest of the jaxprs of programs that run one after another; names do not matter."""
     return digest(is_jitted, [description_of(program.jaxpr) for program in programs])
 
 
 def setting_of(
     calibrated: CalibratedModel | None, devices: Sequence[Any] = (), runner: Any = None
 ) -> tuple[str, Fingerprint]:
-    """Return the digest of what all choices here share, and the fingerprint that is part of it.
+    """Return the digest that all choices of a setting share, and the fingerprint of this machine.
 
-    That is the machine, its software and flags, the settings of JAX, the devices, and the calibration.
+    A setting is the machine, its software and flags, the settings of JAX, the devices and the calibration.
     """
     here = _fingerprint()
     flags = {name: os.environ[name] for name in _FLAGS if name in os.environ}
@@ -67,13 +66,13 @@ def setting_of(
 
 
 def default_device() -> Any:
-    """Return the device that holds new arrays."""
+    """Return the device on which JAX makes new arrays."""
     asked: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     return asked if hasattr(asked, "device_kind") else jax.devices(asked)[0]
 
 
 def _fingerprint() -> Fingerprint:
-    """Return the fingerprint, looked up once for each state of what it reads of the environment."""
+    """Return the fingerprint of this machine, computed once for each state of the environment."""
     threads = tuple(os.environ.get(name) for name in ("XLA_FLAGS", "OMP_NUM_THREADS"))
     return _known_fingerprint(threads, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0)
 
@@ -84,13 +83,13 @@ def _known_fingerprint(threads: tuple[str | None, ...], cores: int) -> Fingerpri
 
 
 def digest_of_model(calibrated: CalibratedModel) -> str:
-    """Return the digest of a calibrated model, by which a remembered choice says what predicted it."""
+    """Return the digest of a calibrated model. A remembered choice names its model by this digest."""
     return _digest_of_model(handle(calibrated))
 
 
 @functools.lru_cache(maxsize=64)
 def _digest_of_model(known: Handle) -> str:
-    """Return the digest of all numbers of a posterior, and of the model that they belong to."""
+    """Return the digest of a model's name and version and of all numbers of its posterior."""
     own: Any = known()
     posterior = own.posterior
     leaves, structure = jax.tree.flatten((posterior.facts, posterior))
@@ -101,11 +100,11 @@ def _digest_of_model(known: Handle) -> str:
 
 
 def description_of(value: Any, within: tuple[int, ...] = (), known: dict[int, Any] | None = None) -> Any:
-    """Return what JSON can write of a value: equal of what runs equally, in any process.
+    """Return a description of a value for JSON, equal in any process for values that run equally.
 
-    Numbers are told apart by type and bits, functions by their code, defaults, and what they close over or read among
-    their module's data, objects by their fields. The order of a set or a mapping does not count. Of a jaxpr's own
-    arrays shapes and dtypes count.
+    Numbers differ by type and bits, objects by their fields. Functions differ by code, defaults, captured values and
+    data of their module that they read. The order of a set or a mapping does not matter. Only shapes and dtypes matter
+    of arrays that a jaxpr captures.
     """
     known = {} if known is None else known
     if value is None or isinstance(value, bool | int | str):
@@ -165,7 +164,7 @@ def _described_array(value: Any) -> Any:
 
 
 def _described_jaxpr(jaxpr: Any, inner: Any) -> Any:
-    """Return the equations of a jaxpr, its variables by number."""
+    """Return the equations of a jaxpr, with numbers in place of variables."""
     numbers: dict[Any, int] = {}
 
     def of(var: Any) -> Any:
@@ -190,12 +189,12 @@ def _described_jaxpr(jaxpr: Any, inner: Any) -> Any:
 
 
 def _type_of(var: Any) -> str:
-    """Return the shape and the dtype of a variable, how it is sharded, and whether its type is weak."""
+    """Return shape, dtype, sharding and weak type of a variable."""
     return f"{var.aval.str_short(short_dtypes=False)} {getattr(var.aval, 'weak_type', False)}"
 
 
 def _read_by(function: types.FunctionType) -> dict[str, Any]:
-    """Return what a function closes over, and the numbers, texts and containers of its module that its code names."""
+    """Return the captured values of a function, and the numbers, texts and containers of its module that it reads."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     found = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
     data = bool | int | float | complex | str | bytes | tuple | list | Mapping | Set

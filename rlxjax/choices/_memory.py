@@ -1,7 +1,7 @@
-"""What was chosen by measuring: kept from one process to the next in SQLite, and what models learn from it.
+"""The memory of measured choices in SQLite, shared by processes, and what models learn from these choices.
 
-A connection lives as long as one question, 0.1 ms: none is shared by threads, or carried into a forked process. The
-rollback journal works on network file systems too, and is whole after a process is killed.
+Each question opens its own connection: threads and forked processes share none. The rollback journal works on network
+file systems too, and survives a killed process.
 """
 
 import atexit
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 
-#: Of the database, by which it is known as one of decisions, and of the form of its table and of an export.
+#: The SQLite application id of the database, and the schema version of its table and of an export.
 APPLICATION_ID, SCHEMA_VERSION = 0x726C786A, 1
-#: Seconds that a question waits for who writes, and once it did so in vain; characters of a key in a sentence.
+#: Seconds to wait for a process that writes, seconds to wait after a failure, and characters of a key in messages.
 WAIT_S, AGAIN_S, SHOWN_KEY = 5.0, 0.2, 8
-#: Seconds that a process waits for another one that times, whose answer it may take, and the lock of who times.
+#: Seconds to wait for another process that times, whose answer may serve, and the name of the lock of timing.
 TIMING_WAIT_S, TIMING_LOCK = 300.0, ".rlxjax.timing.lock"
 _MAKE = (
     "CREATE TABLE decisions (key TEXT PRIMARY KEY, context TEXT NOT NULL, kind TEXT NOT NULL, created TEXT NOT NULL, "
@@ -43,33 +43,32 @@ _MAKE = (
     f"PRAGMA application_id = {APPLICATION_ID}",
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
-#: What is pinned stays.
+#: Keeping a choice leaves its pin as it is.
 _KEEP = (
     "INSERT INTO decisions VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET context = excluded.context, "
     "kind = excluded.kind, created = excluded.created, content = excluded.content, "
     "pinned = coalesce(pinned, excluded.pinned)"
 )
-#: What helps where the place is at fault, and how SQLite's names of such errors begin; what helps where it is not.
+#: The remedy for a bad place, the remedy for a bad file, and the SQLite errors that mean a bad place.
 _ELSEWHERE = "free some space there, or set RLXJAX_HOME to a folder that can be written"
-_ANEW = "move it to another place, and what it held is measured anew"
+_AGAIN = "move it to another place; its choices are measured again"
 _OF_THE_PLACE = ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_PERM")
-#: The newest choices that a model learns from, and the settings of which one process keeps what it learned.
+#: The most choices that a model learns from, the newest first, and the most settings whose models a process keeps.
 MOST_LEARNED, MOST_SETTINGS = 512, 64
-#: Of this process: the databases that it warned of, those that another process held too long, and by database what is
-#: to be written as soon as that is possible.
+#: Databases that this process has warned of, databases that another process held too long, and choices not yet written.
 _WARNED_OF: set[str] = set()
 _BUSY: set[FilePath] = set()
 _UNWRITTEN: dict[FilePath, list[Choice]] = {}
 
 
 class Loaded(NamedTuple):
-    """What became of the decisions in an export.
+    """The result of an import.
 
     Attributes:
-        taken: that are remembered here from now on.
-        known: that are here already, as new or newer.
-        elsewhere: that another kind of machine measured.
-        left_out: a sentence for each that says what no measurement says.
+        taken: count of choices that were imported.
+        known: count of choices that are known already, as new or newer.
+        elsewhere: count of choices that another kind of machine measured.
+        left_out: a sentence for each invalid choice.
     """
 
     taken: int
@@ -79,24 +78,23 @@ class Loaded(NamedTuple):
 
 
 class Export(Sealed):
-    """An export of decisions, as a file: each is a `Choice`, and is checked when it is taken."""
+    """An export of decisions as a file. Each decision is a `Choice`, which the import checks."""
 
     schema_version: Literal[1] = 1
     decisions: list[dict[str, Any]]
 
 
 class Memory:
-    """What was decided and measured, in a database that processes side by side may use.
+    """A database of measured choices, which several processes may use at once.
 
-    `look_up`, `keep` and `all` go on without memory where the database is damaged, locked, of a newer version or in a
-    place that cannot be written: they warn once, and ask again at the next question. What could not be kept is written
-    with the next answer, or when the process ends. The others, and these too where `strict` is asked for, refuse the
-    database by `ValueError`, one sentence with the path and the mend.
+    `look_up`, `keep` and `all` warn once and go on without memory if the database is damaged, locked, too new or not
+    writable. A choice that could not be written is written with the next choice, or when the process ends. All other
+    methods raise a `ValueError` of one sentence with the path and a remedy. If `strict`, these three do so too.
 
     Args:
-        path: of the database; `decisions.sqlite` in `RLXJAX_HOME`, or among the user's data, unless given. Reading
-            makes no file.
-        strict: refuse what cannot be read or written.
+        path: path of the database; the default is `decisions.sqlite` in `RLXJAX_HOME`, or in the user's data folder.
+            Reading makes no file.
+        strict: whether to raise an error instead of a warning.
 
     Examples:
         >>> import tempfile
@@ -110,66 +108,66 @@ class Memory:
 
     @property
     def path(self) -> FilePath:
-        """The place of the database, whether or not there is one."""
+        """The path of the database, which need not exist."""
         return self._given or home_folder("data") / "decisions.sqlite"
 
     def look_up(self, key: str) -> Choice | None:
-        """Return what is remembered of a key."""
+        """Return the remembered choice of a key, if any."""
         found = self._leniently(lambda: self._read("WHERE key = ?", key), [])
         return found[0] if found else None
 
     def all(self, context: str | None = None, kind: str | None = None) -> list[Choice]:
-        """Return all that is remembered, of one context and kind where they are given, the newest first."""
+        """Return all remembered choices, the newest first; a context and a kind restrict them."""
         asked = {name: value for name, value in {"context": context, "kind": kind}.items() if value is not None}
         where = f"WHERE {' AND '.join(f'{name} = ?' for name in asked)}" if asked else ""
         return self._leniently(lambda: self._read(where, *asked.values()), [])
 
     def keep(self, choice: Choice) -> None:
-        """Remember a choice, in the place of an earlier one of the same key, whose pin stays."""
+        """Remember a choice. It replaces an earlier choice of the same key and keeps the pin."""
         self._leniently(lambda: self._write([choice]), None)
 
     @contextlib.contextmanager
     def timing(self) -> Iterator[None]:
-        """Keep other processes of this memory from timing meanwhile; without a place for a lock nobody waits."""
+        """Keep other processes that use this memory from timing; without a writable folder there is no lock."""
         with contextlib.ExitStack() as held:
             with contextlib.suppress(ValueError, OSError):
                 held.enter_context(locked(self.path, TIMING_LOCK, TIMING_WAIT_S))
             yield
 
     def key_of(self, start: str) -> str:
-        """Return the one key that begins so.
+        """Return the only key that begins with some characters.
 
         Raises:
-            ValueError: none does, or several do.
+            ValueError: no key or several keys begin so.
         """
         with self._opened("read") as database:
             asked = ("SELECT key FROM decisions WHERE substr(key, 1, ?) = ? LIMIT 2", (len(start), start))
             keys = [key for (key,) in database.execute(*asked)]
         if start and len(keys) == 1:
             return keys[0]
-        got = "the start of several keys; give more of it" if len(keys) > 1 else "a key of nothing that is remembered"
-        raise ValueError(f"{start[:80]!r} is {got}; `rlxjax decisions list` shows them")
+        got = "begins several keys; give more characters" if len(keys) > 1 else "begins no key"
+        raise ValueError(f"{start[:80]!r} {got}; `rlxjax decisions list` shows all keys")
 
     def pin(self, key: str, name: str | None) -> None:
-        """Choose the alternative of a name from now on, whatever was measured; None takes a pin away.
+        """Pin the alternative of a name, which then runs whatever was measured; None removes the pin.
 
         Raises:
-            ValueError: nothing is remembered of the key, or no alternative that runs has this name.
+            ValueError: the key is unknown, or no alternative that runs has this name.
         """
         with self._opened("written") as database:
             row = database.execute("SELECT content, pinned FROM decisions WHERE key = ?", (key,)).fetchone()
             if row is None:
-                raise ValueError(f"{key[:80]!r} is a key of nothing that is remembered; see `rlxjax decisions list`")
+                raise ValueError(f"{key[:80]!r} is an unknown key; `rlxjax decisions list` shows all keys")
             named = {own.name: own for own in self._entry(key, *row).alternatives}
             if name is not None and name not in named:
                 raise ValueError(f"expected one of {', '.join(named)}, got {name!r}")
             if name is not None and (reason := named[name].failed):
-                raise ValueError(f"{name} could not run here ({reason}); pin another one")
+                raise ValueError(f"{name} could not run here ({reason}); pin another alternative")
             pinned = None if name is None else named[name].content
             database.execute("UPDATE decisions SET pinned = ? WHERE key = ?", (pinned, key))
 
     def forget(self, keys: Sequence[str] | None) -> int:
-        """Forget what is remembered of keys, or all of it where None is given; return how many entries that were.
+        """Forget the choices of some keys, or all choices if None is given; return the count of forgotten choices.
 
         Raises:
             ValueError: the database cannot be written.
@@ -182,7 +180,7 @@ class Memory:
             return database.executemany("DELETE FROM decisions WHERE key = ?", [(key,) for key in keys]).rowcount
 
     def export(self, path: str | os.PathLike[str]) -> int:
-        """Write all that is remembered to a JSON file; return how many entries that are.
+        """Write all remembered choices to a JSON file; return the count of choices.
 
         Raises:
             ValueError: the database cannot be read, or the file is the database.
@@ -195,21 +193,21 @@ class Memory:
         return len(found)
 
     def load(self, path: str | os.PathLike[str]) -> Loaded:
-        """Remember what an export holds of machines of the same kind as this one; of one key the newer entry counts.
+        """Import the choices of an export that a machine of this kind measured. Invalid choices are left out.
 
-        An entry that says what no measurement says is left out, and the others are taken.
+        The newer choice counts where a key is known already.
 
         Raises:
-            ValueError: the file is no whole export, or the database cannot be written.
+            ValueError: the file is no complete export, or the database cannot be written.
         """
-        mend = "make it anew with `rlxjax decisions export`"
+        mend = "write the file again with `rlxjax decisions export`"
         raw = read_json_file(path, Export, SCHEMA_VERSION, ValueError, mend, "an export of decisions").decisions
         found, left_out, here = [], [], current_fingerprint()
         for number, entry in enumerate(raw):
             try:
                 one = choice_of_json(json.dumps(entry))
                 if _time(one.created) > datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1):
-                    raise ValueError(f"created: expected a time that has come, got {one.created}")
+                    raise ValueError(f"created: expected a time in the past, got {one.created}")
                 if one.kind in BUILT_IN and (taught := _taught(one)):
                     _timed_runs(BUILT_IN[one.kind], taught)
                 found.append(one)
@@ -227,7 +225,7 @@ class Memory:
         return Loaded(taken, len(own) - taken, len(found) - len(own), tuple(left_out))
 
     def _leniently(self, ask: Callable[[], A], otherwise: A) -> A:
-        """Return an answer of the database, or another one where it is in no state to answer."""
+        """Return an answer of the database, or a substitute with one warning if the database cannot answer."""
         if self._is_strict:
             return ask()
         try:
@@ -236,7 +234,7 @@ class Memory:
             place = str(self._given or os.environ.get("RLXJAX_HOME", ""))
             if place not in _WARNED_OF:
                 _WARNED_OF.add(place)
-                warnings.warn(f"{reason}; choices go on without what is remembered there", stacklevel=3)
+                warnings.warn(f"{reason}; choices go on without this memory", stacklevel=3)
             return otherwise
 
     def _write(self, new: Sequence[Choice]) -> None:
@@ -269,18 +267,17 @@ class Memory:
 
     @contextlib.contextmanager
     def _opened(self, to_be: Literal["read", "written"]) -> "Iterator[sqlite3.Connection]":
-        """Give the database in one transaction, which is written at the end, or not at all.
+        """Yield the database in one transaction, which is committed at the end or undone.
 
-        It is made where there is none, to read it in memory alone. What SQLite or the system says against it is a
-        sentence with the mend.
+        A missing database is made: on disk to be written, in memory to be read. Errors become one sentence.
         """
-        import sqlite3  # which few who import this need
+        import sqlite3  # few who import this module need SQLite
 
         path, is_written = self.path, to_be == "written"
         try:
             if is_written:
                 path.parent.mkdir(parents=True, exist_ok=True)
-            # "ro" could not undo what a killed process left
+            # mode "ro" could not undo the journal of a killed process
             address = f"{path.absolute().as_uri()}?mode={'rwc' if is_written else 'rw'}"
             address = address if is_written or path.exists() else ":memory:"
             wait_s = AGAIN_S if path in _BUSY else WAIT_S
@@ -288,7 +285,7 @@ class Memory:
             with contextlib.closing(connection) as database:
                 database.execute("BEGIN IMMEDIATE" if is_written else "BEGIN")
                 if not _is_made(path, database):
-                    # A reader must not write into a file that another process is about to make.
+                    # A reader must not write into a file that another process is making.
                     for statement in _MAKE if is_written else [_MAKE[0].replace("TABLE", "TEMP TABLE", 1)]:
                         database.execute(statement)
                 yield database
@@ -300,8 +297,8 @@ class Memory:
             code, said = getattr(reason, "sqlite_errorname", ""), " ".join(str(reason).split())
             if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
                 _BUSY.add(path)
-                raise ValueError(f"{path}: another process holds it; try again once that has ended") from None
-            mend = _ELSEWHERE if code.startswith(_OF_THE_PLACE) else _ANEW
+                raise ValueError(f"{path}: another process holds it; try again later") from None
+            mend = _ELSEWHERE if code.startswith(_OF_THE_PLACE) else _AGAIN
             raise ValueError(f"{path}: cannot be {to_be} ({said}); {mend}") from None
 
 
@@ -320,7 +317,7 @@ def _insert(database: "sqlite3.Connection", one: Choice) -> None:
 
 
 def _is_made(path: FilePath, database: "sqlite3.Connection") -> bool:
-    """Return whether a database has its table; refuse one of a newer version, or of somebody else."""
+    """Return whether a database has its table; refuse a newer version and the database of another program."""
     asked = ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
     application, version, tables = (database.execute(one).fetchone()[0] for one in asked)
     if application == APPLICATION_ID and version > SCHEMA_VERSION:
@@ -333,7 +330,7 @@ def _is_made(path: FilePath, database: "sqlite3.Connection") -> bool:
 
 @atexit.register
 def write_the_rest() -> None:
-    """Write what was measured and could not be written so far."""
+    """Write the choices that could not be written so far."""
     for path in [path for path, waiting in _UNWRITTEN.items() if waiting]:
         with contextlib.suppress(ValueError, OSError):
             Memory(path)._write([])
@@ -342,20 +339,19 @@ def write_the_rest() -> None:
 # --- What models learn ---------------------------------------------------------------------------
 
 
-#: By database, context and kind: the choices that were measured by key, those of other processes read once, and what
-#: a model knows by them.
+#: By database, context and kind: the measured choices by key, and the model that has learned from them.
 _settings: dict[tuple[str, str, str], dict[str, Choice]] = {}
 _known: dict[tuple[str, str, str], tuple[Handle, list[Choice], CalibratedModel]] = {}
 
 
 def clear_learned() -> None:
-    """Forget what models learned; the next question reads the database anew."""
+    """Forget what models learned; the next question reads the database again."""
     _settings.clear()
     _known.clear()
 
 
 def learn(choice: Choice, memory: Memory, *, is_own: bool) -> None:
-    """Add a choice to those that a model learns from: one of this process in the place of an earlier one."""
+    """Add a choice to the choices that a model learns from; a choice of this process replaces an earlier one."""
     choices = _settings.get((str(memory.path), choice.context, choice.kind))
     if choices is not None and is_own:
         choices.pop(choice.key, None)
@@ -364,14 +360,14 @@ def learn(choice: Choice, memory: Memory, *, is_own: bool) -> None:
 
 
 def learned(calibrated: CalibratedModel, memory: Memory, context: str, kind: str) -> CalibratedModel:
-    """Return a model that knows what was measured in its setting."""
+    """Return a model that has learned from the measured choices of its setting."""
     place, own = (str(memory.path), context, kind), handle(calibrated)
     if place not in _settings:
         for oldest in [*_settings][: max(len(_settings) + 1 - MOST_SETTINGS, 0)]:
             _settings.pop(oldest, None)
             _known.pop(oldest, None)
         _settings[place] = {one.key: one for one in memory.all(context, kind)[::-1]}
-    kept = _settings.get(place, {})  # none where another thread has cleared them
+    kept = _settings.get(place, {})  # another thread may have cleared the settings
     choices, known = [*kept.values()][-MOST_LEARNED:], _known.get(place)
     if known is not None and known[:2] == (own, choices):
         return known[2]
@@ -387,12 +383,12 @@ def learned(calibrated: CalibratedModel, memory: Memory, context: str, kind: str
 
 
 def _taught(choice: Choice) -> list[Way]:
-    """Return the alternatives from which a model learns: they were timed, and their runs are known."""
+    """Return the alternatives from which a model learns: those with a measured time and known runs."""
     return [own for own in choice.alternatives if own.measured_ns is not None and own.runs]
 
 
 def _timed_runs(model: LatencyModel, ways: Sequence[Way]) -> Runs:
-    """Return the runs of alternatives that were timed, checked as those of any measurement."""
+    """Return the runs of measured alternatives, checked like any measurement."""
     runs: list[Any] = [run for own in ways for run in own.runs]
     columns = columns_of(model.inputs, model.inputs, [run["inputs"] for run in runs])
     for name, entry in model.inputs.items():
@@ -402,7 +398,7 @@ def _timed_runs(model: LatencyModel, ways: Sequence[Way]) -> Runs:
 
 
 def _conditioned(calibrated: CalibratedModel, choices: list[Choice]) -> CalibratedModel:
-    """Return the model that all measured times of some choices condition: those of one choice are a probe."""
+    """Return a model conditioned on the measured times of some choices; the times of one choice are a probe."""
     taught = [(number, own) for number, choice in enumerate(choices) for own in _taught(choice)]
     if not taught:
         return calibrated

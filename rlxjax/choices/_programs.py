@@ -1,4 +1,4 @@
-"""Functions, and the variants of a suite, as ways to do one piece of work: traced, counted and predicted."""
+"""Functions and the variants of a suite as alternatives of one piece of work: traced, counted and predicted."""
 
 import dataclasses
 import functools
@@ -10,42 +10,40 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax._values import Handle, by_value, handle
+from rlxjax._tracing import wrong_count
+from rlxjax._values import Handle, by_value, counted, handle
 from rlxjax.calibration import CalibratedModel, Calibration, FunctionPrediction, FunctionTimes, predict_profiles
 from rlxjax.fit import SURE, Cell, Runs, Suite, as_lists, batch_shape, decision, estimate, size_text
 from rlxjax.jaxpr import FunctionProfile, profile_function
 from rlxjax.models import FUNCTIONS, function_runs
 
 from ._description import content_of, default_device, description_of, digest
-from ._way import Way
+from ._way import SURE_OF_FUNCTIONS, Way
 
-#: Probability from which on the model of functions rules one out: it is off by more than it says where a compiler does
-#: what it does not expect. `benchmarks.stage_choices` tells how often what it rules out is right.
-SURE_OF_FUNCTIONS = 0.99
-#: Whole numbers that stand for shapes lie below this, so that they index whatever has as many rows.
+#: Random integers lie below this number, so that they index any array with as many rows.
 INTEGERS = 100
-#: Programs of suites that are kept, the latest used.
+#: The most programs of suites that are kept, the last used.
 MOST_PROGRAMS = 32
-#: What a model says of ways: they with their predictions and runs, and in ns the standard deviation of the difference
-#: of each two, `[n, n]`, infinite where nothing says.
+#: Alternatives with their predictions and runs, and the standard deviation in ns of the difference of each two
+#: predictions, `[n, n]`, infinite where unknown.
 Predicted = tuple[list[Way], np.ndarray]
 
 
 @by_value
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A piece of work that may be done in several ways.
+    """A piece of work with several alternatives.
 
     Attributes:
-        ways: to do it.
-        predict: gives what a model, which may have learned more than the calibration, says of them.
-        calibrated: the model of the calibration; None where there is none.
-        kind: "functions", or the name of the latency model whose runs they are.
+        ways: the alternatives.
+        predict: returns the predictions of a model, which may have learned more than the calibration.
+        calibrated: the model of the calibration; None without one.
+        kind: "functions", or the name of the latency model.
         label: the workload in words.
-        workload: what is the same of all ways, for JSON: sizes, dtypes.
-        devices: that hold the arguments.
-        runner: version of the programs, as JSON writes it; a model learns from those of one version alone.
-        sure: probability from which on the model rules a way out.
+        workload: sizes and dtypes that all alternatives share, as JSON values.
+        devices: devices that hold the arguments.
+        runner: version of the programs, as a JSON value; a model learns only from programs of one version.
+        sure: probability from which the model rules out an alternative.
     """
 
     ways: Sequence[Way]
@@ -63,7 +61,7 @@ class Work:
 
 
 class Stage(NamedTuple):
-    """A program by itself: its name, its jitted function, the shapes that it is called with, and what it gives."""
+    """A program: its name, its jitted function, the shapes of its arguments and the shapes of its result."""
 
     name: str
     fn: Any
@@ -72,33 +70,33 @@ class Stage(NamedTuple):
 
 
 def as_arguments(result: Any) -> tuple[Any, ...]:
-    """Return what a stage gives as the arguments of the next: the parts of a tuple, or the one result."""
+    """Return the result of a stage as arguments of the next stage: the parts of a tuple, or the result itself."""
     return result if isinstance(result, tuple) and not hasattr(result, "_fields") else (result,)
 
 
 def in_order(stages: Sequence[Callable[..., Any]], args: tuple[Any, ...]) -> list[Stage]:
-    """Return the stages, each jitted and traced once, with the shapes that each is called with."""
+    """Return the stages, each jitted and traced once, with the shapes of their arguments."""
     found, given = [], args
     for number, fn in enumerate(stages):
         name = getattr(fn, "__name__", "")
-        name = name if name.isidentifier() else f"stage{number + 1}"  # where it has none that code could use
+        name = name if name.isidentifier() else f"stage{number + 1}"  # a name that code can use
         jitted: Any = fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(functools.partial(fn))
         try:
             result = jitted.eval_shape(*given)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's function may raise anything, and may exit)
             reason = str(error).strip().partition("\n")[0]
-            before = "these arguments" if number == 0 else f"what {found[-1].name} gives"
-            raise ValueError(
-                f"stages: expected {name} (number {number + 1}) to take {before}, but it raised "
-                f"{type(error).__name__}: {reason}"
-            ) from error
+            if isinstance(error, TypeError) and (wrong := wrong_count(fn, given, {})):
+                raise ValueError(f"stages: {wrong}{f' from {found[-1].name}' if found else ''}") from error
+            given = f"the result of {found[-1].name}" if found else "these arguments"
+            raised = f"but it raised {type(error).__name__}: {reason}"
+            raise ValueError(f"stages: expected {name} (number {number + 1}) to take {given}, {raised}") from error
         found.append(Stage(name, jitted, given, result))
         given = as_arguments(result)
     return found
 
 
 def parts_of(whole: Stage) -> list[Stage]:
-    """Return the programs that a function runs where it is not jitted: its jitted calls, and each other operation."""
+    """Return the programs of a function that is not jitted: its jitted calls and each other operation."""
     jaxpr = whole.fn.trace(*whole.args).jaxpr.jaxpr
     parts = []
     for equation in jaxpr.eqns:
@@ -110,7 +108,7 @@ def parts_of(whole: Stage) -> list[Stage]:
 
 
 def equation_alone(jaxpr: Any, equation: Any) -> tuple[Callable[..., Sequence[Any]], list[Any]]:
-    """Return an equation of a jaxpr as a function, and the variables that are its arguments."""
+    """Return an equation of a jaxpr as a function, and the variables of its arguments."""
     from jax.extend import core  # which loads Pallas
 
     inputs = list(dict.fromkeys(var for var in equation.invars if not hasattr(var, "val")))  # literals have one
@@ -124,7 +122,7 @@ def equation_alone(jaxpr: Any, equation: Any) -> tuple[Callable[..., Sequence[An
 def work_of_functions(
     alternatives: Mapping[str, Any], args: tuple[Any, ...], known: Calibration | None, measure: str, check: bool
 ) -> Work:
-    """Return functions, traced, as ways to do the same."""
+    """Return traced functions as alternatives of one piece of work."""
     if not isinstance(alternatives, Mapping) or not alternatives:
         raise ValueError(f"alternatives: expected functions by name, or a Suite, got {alternatives!r}")
     arrays = functools.cache(lambda: filled(args))
@@ -137,29 +135,25 @@ def work_of_functions(
         try:
             whole = in_order([given], args)[0]
         except ValueError as error:
-            said = str(error).partition("but it ")[2] or str(error)
+            said = str(error).partition("but it ")[2] or str(error).removeprefix("stages: ")
             ways.append(Way(name, content=digest("fails", name), fn=given, failed=said))
             parts.append(list)
             continue
         program = whole.fn.trace(*whole.args)
         if len(program.jaxpr.jaxpr.invars) > len(jax.tree.leaves(program.args_info)):
-            raise ValueError(f"alternatives: expected {name!r} to close over arrays, got traced values; choose outside")
+            raise ValueError(f"alternatives: expected {name!r} to capture arrays, got traced values; choose outside")
         if measure != "never":
             check_repeatable(name, program)
-        result = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), whole.result)
-        expected = expected or (name, result)
-        if check and result != expected[1]:
-            raise ValueError(
-                f"alternatives: expected the same result of all, but that of {name!r} is {result}, and that of "
-                f"{expected[0]!r} is {expected[1]}; check=False takes them as they are"
-            )
+        expected = expected or (name, whole.result)
+        if check and (wrong := unlike(expected[1], whole.result)):
+            raise unequal(expected[0], name, wrong)
         is_jitted = isinstance(given, jax.stages.Wrapped)
         devices += devices_of([program.jaxpr.consts, _places_in(program.jaxpr.jaxpr)])
         parts.append(functools.partial(list, [whole]) if is_jitted else functools.partial(parts_of, whole))
         make = (lambda program=program: program.lower().compile()) if is_jitted else None
         content = content_of([program], is_jitted)
         ways.append(Way(name, content=content, fn=given, call=lambda fn=given: fn(*arrays()), make=make))
-    # Names tell apart programs that only their compiler's options do, of which the model knows nothing.
+    # The name distinguishes programs that differ only in compiler options, which the model does not know.
     contents = np.array([own.content for own in ways])
     are_alike = (contents[:, None] == contents) & ~np.eye(len(ways), dtype=bool)
     for place in np.flatnonzero(are_alike.any(1)).tolist():
@@ -185,6 +179,34 @@ def work_of_functions(
     return Work(ways, predict, calibrated, FUNCTIONS.name, label, where_of(args), devices, sure=SURE_OF_FUNCTIONS)
 
 
+def unlike(one: Any, other: Any) -> str:
+    """Return how the second of two results differs from the first in structure, shapes or dtypes; nothing if equal."""
+    (mine, structure), (others, other_structure) = (jax.tree.flatten(opened(own)) for own in (one, other))
+    if len(mine) != len(others):
+        return f"{counted(len(others), 'array')} instead of {len(mine)}"
+    if structure != other_structure:
+        said = [str(own).removeprefix("PyTreeDef(").removesuffix(")") for own in (other_structure, structure)]
+        return "its structure is {:.80} instead of {:.80}, where * is an array".format(*said)
+    for number, pair in enumerate(zip(others, mine, strict=True)):
+        got, wanted = (f"{jnp.result_type(own)}{list(getattr(own, 'shape', ()))}" for own in pair)
+        if got != wanted:
+            return f"array {number} is {got} instead of {wanted}"
+    return ""
+
+
+def opened(tree: Any) -> Any:
+    """Return a result with lists in place of tuples and named tuples, and with dictionaries in place of mappings."""
+    if isinstance(tree, tuple | list):
+        return [*map(opened, tree)]
+    return {name: opened(tree[name]) for name in tree} if isinstance(tree, Mapping) else tree
+
+
+def unequal(name: str, other: str, wrong: str) -> ValueError:
+    """Return the refusal of an alternative whose result differs from the result of another alternative."""
+    said = f"expected the same result of all, but {other!r} differs from {name!r}: {wrong}"
+    return ValueError(f"alternatives: {said}; check=False accepts any result")
+
+
 def in_words(args: tuple[Any, ...]) -> str:
     """Return the dtypes and shapes of arguments."""
     leaves = jax.tree.leaves(args)
@@ -192,22 +214,22 @@ def in_words(args: tuple[Any, ...]) -> str:
 
 
 def check_repeatable(name: str, program: Any) -> None:
-    """Refuse to time what does something beside giving results."""
+    """Refuse to time a program with side effects or donated arguments."""
     if effects := ", ".join(sorted(str(effect) for effect in program.jaxpr.effects)):
         raise ValueError(
-            f"alternatives: expected no side effects where {name!r} is to be measured again and again, got {effects}; "
-            "take them out, or decide with measure='never'"
+            f"alternatives: expected no side effects where {name!r} is to be measured repeatedly, got {effects}; "
+            "remove them, or decide with measure='never'"
         )
     inner = [any(equation.params.get("donated_invars", ())) for equation in program.jaxpr.eqns]
     if any(inner) or any(argument.donated for argument in jax.tree.leaves(program.args_info)):
         raise ValueError(
-            f"alternatives: expected no donated arguments where {name!r} is to be measured, which would be gone after "
-            "one call; choose without donation, or with measure='never'"
+            f"alternatives: expected no donated arguments where {name!r} is to be measured, because one call consumes "
+            "them; choose without donation, or with measure='never'"
         )
 
 
 def figures_of(each: Sequence[FunctionPrediction]) -> dict[str, Any]:
-    """Return what is predicted of programs that run one after another, by the fields of a way."""
+    """Return the fields of an alternative that programs predict, run one after another."""
     time_ns, low_ns, high_ns = (sum(getattr(one, name) for one in each) for name in ("time_ns", "low_ns", "high_ns"))
     inside = all(one.in_domain for one in each)
     return {"predicted_ns": time_ns, "predicted_interval_ns": (low_ns, high_ns), "in_domain": inside}
@@ -216,11 +238,11 @@ def figures_of(each: Sequence[FunctionPrediction]) -> dict[str, Any]:
 def predicted_programs(
     ways: Sequence[Way], times: FunctionTimes, places: Sequence[Sequence[int]], teaches: bool = True
 ) -> Predicted:
-    """Return what is predicted of ways that each run some programs, one after another; their times may teach."""
+    """Return the predictions of alternatives that each run some programs in sequence; `teaches` adds their runs."""
     found, sd_ns = [*ways], np.full((len(ways),) * 2, np.inf)
     for number, own in enumerate(places):
         each = [times.predictions[place] for place in own]
-        # A time says nothing of what is not counted whole.
+        # A partial count predicts no time.
         if each and not any(one.uncounted or one.profile.unknown_loops for one in each):
             runs = _runs_of([one.profile for one in each]) if teaches else ()
             found[number] = dataclasses.replace(ways[number], **figures_of(each), runs=runs)
@@ -240,7 +262,7 @@ def _runs_of(profiles: Sequence[FunctionProfile]) -> tuple[dict[str, Any], ...]:
 
 
 def where_of(args: tuple[Any, ...]) -> dict[str, Any]:
-    """Return what no jaxpr says of arguments: which are arrays of NumPy, and where others lie, by places of devices."""
+    """Return what no jaxpr shows of arguments: which are NumPy arrays, and which devices hold the others."""
     here, default = jax.local_devices(), jax.sharding.SingleDeviceSharding(default_device())
 
     def kind(leaf: Any) -> str:
@@ -255,14 +277,14 @@ def where_of(args: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def devices_of(args: Any) -> list[Any]:
-    """Return the devices that hold arrays, or that shapes are to be on."""
+    """Return the devices of arrays and shapes."""
     places = [getattr(leaf, "sharding", leaf) for leaf in jax.tree.leaves(args)]
     devices = {device for place in places if isinstance(place, jax.sharding.Sharding) for device in place.device_set}
     return sorted(devices - {None}, key=lambda device: device.id)
 
 
 def _places_in(jaxpr: Any) -> list[jax.sharding.Sharding]:
-    """Return where the equations of a jaxpr place arrays, on meshes that other processes may be part of."""
+    """Return the shardings in the equations of a jaxpr, whose meshes may include other processes."""
     found = []
     for equation in jaxpr.eqns if jax.process_count() > 1 else ():
         for value in jax.tree.leaves([*equation.params.values()], is_leaf=lambda x: isinstance(x, jax.sharding.Mesh)):
@@ -276,7 +298,7 @@ def _places_in(jaxpr: Any) -> list[jax.sharding.Sharding]:
 
 
 def filled(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return arguments with arrays in the place of shapes: random ones, the same each time."""
+    """Return arguments with arrays in place of shapes, random and equal each time."""
     rng = np.random.default_rng(0)
     return jax.block_until_ready(jax.tree.map(lambda arg: _array(arg, rng), args))
 
@@ -304,21 +326,21 @@ def _array(arg: Any, rng: np.random.Generator) -> Any:
 
 
 def work_of_suite(suite: Suite, inputs: Mapping[str, Any] | None, known: Calibration | None) -> Work:
-    """Return the variants of a suite's model as ways to do one workload."""
+    """Return the variants of a suite's model as alternatives of one workload."""
     model = suite.model
     if inputs is not None and not isinstance(inputs, Mapping):
         raise ValueError(f"inputs: expected sizes by name, got {inputs!r}")
     given = as_lists(model.inputs, inputs or {})
     columns = Runs.checked(model, 0, **given).inputs
     if several := [name for name, column in columns.items() if batch_shape(model.inputs[name], column)]:
-        raise ValueError(f"inputs: expected those of one workload, got several of {', '.join(several)}")
+        raise ValueError(f"inputs: expected a single workload, got several values of {', '.join(several)}")
     sizes = {name: np.asarray(given.get(name, column), float).tolist() for name, column in columns.items()}
     model.check({name: np.asarray(size) for name, size in sizes.items()})
     calibrated = None if known is None else known.models.get(model.name)
     facts = suite.facts() if calibrated is None else calibrated.posterior.facts
     label = ", ".join(f"{name} {size_text(size)}" for name, size in sizes.items())
     programs = f"{type(suite).__module__}.{type(suite).__qualname__}", suite.runner, dict(suite.given)
-    if dataclasses.is_dataclass(suite):  # whose fields say which of several it is
+    if dataclasses.is_dataclass(suite):  # its fields identify the suite
         programs = *programs, description_of(suite)
     is_same = np.ravel(np.asarray(model.same_result(Runs.checked(model, 0, **sizes), facts))).tolist()
     ways = []
@@ -332,13 +354,13 @@ def work_of_suite(suite: Suite, inputs: Mapping[str, Any] | None, known: Calibra
 
 @functools.lru_cache(maxsize=MOST_PROGRAMS)
 def _program(suite: Handle, cell: Cell) -> Callable[[], Any]:
-    """Return the program of a cell, which is compiled once however often a suite's owner chooses."""
+    """Return the program of a cell, compiled once for all choices."""
     own: Any = suite()
     return own.program(cell)
 
 
 def predicted_variants(ways: Sequence[Way], sizes: Mapping[str, Any], calibrated: CalibratedModel) -> Predicted:
-    """Return what a model says of ways that are one run each, by their names, all of one workload."""
+    """Return the predictions of alternatives that are one run each of the variant of their name."""
     with jax.ensure_compile_time_eval():
         runs = Runs.checked(calibrated.model, [own.name for own in ways], **sizes)
         found = jax.tree.map(np.asarray, estimate(calibrated.on_device(), runs.together()))

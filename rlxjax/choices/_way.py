@@ -1,22 +1,28 @@
-"""The record of a choice: each way to do the work, with what it was predicted to take and took, and which one runs."""
+"""The record of a choice: the alternatives with their predicted and measured times, and which alternative runs."""
 
 import dataclasses
 import datetime
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from rlxjax._values import by_value, counted, whole_ns
+from rlxjax._values import by_value, counted
 from rlxjax.calibration import Fingerprint, Positive
+from rlxjax.fit import SURE
+from rlxjax.units import interval_text, number_text, time_text
 
-#: When alternatives are timed.
+#: The words that say when alternatives are timed.
 MEASURES = ("never", "undecided", "always")
-#: What a choice may lose, and the milliseconds of timing, unless a caller says.
+#: The default relative loss that does not count, and the default milliseconds of timing.
 REGRET, LIMIT_MS = 0.02, 200.0
-#: Nanoseconds of a call that was timed: what is beyond is a mistake, as is a size of it above the most.
+#: Probability from which the model of functions rules out an alternative. The model is less sure than it says where a
+#: compiler does something unexpected. `benchmarks.stage_choices` counts how often it is right.
+SURE_OF_FUNCTIONS = 0.99
+#: Measured nanoseconds of a call, and the largest size of a run: numbers outside these limits are mistakes.
 MeasuredNs = Annotated[float, Field(ge=1e-3, le=1e15)]
 MOST_SIZE = 1e18
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -25,15 +31,15 @@ _WHOLE = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 def _callable() -> Any:
-    """Return a field that no answer is compared, shown or kept by."""
+    """Return a field that is neither compared, shown nor saved."""
     return dataclasses.field(default=None, compare=False, repr=False)
 
 
 class Record:
-    """What JSON can say of all that is compared."""
+    """A dataclass whose compared fields can be written as JSON."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything but functions as plain numbers, strings and lists, for JSON."""
+        """Return all fields except functions as plain numbers, strings and lists, for JSON."""
         return {own.name: _plain(getattr(self, own.name)) for own in dataclasses.fields(self) if own.compare}  # pyright: ignore
 
 
@@ -52,23 +58,24 @@ def _plain(value: Any) -> Any:
 @by_value
 @dataclasses.dataclass(frozen=True)
 class Way(Record):
-    """One way to do a piece of work; times in ns of one call.
+    """One alternative: a way to do a piece of work. Times are ns of one call.
 
     Attributes:
-        name: for people.
-        predicted_ns: by the latency model; None where it says nothing.
-        predicted_interval_ns: that holds the time with 90 %.
-        measured_ns: the lower quartile of its visits; None of one that was not timed.
-        measured_interval_ns: that holds it with 90 %.
-        failed: why it cannot be chosen, in a sentence; empty of one that can.
-        compile_s: seconds that compiling and the first call took beyond a later one; None if it was not compiled here.
-        in_domain: whether the prediction lies within what was measured; else it is an extrapolation.
-        extra_ns: what it costs beside its time.
-        content: digest of what it runs, by which it is known.
-        runs: of the latency model, whose times add up to its own: each a `variant` and its `inputs` by name.
-        fn: what a caller is given; None in an answer, whose own `fn` is that of the chosen one.
-        call: of no arguments, that is timed; None in an answer.
-        make: compiles it; where there is none the first call does; None in an answer.
+        name: the name that people read.
+        predicted_ns: the prediction of the latency model; None where the model has none.
+        predicted_interval_ns: the 90 % interval of the prediction.
+        measured_ns: the lower quartile of the visits; None of an alternative that was not timed.
+        measured_interval_ns: the 90 % interval of `measured_ns`.
+        failed: why the alternative cannot be chosen, in a sentence; empty if it can.
+        is_tie: whether the measurement does not tell the alternative apart from the chosen alternative.
+        compile_s: seconds by which compiling and the first call exceed a later call; None if not compiled here.
+        in_domain: whether the prediction lies in the calibrated range; otherwise it is an extrapolation.
+        extra_ns: a cost in ns that is added to the time when alternatives are compared.
+        content: digest of the programs, which identifies the alternative.
+        runs: runs of the latency model whose times add up to the prediction, each a `variant` and its `inputs`.
+        fn: the function that a caller gets; None in an answer, which has its own `fn`.
+        call: a function without arguments that is timed; None in an answer.
+        make: compiles the program, where the first call does not; None in an answer.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _WHOLE
@@ -78,6 +85,7 @@ class Way(Record):
     measured_ns: MeasuredNs | None = None
     measured_interval_ns: tuple[MeasuredNs, MeasuredNs] | None = None
     failed: str = ""
+    is_tie: bool = False
     compile_s: NotNegative | None = None
     in_domain: bool = False
     extra_ns: float = 0.0
@@ -89,38 +97,49 @@ class Way(Record):
 
     @property
     def time_ns(self) -> float | None:
-        """As measured, else as predicted."""
+        """The measured time, or else the predicted time."""
         return self.predicted_ns if self.measured_ns is None else self.measured_ns
 
     @property
     def interval_ns(self) -> tuple[float, float] | None:
-        """Of `time_ns`."""
+        """The 90 % interval of `time_ns`."""
         return self.predicted_interval_ns if self.measured_ns is None else self.measured_interval_ns
+
+    def times_text(self) -> str:
+        """Return the times as people read them: "measured 19 ms (18 to 20)  predicted 21 ms (12 to 32)"."""
+        times = {"measured": (self.measured_ns, self.measured_interval_ns)}
+        times["predicted"] = (self.predicted_ns, self.predicted_interval_ns)
+        said = [
+            f"{word} {interval_text(time_ns, *ends) if ends else time_text(time_ns)}"
+            for word, (time_ns, ends) in times.items()
+            if time_ns is not None
+        ]
+        return "  ".join(said)
 
 
 @by_value
 @dataclasses.dataclass(frozen=True)
 class Choice(Record):
-    """The alternative to run; call it as the alternatives are called.
+    """The alternative to run. You call it with the arguments of the alternatives.
 
     Attributes:
-        name: of the alternative.
-        by: "model", "measured" in this call, "remembered" of an earlier one, or "pinned" by a person.
-        alternatives: all of them, in the order given.
-        probability: that no other one is faster by more than `regret`; None where nothing says.
-        is_tie: whether others are as good, as far as the measurements say: within `regret`, or not told apart.
+        name: name of the alternative that runs.
+        by: "model", "measured" in this call, "remembered" from an earlier call, or "pinned" by a person.
+        alternatives: all alternatives, in the order given.
+        probability: that no other alternative is faster by more than `regret`; None if unknown.
+        is_tie: whether some alternatives are not told apart from the fastest by measuring; `Way.is_tie` says which.
         regret: relative difference that does not count.
-        rounds: in which the alternatives were timed by turns; 0 if none was timed.
-        measuring_s: seconds that compiling and timing took in this call.
-        key: of the memory's entry, by which `rlxjax decisions` knows it: a digest of all that the choice depends on.
-        without_pin: the alternative that was chosen by measuring, where a person pinned one.
-        kind: "functions", or the latency model's name.
+        rounds: rounds in which each alternative was timed once; 0 if none was timed.
+        measuring_s: seconds of compiling and timing in this call.
+        key: digest of everything that the choice depends on; `rlxjax decisions` finds the choice by it.
+        without_pin: the measured winner, where a person pinned another alternative.
+        kind: "functions", or the name of the latency model.
         label: the workload in words.
         context: digest of machine, software and calibration, which all choices of one setting share.
-        calibration: digest of the calibrated model that predicted; None where none did.
-        machine: that measured; None of a choice that the model made.
-        created: ISO time in UTC, of a choice that was measured.
-        fn: the alternative, as it was given; of a suite what runs its program. A pickled choice has none.
+        calibration: digest of the calibrated model that predicted; None without a prediction.
+        machine: the machine that measured; None of a choice by the model.
+        created: ISO time in UTC of the measurement.
+        fn: the chosen function as it was given, or a function that runs the program of a suite; None once pickled.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _WHOLE
@@ -143,10 +162,10 @@ class Choice(Record):
     fn: Callable[..., Any] = _callable()
 
     def __call__(self, *args: Any) -> Any:
-        """Run the alternative that is chosen.
+        """Run the chosen alternative.
 
         Raises:
-            TypeError: a choice that was pickled, which keeps no function.
+            TypeError: the choice was pickled, so it has no function.
         """
         if self.fn is None:
             raise TypeError(f"{self.name}: this choice was pickled and has no function; choose again to call it")
@@ -163,22 +182,22 @@ class Choice(Record):
 
     @property
     def chosen(self) -> Way:
-        """The alternative with its times."""
+        """The chosen alternative with its times."""
         return self[self.name]
 
     @property
     def time_ns(self) -> float | None:
-        """Of the alternative that is chosen: measured, else predicted."""
+        """The measured time of the chosen alternative, or else its predicted time."""
         return self.chosen.time_ns
 
     @property
     def interval_ns(self) -> tuple[float, float] | None:
-        """That holds `time_ns` with 90 %."""
+        """The 90 % interval of `time_ns`."""
         return self.chosen.interval_ns
 
     @property
     def next_best(self) -> Way | None:
-        """The fastest of the others that were measured."""
+        """The fastest of the other alternatives that were measured."""
         timed = [own for own in self.alternatives if own.measured_ns is not None and own.name != self.name]
         return min(timed, key=lambda own: own.measured_ns or 0.0, default=None)
 
@@ -186,50 +205,77 @@ class Choice(Record):
         """Return an alternative by its name.
 
         Raises:
-            KeyError: none has this name.
+            KeyError: no alternative has this name.
         """
         named = {own.name: own for own in self.alternatives}
         if name not in named:
             raise KeyError(f"expected one of {', '.join(named)}, got {name!r}")
         return named[name]
 
+    @property
+    def outcome(self) -> str:
+        """Which alternative is the fastest, how surely, and which alternatives are not told apart from it."""
+        best, chance = self.without_pin or self.name, percent(1.0 if self.probability is None else self.probability)
+        others = [own for own in self.alternatives if own.name != best and not own.failed]
+        said, rounds = f"{best} is the only alternative that runs", f"after {counted(self.rounds, 'round')}"
+        if self.by == "model" and others:
+            said = f"{best} is predicted to be the fastest, {chance} sure"
+        elif self.is_tie:
+            names = " and ".join(own.name for own in others if own.is_tie) or "others"
+            said = f"a tie: {best} and {names} are not told apart {rounds}"
+        elif self.rounds:
+            margin = f"more than {100.0 * self.regret:.3g} % " if self.regret else ""
+            said = f"{best} is the fastest: {chance} sure {rounds} that no other alternative is {margin}faster"
+        said += " (remembered)" if self.by == "remembered" else ""
+        return said + (f"; a person pinned {self.name}, which runs" if self.by == "pinned" else "")
+
     def __str__(self) -> str:
-        said = "a tie: " if self.is_tie else ""
-        chance = "" if self.probability is None else f", {100 * self.probability:.0f} % sure"
-        rounds = f", {counted(self.rounds, 'round')}" if self.rounds else ""
-        lines = [f"{said}{self.name} ({self.by}{rounds}{chance})"]
+        lines = [self.outcome, "times of a call with 90 % intervals:"]
         width = max(len(own.name) for own in self.alternatives)
+        best, able = self[self.without_pin or self.name], [own for own in self.alternatives if not own.failed]
         for own in self.alternatives:
-            parts = [f"  {own.name:{width}}"]
-            for word, time_ns, interval in (
-                ("measured", own.measured_ns, own.measured_interval_ns),
-                ("predicted", own.predicted_ns, own.predicted_interval_ns),
-            ):
-                if time_ns is not None and interval is not None:
-                    low, high = map(whole_ns, interval)
-                    parts.append(f"{word} {whole_ns(time_ns)} ns (90 %: {low} to {high})")
-            lines.append("  ".join([*parts, *([own.failed] if own.failed else [])]))
+            note = f"failed: {own.failed}" if own.failed else "not told apart" if own.is_tie else ""
+            if not note and own is not best and self.by != "model":
+                note = "ruled out by the model" if own.measured_ns is None else slower_text(own, best)
+            lines.append(f"  {'  '.join(filter(None, (f'{own.name:{width}}', own.times_text(), note)))}")
+        sure = SURE_OF_FUNCTIONS if self.kind == "functions" else SURE
+        is_sure = (self.probability or 0.0) >= sure and all(own.in_domain for own in able)
+        if self.by == "model" and len(able) > 1 and not is_sure:
+            lines.append('the model is not sure: the same call with measure="undecided" times the alternatives')
         return "\n".join(lines)
+
+
+def percent(chance: float) -> str:
+    """Return a probability in per cent, as people read it."""
+    return "over 99 %" if chance >= 0.995 else "under 1 %" if chance < 0.005 else f"{100.0 * chance:.0f} %"
+
+
+def slower_text(own: Way, best: Way) -> str:
+    """Return by how much a measured alternative is slower than the fastest, extra costs included."""
+    ratio = ((own.measured_ns or 0.0) + own.extra_ns) / ((best.measured_ns or math.inf) + best.extra_ns)
+    if ratio < 1.005:
+        return "slower in most rounds"
+    return f"{100.0 * (ratio - 1.0):.0f} % slower" if ratio < 1.995 else f"{number_text(ratio, 2)} times slower"
 
 
 _CHOICE = TypeAdapter(Choice)
 
 
 def choice_of_json(text: str) -> Choice:
-    """Return a choice that was measured, as JSON has it; refuse one that says what no measurement says."""
+    """Return the measured choice that a JSON text holds; refuse a choice that no measurement can give."""
     one = _CHOICE.validate_json(text, strict=True)
     if datetime.datetime.fromisoformat(one.created).utcoffset() != datetime.timedelta(0):
         raise ValueError("created: expected an ISO time in UTC")
     if one.machine is None or one.by not in ("measured", "pinned") or one.probability is None:
-        raise ValueError("by: expected a choice that a machine measured, or a person pinned")
+        raise ValueError("by: expected a choice that was measured or pinned")
     for name in filter(None, (one.name, one.without_pin)):
         if name not in [own.name for own in one.alternatives if not own.failed]:
-            raise ValueError(f"name: expected that of an alternative that runs, got {name!r}")
+            raise ValueError(f"name: expected the name of an alternative that runs, got {name!r}")
     for own in one.alternatives:
         low, high = own.measured_interval_ns or (own.measured_ns or 0.0,) * 2
         least, most = own.predicted_interval_ns or (0.0, 0.0)
         if not low <= (own.measured_ns or 0.0) <= high or least > most:
-            raise ValueError(f"{own.name}: expected times within their intervals, from the lower end to the upper")
+            raise ValueError(f"{own.name}: expected a time within its interval, whose lower end comes first")
         for run in own.runs:
             sizes = run.get("inputs") if isinstance(run.get("variant"), str) and len(run) == 2 else None
             if not isinstance(sizes, dict) or not all(map(_is_size, sizes.values())):
@@ -238,20 +284,20 @@ def choice_of_json(text: str) -> Choice:
 
 
 def _is_size(size: float | list[float]) -> bool:
-    """Return whether a number, or each entry of a list, may be that of a run."""
+    """Return whether a number, or each number of a list, is a possible size of a run."""
     return all(map(_is_size, size)) if isinstance(size, list) else 0.0 <= size <= MOST_SIZE
 
 
 def json_of_choice(one: Choice) -> str:
-    """Return what is kept of a choice."""
+    """Return a choice as JSON, without its functions."""
     return json.dumps(one.as_dict(), allow_nan=False)
 
 
 def measure_word(given: str | None, default: str) -> str:
-    """Return when to measure: as given, else as `RLXJAX_MEASURE` says, else by default.
+    """Return the word that says when to measure: the given word, else `RLXJAX_MEASURE`, else the default.
 
     Raises:
-        ValueError: another word.
+        ValueError: the word is none of `MEASURES`.
     """
     name, word = ("measure", given) if given is not None else ("RLXJAX_MEASURE", os.environ.get("RLXJAX_MEASURE"))
     if not word and given is None:

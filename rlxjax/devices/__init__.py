@@ -1,7 +1,7 @@
-"""Devices that need not be there: what each has, and functions compiled for them.
+"""Descriptions of TPUs and GPUs that you need not have, and functions compiled for them.
 
-`target_device` returns one by its name, `load_target` one's own from a file, `compile_for` compiles for it. What
-compiles comes with the extras `tpu-compiler` and `cuda-compiler`.
+`target_device` returns a device by its name, `load_target` reads a device of yours from a file, and `compile_for`
+compiles a function for a device. The extras `tpu-compiler` and `cuda-compiler` install the compilers.
 """
 
 from ._compile import CompiledFor as CompiledFor

@@ -1,7 +1,7 @@
-"""The process that holds a compiler: reads programs from its input, compiles each for a device that is not there.
+"""The process of a compiler: it reads programs from its input, and compiles each for a device without the hardware.
 
-It runs as a script by itself, and imports nothing of the package. A request is one line of JSON with the bytes of the
-program behind it; an answer is one line of JSON.
+This file runs as a script, and imports nothing of the package. A request is a line of JSON, followed by the bytes of
+the program; an answer is a line of JSON.
 """
 
 import contextlib
@@ -15,10 +15,10 @@ from typing import Any
 
 
 def end_with_parent() -> None:
-    """Start a process that kills this group once nobody holds the input's other end: a compiler heeds no signal."""
+    """Start a process that kills this process group when the parent is gone: a compiler ignores signals."""
     child = os.getpid()
     if os.fork() == 0:
-        os.closerange(1, 256)  # an end of the answers says that the compiler crashed
+        os.closerange(1, 256)  # the parent takes the end of the answers for a crash
         asking = select.poll()
         asking.register(0, 0)
         while not asking.poll(500) and os.getppid() == child:
@@ -30,14 +30,14 @@ def main() -> None:
     """Answer requests until the input ends."""
     end_with_parent()
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what compilers print is no answer
+    os.dup2(2, 1)  # the text that compilers print is no answer
     while line := requests.readline():
         request = json.loads(line)
         program = requests.read(request["bytes"])
         try:
             import jax
 
-            with jax.enable_x64(True):  # types are those of the program
+            with jax.enable_x64(True):  # the program decides the types
                 answer = compiled(request, program)
         except Exception as error:  # noqa: BLE001  (compilers may raise anything)
             answer = {"error": str(error).strip(), "kind": type(error).__name__}
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def compiled(request: dict[str, Any], program: bytes) -> dict[str, Any]:
-    """Return the text, the memory and the costs of a program for the devices of a topology."""
+    """Return the text, the memory and the costs of a program compiled for the devices of a topology."""
     import jax
     import numpy as np
     from jax import export
@@ -69,7 +69,7 @@ def compiled(request: dict[str, Any], program: bytes) -> dict[str, Any]:
         sizes, types = request["sizes"], tuple(AxisType[name] for name in request["types"])
         laid_out = devices.reshape(sizes)
         if count == len(described.devices):
-            with contextlib.suppress(Exception):  # not each mesh has a layout of its own
+            with contextlib.suppress(Exception):  # some meshes have no layout of their own
                 laid_out = mesh_utils.create_device_mesh(sizes, list(devices), allow_split_physical_axes=True)
         mesh, devices = Mesh(laid_out, axes, axis_types=types), laid_out.flatten()
         everywhere = NamedSharding(mesh, PartitionSpec())
@@ -78,10 +78,10 @@ def compiled(request: dict[str, Any], program: bytes) -> dict[str, Any]:
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
         for aval, sharding in zip(exported.in_avals, shardings, strict=True)
     ]
-    options = {} if given else {"out_shardings": everywhere}  # else nothing says where a function of nothing runs
+    options = {} if given else {"out_shardings": everywhere}  # a function without arguments has no other sharding
     made = jax.jit(exported.call, donate_argnums=tuple(request["donated"]), **options).lower(*given).compile()
     places: list[list[int]] = []
-    if platform == "tpu":  # the core of a chip is a coordinate where each is a device
+    if platform == "tpu":  # the core is a coordinate if each core of a chip is a device
         has_cores = any(device.core_on_chip for device in described.devices)
         places = [[*device.coords, *([device.core_on_chip] if has_cores else [])] for device in devices]
     memory, costs = made.memory_analysis(), made.cost_analysis() or {}

@@ -1,11 +1,12 @@
-"""A program compiled for a device that is not there, in a process that holds the compiler.
+"""Compile a program for a device without the hardware, in a process of the compiler.
 
-One process a platform is kept for the session, and killed where it crashes or takes too long.
+Each platform has one process, which lives as long as the session; it is killed if it crashes or takes too long.
 """
 
 import atexit
 import contextlib
 import dataclasses
+import functools
 import gzip
 import hashlib
 import importlib.util
@@ -28,6 +29,8 @@ from jax.sharding import AbstractMesh
 from rlxjax._files import home_folder, read_file, whole_file
 from rlxjax._tracing import jitted, refusals_in_one_line
 from rlxjax._values import FrozenDict, by_value
+from rlxjax.extras import install_command
+from rlxjax.units import bytes_text
 
 from ._mesh import context_for, divided, mesh_of
 from ._table import TargetDevice, target_device
@@ -36,14 +39,14 @@ _CHILD = Path(__file__).with_name("_child.py")
 
 
 class _Compiler(NamedTuple):
-    """What compiles for a platform of JAX: modules of which one is needed, packages whose versions decide, settings."""
+    """The compiler of a JAX platform: modules (one is needed), packages whose versions matter, and environment."""
 
     modules: Sequence[str]
     packages: Sequence[str]
     variables: Mapping[str, str]
 
 
-#: JAX's own cache knows no lines of a program; the other variables tell the compilers that no device is there.
+#: JAX's own cache ignores source lines; the other variables tell the compilers that there is no device.
 _ALWAYS = {"JAX_ENABLE_COMPILATION_CACHE": "false", "JAX_PLATFORMS": "cpu"}
 _COMPILERS = {
     "tpu": _Compiler(
@@ -63,18 +66,18 @@ _COMPILERS = {
         {**_ALWAYS, "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "TF_CPP_MIN_LOG_LEVEL": "2"},
     ),
 }
-#: Bytes of what a compiler says that are read, and characters that are shown.
+#: The most bytes of a compiler's messages that are read, and characters that are shown.
 _READ_BYTES, _SHOWN_CHARACTERS = 10_000, 300
 #: Seconds that a compiler may take for one program.
 LIMIT_S = 300.0
-#: Constants of more bytes than these are arguments of what is compiled.
+#: Larger constants, in bytes, become arguments of the compiled program.
 _LARGE_CONSTANTS_BYTES = 2**16
-#: What the compilers of TPUs say of a program that does not fit.
+#: The message of TPU compilers for a program that does not fit.
 _USED = re.compile(
     r"(?:Used |required[^()]*\()([\d.]+)([KMGT]?)(?: of |\) exceeds available HBM \()([\d.]+)([KMGT]?)", re.IGNORECASE
 )
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-#: What calls the host.
+#: The primitives that call the host.
 _CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "debug_print")
 #: Types that JAX narrows while `jax_enable_x64` is off.
 _WIDE = ("float64", "int64", "uint64", "complex128")
@@ -83,11 +86,11 @@ _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
 class DoesNotFitError(ValueError):
-    """A program that needs more memory than the target has: one line.
+    """The error, in one line, of a program that needs more memory than the target has.
 
     Attributes:
-        needed_bytes: of one device, or of its temporaries alone; None where the compiler does not say.
-        memory_bytes: that the compiler may use; None where it does not say.
+        needed_bytes: bytes needed on one device, or for its temporaries alone; None if the compiler does not say.
+        memory_bytes: bytes that the compiler may use; None if the compiler does not say.
     """
 
     def __init__(self, message: str, needed_bytes: int | None = None, memory_bytes: int | None = None) -> None:
@@ -98,24 +101,24 @@ class DoesNotFitError(ValueError):
 @by_value
 @dataclasses.dataclass(frozen=True)
 class CompiledFor:
-    """What a compiler made of a function for a target; figures are those of one device.
+    """A function compiled for a target; all bytes are for one device.
 
     Attributes:
-        target: what it is compiled for.
-        devices: how many it runs on.
-        mesh: the sizes of their axes by name; empty for one device without a mesh.
-        coordinates: of each TPU in its slice, in the order of the program's partition ids: x, y, z, and the core where
-            a chip has two devices. Empty for GPUs.
-        text: the compiled program, as XLA writes it.
-        argument_bytes: of the arguments.
-        output_bytes: of the results.
-        temporary_bytes: that the program needs beside them.
-        alias_bytes: of results that lie where arguments were.
-        peak_bytes: arguments, results and temporaries, what is shared once.
-        costs: the compiler's own estimates, unchecked: "flops", "bytes accessed", "optimal_seconds". Empty where it
-            gives none. It counts the body of a loop once.
-        compiler: its versions.
-        seconds: that compiling took; 0 of one from the cache.
+        target: the device that the function is compiled for.
+        devices: number of devices that run the program.
+        mesh: the sizes of the mesh's axes by name; empty for one device without a mesh.
+        coordinates: the place of each TPU in its slice, in the order of the program's partition ids: x, y, z, and the
+            core if a chip has two devices. Empty for GPUs.
+        text: the compiled program, as XLA prints it.
+        argument_bytes: bytes of the arguments.
+        output_bytes: bytes of the results.
+        temporary_bytes: bytes of the temporaries.
+        alias_bytes: bytes of the results that reuse the memory of arguments.
+        peak_bytes: bytes of arguments, results and temporaries together; reused memory counts once.
+        costs: the compiler's own estimates, unchecked: "flops", "bytes accessed", "optimal_seconds". The compiler
+            counts the body of a loop once. Empty if the compiler gives no estimates.
+        compiler: the versions of the compiler and JAX.
+        seconds: duration of the compilation; 0 for a program from the cache.
     """
 
     target: TargetDevice
@@ -134,7 +137,7 @@ class CompiledFor:
 
     @property
     def fits(self) -> bool:
-        """Whether the program's peak memory is at most that of the device."""
+        """Whether the program's peak memory is at most the memory of the device."""
         return self.peak_bytes <= self.target.memory_bytes
 
 
@@ -147,26 +150,26 @@ def compile_for(
     use_cache: bool = True,
     **kwargs: Any,
 ) -> CompiledFor:
-    """Compile a function for a device that need not be there, in a process of its own.
+    """Compile a function for a device that you need not have, in a process of its own.
 
-    The process is kept for the next program, and ends with this one. What it makes is kept in the user's cache
-    (`RLXJAX_HOME` where it is set): by program, target, compiler and flags.
+    The process stays for the next program, and ends with yours. Compiled programs are cached by program, target,
+    compiler and flags, in your cache folder or in `RLXJAX_HOME`.
 
     Args:
-        fn: the function, jitted or not. Large arrays that it closes over are arguments of the compiled program.
-        *args: arrays, numbers, `jax.ShapeDtypeStruct`s, or trees of them. `NamedSharding`s, over a mesh of any devices
-            or a `jax.sharding.AbstractMesh`, compile it for as many devices of the target.
-        target: a name, a path to a file of a target, or a `TargetDevice`.
-        mesh: the sizes of a mesh's axes by name, as `{"data": 4, "model": 2}`. The function is traced in it, so that a
-            `PartitionSpec` resolves, and arguments without a sharding are divided as `rlxjax.devices.divided` says.
-        limit_s: seconds after which the compiler is stopped.
-        use_cache: whether a program may come from the cache.
-        **kwargs: of the function, as `profile_function` takes them.
+        fn: the function, jitted or not. Large captured arrays become arguments of the compiled program.
+        *args: arrays, numbers, `jax.ShapeDtypeStruct`s, or trees of these. Arguments with a `NamedSharding`, over any
+            mesh or `jax.sharding.AbstractMesh`, compile the function for that number of devices.
+        target: the name of a device, a path to a file of a device, or a `TargetDevice`.
+        mesh: the sizes of a mesh's axes by name, such as `{"data": 4, "model": 2}`. The function is traced in this
+            mesh, so a `PartitionSpec` resolves; `rlxjax.devices.divided` divides arguments without a sharding.
+        limit_s: time limit of the compiler, in seconds.
+        use_cache: whether a cached program may be used.
+        **kwargs: keyword arguments of the function, as for `profile_function`.
 
     Raises:
-        DoesNotFitError: a `ValueError`; the compiler refuses the program for the memory that it needs.
-        ValueError: one line; an unknown target, a compiler that is not installed, a function that does not trace, or
-            that the target cannot compile, a mesh larger than its topologies, a compiler that crashes or hangs.
+        DoesNotFitError: a `ValueError`; the program needs more memory than the device has.
+        ValueError: one line; an unknown target, a missing compiler, a function that does not trace or that the target
+            cannot compile, a mesh larger than the target's topologies, or a compiler that crashes or hangs.
     """
     device = target_device(target)
     check_compiler(device.platform)
@@ -183,24 +186,24 @@ def compile_for(
     except ValueError as error:
         if "AbstractDevice" not in str(error) or device.platform == "tpu":
             raise
-        with context_for(over, device):  # Pallas asks which GPU it is
+        with context_for(over, device):  # Pallas asks for the kind of GPU
             request, program = _program(fn, args, kwargs, device, over)
     compiler, flags = compiler_version(device.platform), [os.environ.get(name, "") for name in _FLAGS]
     key = hashlib.sha256(json.dumps([request, compiler, flags]).encode() + program).hexdigest()
     path = home_folder("cache") / "targets" / f"{key}.json.gz"
     answer, seconds = None, 0.0
-    with contextlib.suppress(ValueError):  # none, or none that is whole
+    with contextlib.suppress(ValueError):  # no cached program, or an incomplete file
         answer = json.loads(read_file(path)) if use_cache else None
     if not isinstance(answer, dict) or not answer.keys() >= {"text", "memory", "costs", "coordinates", "seconds"}:
         worker = worker_of(device.platform)
         answer = worker.ask(request, program, limit_s)
-        if "Failed to materialize symbols" in answer.get("error", ""):  # Mosaic, beside other programs
+        if "Failed to materialize symbols" in answer.get("error", ""):  # Mosaic fails so after other programs
             worker.close()
             answer = worker.ask(request, program, limit_s)
         if "error" in answer:
             raise _refusal(device, answer)
         seconds = answer["seconds"]
-        with contextlib.suppress(OSError, ValueError), whole_file(path) as temporary:  # a full disk keeps nothing
+        with contextlib.suppress(OSError, ValueError), whole_file(path) as temporary:  # a full disk caches nothing
             temporary.write_bytes(gzip.compress(json.dumps(answer).encode(), 1))
     argument, output, temporary_bytes, alias = (
         answer["memory"][f"{name}_size_in_bytes"] for name in ("argument", "output", "temp", "alias")
@@ -230,13 +233,10 @@ def _refusal(device: TargetDevice, answer: Mapping[str, str]) -> ValueError:
             first = said.partition("\n")[0]
             return DoesNotFitError(f"target {device.name}: the program does not fit its memory: {first}")
         needed, has = (int(float(found[i]) * _UNITS[found[i + 1].upper()]) for i in (1, 3))
-        return DoesNotFitError(
-            f"target {device.name}: the program needs at least {needed / 1e9:.3g} GB of {has / 1e9:.3g}: does not fit",
-            needed,
-            has,
-        )
-    if "ptxas too old" in said:  # said of a device that is older than CUDA takes, too
-        return ValueError(f"target {device.name}: the installed CUDA compiles for no {device.title}")
+        needs = f"needs at least {bytes_text(needed)} of {bytes_text(has)}"
+        return DoesNotFitError(f"target {device.name}: the program {needs}: does not fit", needed, has)
+    if "ptxas too old" in said:  # the same message as for a device older than this CUDA supports
+        return ValueError(f"target {device.name}: the installed CUDA cannot compile for {device.title}")
     first = next((line.strip() for line in said.splitlines() if line.strip()), "no reason")
     return ValueError(f"target {device.name}: the compiler failed with {kind}: {first[:300]}")
 
@@ -248,7 +248,7 @@ def _program(
     device: TargetDevice,
     mesh: AbstractMesh | None,
 ) -> tuple[dict[str, Any], bytes]:
-    """Return a request and the program it is for: traced and lowered here for the target, and compiled elsewhere."""
+    """Return a request and its program, traced and lowered for the target; another process compiles the program."""
     from jax import export
     from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
@@ -268,7 +268,7 @@ def _program(
                 shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in closed.in_avals]
                 exported = export.export(by_arguments, platforms=platforms, disabled_checks=checks)(constants, *shapes)
                 donated = [i + len(constants) for i in donated]
-        if mesh is None:  # that of `jax.jit(in_shardings=...)`
+        if mesh is None:  # `jax.jit(in_shardings=...)` may have a mesh
             own: Any = None
             mesh = mesh_of((exported.in_shardings_jax(own), exported.out_shardings_jax(own)))
         count = exported.nr_devices if mesh is None else mesh.size
@@ -281,12 +281,12 @@ def _program(
     except Exception as error:  # noqa: BLE001  (lowering rules may raise anything)
         said = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
         if "platform" in said and (called := [name for name in _CALLBACKS if name in str(closed)]):
-            hint = "; take `jax.debug` out" if called[0].startswith("debug") else ""
-            said = f"it calls back to the host ({called[0]}), which JAX lowers only for a device that is there{hint}"
+            hint = "; remove `jax.debug`" if called[0].startswith("debug") else ""
+            said = f"it calls back to the host ({called[0]}), which JAX lowers only for a local device{hint}"
         elif found := re.search(r"primitive '(\w+)' not found", said):
             said = f"JAX has no {found[1]} for this platform"
         elif "cusolver" in said.lower():
-            said = "cuSOLVER, which it calls, asks for a GPU that is there"
+            said = "the function calls cuSOLVER, which needs a local GPU"
         raise ValueError(
             f"target {device.name}: the function cannot be lowered for {device.platform}: {said}"
         ) from error
@@ -309,7 +309,7 @@ def _serialized(exported: Any) -> bytes:
 
 @contextlib.contextmanager
 def _short_locations() -> Iterator[None]:
-    """Give each operation the user's line alone, so that who calls from where changes no key of the cache."""
+    """Keep only the user's line of each operation, so that the place of the call does not change the cache key."""
     name = "jax_traceback_in_locations_limit"
     before = getattr(jax.config, name)
     jax.config.update(name, 1)
@@ -320,7 +320,7 @@ def _short_locations() -> Iterator[None]:
 
 
 class Worker:
-    """A process that compiles for one platform, one program at a time; its command does as `_child.py` does."""
+    """A process that compiles for one platform, one program at a time, with the protocol of `_child.py`."""
 
     def __init__(self, platform: str, command: Sequence[str] = (sys.executable, "-P", str(_CHILD))) -> None:
         self._platform, self._command, self._lock = platform, command, threading.Lock()
@@ -328,7 +328,7 @@ class Worker:
         self._owner, self._said = 0, None
 
     def ask(self, request: Mapping[str, Any], program: bytes, limit_s: float) -> dict[str, Any]:
-        """Return what the process answers; one that crashes or takes too long is ended, and refused in one line."""
+        """Return the answer of the process; a process that crashes or takes too long is killed, with a `ValueError`."""
         with self._lock:
             process, is_late, answer = self._running(), threading.Event(), None
             assert process.stdin is not None
@@ -347,14 +347,14 @@ class Worker:
                 answer = json.loads(line) if line.endswith(b"\n") else None
             except (OSError, ValueError):
                 pass
-            except BaseException:  # an interrupted caller leaves an answer in the pipe that belongs to nobody
+            except BaseException:  # after an interrupt, the pipe may hold an answer for no request
                 self.close()
                 raise
             finally:
                 timer.cancel()
             if answer is not None and not is_late.is_set():
                 return answer
-            with contextlib.suppress(subprocess.TimeoutExpired):  # its own end says more than being killed
+            with contextlib.suppress(subprocess.TimeoutExpired):  # its own exit status says more than a kill
                 process.wait(0 if is_late.is_set() else 5)
             is_killed = process.returncode == -signal.SIGKILL
             status, said = self.close()
@@ -362,12 +362,12 @@ class Worker:
             if is_killed:
                 reason = "was killed (signal 9): the machine may have run out of memory"
             if is_late.is_set():
-                reason = f"took more than {limit_s:g} s and was stopped; give more with limit_s"
+                reason = f"took more than {limit_s:g} s and was stopped; raise limit_s"
             raise ValueError(f"target {request['name']}: the compiler {reason}")
 
     def _running(self) -> "subprocess.Popen[bytes]":
         if self._process is not None and self._owner != os.getpid():
-            self._process = None  # that of the process that this one was forked from
+            self._process = None  # the process belongs to the parent of this fork
         if self._process is not None and self._process.poll() is not None:
             self.close()
         if self._process is None:
@@ -378,14 +378,14 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=self._said,
                 env=os.environ | _COMPILERS[self._platform].variables,
-                start_new_session=True,  # an interrupt of the terminal is for the caller alone
+                start_new_session=True,  # Ctrl-C in the terminal is for the caller alone
             )
             self._owner = os.getpid()
             atexit.register(self.close)
         return self._process
 
     def close(self) -> tuple[int | None, str]:
-        """Kill the process and wait for its end; return its exit status and its last words, if there was one."""
+        """Kill the process, wait for its end, and return its exit status and its last message; None without one."""
         process, self._process = self._process, None
         if process is None or self._said is None or self._owner != os.getpid():
             return None, ""
@@ -402,30 +402,28 @@ class Worker:
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """Kill a process with what it started, which holds the pipes too."""
+    """Kill a process and its children, which hold the pipes too."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-_WORKERS: dict[str, Worker] = {}
-
-
+@functools.cache
 def worker_of(platform: str) -> Worker:
-    """Return the process of a platform, which the first request starts."""
-    return _WORKERS.setdefault(platform, Worker(platform))
+    """Return the process of a platform; the first request starts the process."""
+    return Worker(platform)
 
 
 def check_compiler(platform: str) -> None:
-    """Refuse a platform whose compiler is not installed.
+    """Check that the compiler of a platform is installed.
 
     Raises:
-        ValueError: one line that says what to install.
+        ValueError: the compiler is not installed; one line with the command that installs it.
     """
     for names in (_COMPILERS[platform].modules, ("flatbuffers",)):
         if not any(map(_is_installed, names)):
             raise ValueError(
                 f"target: no compiler for {platform} is installed ({names[0]} is missing); "
-                f"install it with: pip install 'rlxjax[{platform}-compiler]'"
+                f"install it with `{install_command(f'{platform}-compiler')}`"
             )
 
 
@@ -436,7 +434,7 @@ def _is_installed(module: str) -> bool:
 
 
 def compiler_version(platform: str) -> str:
-    """Return the versions of what compiles for a platform, as "libtpu 0.0.43.2, jax 0.10.2"."""
+    """Return the versions of a platform's compiler, such as "libtpu 0.0.43.2, jaxlib 0.10.2"."""
     found = []
     for package in (*_COMPILERS[platform].packages, "jaxlib"):
         with contextlib.suppress(PackageNotFoundError):

@@ -1,4 +1,4 @@
-"""Meshes of devices that need not be there, and how arguments without a sharding are divided over one."""
+"""Meshes of devices that you need not have, and how arguments without a sharding are divided over a mesh."""
 
 import contextlib
 import math
@@ -12,15 +12,15 @@ from rlxjax._tracing import traced
 
 from ._table import TargetDevice
 
-#: The axis over which both the state and the batch are divided, in every mesh that has it.
+#: The name of an axis that divides both the state and the batch.
 _BOTH = "fsdp"
 
 
 def mesh_of(arguments: Any, mesh: Mapping[str, int] | None = None) -> AbstractMesh | None:
-    """Return the mesh of a mapping or of the shardings in a tree of arguments, or of shardings; None without one.
+    """Return the mesh of a mapping, or of the shardings in a tree of arguments; None if there is no mesh.
 
     Raises:
-        ValueError: one line; a mesh that is no mapping of names to positive integers, or arguments of another mesh.
+        ValueError: one line; a mesh that is no mapping of names to positive integers, or arguments with another mesh.
 
     Examples:
         >>> mesh_of((), {"data": 4, "model": 2})
@@ -41,7 +41,7 @@ def mesh_of(arguments: Any, mesh: Mapping[str, int] | None = None) -> AbstractMe
 
 
 def context_for(mesh: AbstractMesh | None, gpu: TargetDevice | None = None) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which a `PartitionSpec` resolves by a mesh, and in which Pallas writes kernels for a GPU."""
+    """Return a context in which a mesh resolves each `PartitionSpec`, and in which Pallas writes kernels for a GPU."""
     if gpu is not None:
         sizes, names, types = ((), (), ()) if mesh is None else (mesh.axis_sizes, mesh.axis_names, mesh.axis_types)
         mesh = AbstractMesh(sizes, names, types, abstract_device=AbstractDevice(gpu.kind, gpu.cores, "gpu"))
@@ -51,24 +51,24 @@ def context_for(mesh: AbstractMesh | None, gpu: TargetDevice | None = None) -> c
 def divided(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mapping[str, int] | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a function as shapes divided over a mesh; those with a `NamedSharding` keep it.
+    """Return the arguments of a function as shapes divided over a mesh; an argument keeps its own `NamedSharding`.
 
-    An argument that is a tree of arrays is *state*, as parameters and moments are, if the function returns a tree of
-    the same shapes, or if the leading dimensions of its arrays differ; all else is the *batch*.
+    A tree of arrays is *state*, such as parameters and moments, if the function returns a tree of the same shapes, or
+    if the leading dimensions of its arrays differ. Every other argument is part of the *batch*.
 
-    - State of a mesh of several axes is divided over the last axis: the largest dimension that the axis divides, the
-      last of equal ones, of arrays of two dimensions at least. State of a mesh of one axis is whole on each device.
-    - The batch is divided over the first axis, in its leading dimension where the axis divides it.
-    - An axis named "fsdp" divides both: state in the largest dimension that is left, the batch beside the first axis.
+    - The last of several axes divides the state: for each array of at least two dimensions, the largest dimension that
+      is a multiple of the axis size, and the last of equal dimensions. A mesh of one axis leaves the state whole.
+    - The first axis divides the leading dimension of the batch if that dimension is a multiple of the axis size.
+    - An axis "fsdp" divides the largest remaining dimension of the state, and, with the first axis, the batch.
 
     Args:
         fn: the function, jitted or not.
-        args: arrays, `jax.ShapeDtypeStruct`s or trees of them; all else is returned as it is.
-        kwargs: the same by name.
-        mesh: the sizes of axes by their names; None leaves all as it is.
+        args: arrays, `jax.ShapeDtypeStruct`s or trees of these; other arguments are returned unchanged.
+        kwargs: the same for keyword arguments.
+        mesh: the sizes of axes by name; None returns all arguments unchanged.
 
     Raises:
-        ValueError: one line; as `mesh_of`, or a function that does not trace.
+        ValueError: one line; as for `mesh_of`, or a function that does not trace.
 
     Examples:
         >>> import jax.numpy as jnp

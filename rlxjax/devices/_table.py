@@ -1,4 +1,4 @@
-"""Devices to compile for that need not be there: what each has, with the source of every figure."""
+"""Descriptions of devices to compile for, with the source of every figure."""
 
 import difflib
 import functools
@@ -19,15 +19,16 @@ _Rates = Mapping[str, _Positive]
 
 
 class Link(Strict):
-    """What joins devices: the links of a torus, from a device to its neighbours, or a switch.
+    """A connection between devices: the links of a torus, from a device to its neighbours, or a switch.
 
     Attributes:
-        name: of the links, as "ICI", "NVLink", "PCIe" or "network".
+        name: the name of the link, such as "ICI", "NVLink", "PCIe" or "network".
         shape: "torus" or "switch".
-        bytes_per_ns: in one direction: of one link of a torus, of one device at a switch.
-        latency_ns: of one hop.
-        devices: the most that it joins.
-        wraps: the sizes of a torus whose multiples close to a ring; other sizes are lines. None of a switch.
+        bytes_per_ns: rate in one direction, for one link of a torus or one device at a switch.
+        latency_ns: latency of one hop, in ns.
+        devices: the most devices that the link connects.
+        wraps: a torus dimension whose size is a multiple of this number is a ring; other dimensions are lines. None for
+            a switch.
     """
 
     name: str
@@ -39,27 +40,27 @@ class Link(Strict):
 
 
 class TargetDevice(Strict):
-    """A device to compile for, as its makers describe it.
+    """A device to compile for, as its maker describes it.
 
     Attributes:
-        name: to ask for it by.
-        platform: of JAX, "tpu" or "cuda".
-        title: what its maker calls it.
-        topologies: of a TPU, the compiler's name of each slice by its number of devices.
-        topology_options: of a TPU, what the compiler is told beside, as "chip_config_name".
-        description: of a GPU, the lines of XLA's description of the target.
-        memory_bytes: of one device that programs may use.
-        bandwidth_bytes_per_ns: of its memory.
-        vector_flop_per_ns: peak rate outside of matrix units by type, as "f32"; empty where nobody says.
-        matrix_flop_per_ns: peak rate of its matrix units by type, as "bf16", "tf32" or "s8", without sparsity.
-        clock_ghz: of its cores.
-        launch_ns: from one kernel to the next where kernels do nothing.
-        call_ns: of the host, for one call that is waited for; None where timings of such a device say it.
-        links: what joins several devices, the nearest first; a switch of more devices joins those of a nearer one.
-        l2_bytes: its last cache, None where there is none or nobody says.
-        cores: streaming multiprocessors of a GPU.
-        sources: where each figure comes from, in words, by field.
-        provenance: of the figures that are no data sheet's, by field.
+        name: the name that `target_device` takes.
+        platform: the JAX platform, "tpu" or "cuda".
+        title: the maker's name of the device.
+        topologies: for a TPU, the compiler's name of each slice by the number of devices in the slice.
+        topology_options: for a TPU, further options of the compiler, such as "chip_config_name".
+        description: for a GPU, the lines of XLA's description of the target.
+        memory_bytes: memory of one device that programs may use.
+        bandwidth_bytes_per_ns: bandwidth of the memory.
+        vector_flop_per_ns: peak rate outside of matrix units by type, such as "f32"; empty if unpublished.
+        matrix_flop_per_ns: peak rate of the matrix units by type, such as "bf16", "tf32" or "s8", without sparsity.
+        clock_ghz: clock of the cores.
+        launch_ns: time from one empty kernel to the next, in ns.
+        call_ns: time of the host for one call with its wait, in ns; None if timings of such a device decide it.
+        links: the connections between devices, the nearest first; a larger switch connects the groups of a smaller one.
+        l2_bytes: size of the last cache; None if there is no cache or its size is unpublished.
+        cores: number of streaming multiprocessors of a GPU.
+        sources: the source of each figure, in words, by field.
+        provenance: the provenance of each figure that is from no data sheet, by field.
     """
 
     name: str
@@ -85,33 +86,33 @@ class TargetDevice(Strict):
     def _is_whole(self) -> "TargetDevice":
         needs = "topologies" if self.platform == "tpu" else "description"
         if not getattr(self, needs):
-            raise ValueError(f"{self.name}: expected {needs}, which the compiler for {self.platform} needs")
+            raise ValueError(f"{self.name}: expected {needs}, needed by the compiler for {self.platform}")
         for count in self.topologies:
             if not count.isdecimal() or int(count) < 1:
                 raise ValueError(f"{self.name}: topologies: expected numbers of devices as keys, got {count!r}")
         fields = type(self).model_fields.keys()
         figures = fields - {"name", "platform", "title", "sources", "provenance"} - self.sources.keys()
         if missing := sorted(name for name in figures if getattr(self, name) not in (None, (), {})):
-            raise ValueError(f"{self.name}: sources: expected where each figure comes from, got none for {missing[0]}")
+            raise ValueError(f"{self.name}: sources: expected the source of each figure, got none for {missing[0]}")
         if unknown := sorted((self.sources.keys() | self.provenance.keys()) - fields):
             raise ValueError(f"{self.name}: sources and provenance: expected names of fields, got {unknown[0]}")
         return self
 
     def provenance_of(self, field: str) -> Provenance:
-        """Return where a figure comes from: a data sheet, unless the target says otherwise."""
+        """Return the provenance of a figure: a data sheet, unless the target says otherwise."""
         return self.provenance.get(field, Provenance.DATA_SHEET)
 
     @property
     def kind(self) -> str:
-        """The name by which JAX and XLA know the device: of a GPU, that of its description, else the title."""
+        """The name that JAX and XLA use: for a GPU the name in its description, else the title."""
         named = (line.partition("name: ")[2].strip('"') for line in self.description if line.startswith("  name:"))
         return next(named, self.title)
 
     def compiler_target(self, devices: int) -> str:
-        """Return what the compiler is told to compile for so many devices: a topology, or a description as text.
+        """Return the compiler's target for a number of devices: the name of a topology, or a description as text.
 
         Raises:
-            ValueError: no topology of the target has so many devices.
+            ValueError: the target has no topology of so many devices.
         """
         if self.platform == "cuda":
             return "\n".join(self.description) + "\n"
@@ -123,17 +124,17 @@ class TargetDevice(Strict):
 
 
 class TargetFile(Strict):
-    """What stands in a file of targets."""
+    """The schema of a file of targets."""
 
     schema_version: Literal[1]
     targets: Annotated[tuple[TargetDevice, ...], Field(strict=False, min_length=1)]
 
 
 def load_target(path: str | os.PathLike[str]) -> TargetDevice:
-    """Return the target that a file of the schema of `rlxjax/devices/devices.json` describes.
+    """Return the target in a file that has the schema of `rlxjax/devices/devices.json`.
 
     Raises:
-        ValueError: one line; a file that is missing, no JSON, against the schema, or of several targets.
+        ValueError: one line; a file that is missing, is no JSON, violates the schema, or has several targets.
     """
     found = _read(path)
     if len(found) != 1:
@@ -142,10 +143,10 @@ def load_target(path: str | os.PathLike[str]) -> TargetDevice:
 
 
 def target_device(target: str | TargetDevice) -> TargetDevice:
-    """Return a target by its name, in any case; a target is returned as it is, a path to a JSON file is read.
+    """Return a target by its name in any case, or from a path to a JSON file; a `TargetDevice` is returned unchanged.
 
     Raises:
-        ValueError: an unknown name, with the nearest ones, or a file that cannot be used; one line.
+        ValueError: an unknown name, with the nearest known names, or an unusable file; one line.
 
     Examples:
         >>> v5e = target_device("tpu-v5e")
@@ -166,7 +167,7 @@ def target_device(target: str | TargetDevice) -> TargetDevice:
 
 
 def target_names() -> tuple[str, ...]:
-    """Return the names of the targets that this package describes.
+    """Return the names of the built-in targets.
 
     Examples:
         >>> target_names()[:4]
@@ -181,6 +182,6 @@ def _table() -> Mapping[str, TargetDevice]:
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, TargetDevice]:
-    mend = "see rlxjax/devices/devices.json for a file of this schema"
+    mend = f"see {_TABLE} for a file of this schema"
     content = read_json_file(path, TargetFile, 1, ValueError, mend, "a file of targets")
     return {target.name: target for target in content.targets}

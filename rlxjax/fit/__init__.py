@@ -1,8 +1,8 @@
-"""Timings in, coefficients and how sure they are out: fits, posteriors, design and decisions of any latency model.
+"""Fit latency models to timings: posteriors, the choice of the next measurements, and decisions.
 
-A `LatencyModel` says what runs take as a sum of terms. `Timings` are measured runs of it: `fit_posterior` finds the
-coefficients and how sure they are (a `PosteriorFit`), `next_measurements` what to time next; `condition` makes further
-times part of what is known. `estimate` predicts runs, and `decision` compares two.
+A `LatencyModel` predicts the time of a run as a sum of terms. `Timings` are measured runs of a model. `fit_posterior`
+fits coefficients with their uncertainty (a `PosteriorFit`). `next_measurements` chooses the next runs to time, and
+`condition` adds new times to a posterior. `estimate` predicts runs, and `decision` compares two estimates.
 """
 
 from ._conditioning import COVERED as COVERED

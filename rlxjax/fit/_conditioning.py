@@ -1,12 +1,12 @@
-"""Measured times condition a posterior, in one step with no new fit; and the spread of what is a run's own.
+"""Condition a posterior on measured times in one step, without a new fit; estimate the spread of runs.
 
-A measured time, of one run or of several one after the other, is that of the prediction times `exp` of
+A measured time covers one run or several consecutive runs. The measured time is the prediction times `exp` of
 
-    J d + scale of its probe + own error,
+    J d + scale of its probe + own error.
 
-with `J` the derivatives of the prediction's logarithm by the unknowns, and `d` by how much these are off. What was
-timed together, a probe, has one scale, of which nothing is known beforehand: the pace of a shared machine says nothing
-of its model. The own error has the spread of the posterior.
+`J` has the derivatives of the prediction's logarithm by the unknowns, and `d` is the error of the unknowns. A probe is
+a set of runs that were timed together. Each probe has a scale with a flat prior, because the pace of a shared machine
+says nothing about the machine's model. The posterior's spread is the standard deviation of the own error.
 """
 
 import dataclasses
@@ -25,17 +25,17 @@ from ._minimise import HUBER_DELTA, RELATIVE_SD, on_cpu
 from ._posterior import CORRECTION_SD, LatencyPosterior, estimate
 from ._timings import Timings, filled_up
 
-#: Rounds in which the influence of outliers settles, the spread and the variances that depend on it, and those of
-#: expectation and maximisation; the share to which each settles.
+#: Most rounds for the influence of outliers, for spread and variances, and for expectation and maximisation. A loop
+#: ends earlier once its relative change is at most `SETTLED`.
 HUBER_ROUNDS, SPREAD_ROUNDS, EM_ROUNDS, SETTLED = 10, 8, 100, 1e-3
-#: No error is taken for smaller than this, relative: what a run is known to at best.
+#: The smallest relative error of a run.
 LEAST_SPREAD = 0.01
-#: The median of the absolute values of a normal variable, and the standard deviations at which errors are clipped.
+#: The median of a normal variable's absolute value, and the number of standard deviations at which errors are clipped.
 MEDIAN_SDS, MOST_SDS = 0.6745, 3.0
-#: Works without a common part that are added to those that were timed. Correlations of works are expected within
-#: about `1 / sqrt(4)`, of which `n` works leave the share `n / (n + 4)`; and probes that a prior counts as.
+#: Uncorrelated works that the prior adds to the timed works: `n` timed works keep the share `n / (n + 4)` of their
+#: correlation. The prior of `learned_spread` counts as `BELIEVED` probes.
 PSEUDO_WORKS = BELIEVED = 4.0
-#: Share of errors that the spread is chosen to cover, and a normal variable's bound for it.
+#: Share of errors that an interval covers, and the number of standard deviations that covers this share.
 COVERED, COVERED_SDS = 0.9, 1.6449
 
 
@@ -47,28 +47,28 @@ def condition(
     measurement: Columns | None = None,
     probe: Columns | None = None,
 ) -> LatencyPosterior:
-    """Return what is known of a model's latencies once further times were measured.
+    """Update a posterior with new measured times, without a new fit.
 
-    The prediction is taken as linear in the unknowns around where the posterior has them; its covariance is their
-    prior. A common factor of all times of a probe changes nothing, so that one time alone says nothing. Times far off
-    what all others say count less, as by Huber's loss. Own errors are taken as independent: of what was timed several
-    times, give one time. The model, its facts and the spreads stay as they are.
+    The logarithm of the prediction is linearised in the unknowns around the posterior's values, and the posterior's
+    covariance is the prior. A common factor of all times of a probe changes nothing, so a single time changes nothing.
+    Outliers count less, as in Huber's loss. Errors of the times are independent: give one time for runs that were
+    timed repeatedly. The model, the facts and the spreads stay the same.
 
     Args:
-        posterior: of the model, of numbers.
-        runs: of the model, that were timed, `[r]`.
-        time_ns: the times, `[m]`; without any, the posterior stays as it is.
-        measurement: to which time each run belongs, from 0, `[r]`: a time is that of all of its runs, one after the
-            other. One run a time unless given.
-        probe: which times were taken together, interleaved, a whole number for each, `[m]`; all unless given.
+        posterior: the posterior of the model, with concrete numbers.
+        runs: the timed runs of the model, `[r]`.
+        time_ns: the measured times in ns, `[m]`. No times leave the posterior unchanged.
+        measurement: the index of each run's time, from 0, `[r]`. A time covers all of its runs, one after the other.
+            Each run has its own time unless given.
+        probe: a whole number for each time, `[m]`; times with one number were interleaved. One probe unless given.
 
     Returns:
         A posterior of the same model. No unknown, and no weighted sum of unknowns, has a larger variance than before.
 
     Raises:
-        ValueError: a time that is not positive and finite; shapes that differ; numbers of measurements or probes that
-            are not whole, or a measurement without a run; runs of another model, or of which the model gives no
-            time; a spread of nothing; what is traced.
+        ValueError: a time that is not positive and finite; shapes that differ; a measurement or probe that is not a
+            whole number; a measurement without a run; runs of another model, or without a predicted time; a spread
+            of 0; traced values.
 
     References:
         C. E. Rasmussen, C. K. I. Williams, Gaussian Processes for Machine Learning, 2006, 2.1 and 2.7.
@@ -118,14 +118,14 @@ def _step(
     variance: Float[np.ndarray, "m"],
     probe: Int[np.ndarray, "m"],
 ) -> tuple[Float[np.ndarray, "unknowns"], Float[np.ndarray, "unknowns unknowns"]]:
-    """Return the mean `z` of unknowns that are independent, of variance 1, beforehand, and `M` of their precision."""
+    """Return the posterior mean `z` and the precision's factor `M` of unknowns with a standard normal prior."""
     from scipy.linalg import cho_solve  # loaded when first used
 
     count = int(probe.max()) + 1
 
     def without_scale(values):
-        """Return values less the mean of their probe: what a flat prior of a probe's scale leaves of them."""
-        share = counted / _sums(counted, probe, count)[probe]  # exactly 1 of one alone
+        """Return values minus the mean of their probe, because a probe's scale has a flat prior."""
+        share = counted / _sums(counted, probe, count)[probe]  # exactly 1 for a single time
         return values - _sums(share[:, None] * values, probe, count)[probe]
 
     sd, influence = np.sqrt(variance), np.ones_like(variance)
@@ -134,9 +134,9 @@ def _step(
         counted = influence / variance
         centred, wanted = without_scale(scores), without_scale(log_ratio[:, None])
         weighted = centred * counted[:, None]
-        # At least 1 along every direction, so that nothing is near singular, however little the times say.
+        # The precision is at least 1 along every direction, so no inverse is near singular.
         precision = weighted.T @ centred + np.eye(scores.shape[1])
-        # Of the unknowns in reverse, so that the factor read in reverse is `M.T`, and `M` lower triangular.
+        # The unknowns are in reverse order, so the reversed factor is `M.T` and `M` is lower triangular.
         lower = np.linalg.cholesky(precision[::-1, ::-1])
         move = cho_solve((lower, True), (weighted.T @ wanted[:, 0])[::-1])[::-1]
         left = without_scale((log_ratio - scores @ move)[:, None])[:, 0]
@@ -171,7 +171,7 @@ def estimates(posterior: LatencyPosterior, runs: Runs) -> tuple[np.ndarray, np.n
 def _checked(
     posterior: LatencyPosterior, runs: Runs, time_ns: object, measurement: object, probe: object
 ) -> tuple[Float[np.ndarray, "m"], Int[np.ndarray, "r"], Int[np.ndarray, "m"]]:
-    """Return the times, the time of each run and the probe of each time, both counted from 0."""
+    """Return the times in ns, the index of each run's time, and the index of each time's probe."""
 
     def whole(name, value, shape):
         found = np.asarray(value)
@@ -181,7 +181,7 @@ def _checked(
 
     own, given = ((model.name, model.version) for model in (posterior.model, runs.model))
     if own != given:
-        raise ValueError(f"runs: expected those of {own[0]!r} {own[1]}, got those of {given[0]!r} {given[1]}")
+        raise ValueError(f"runs: expected {own[0]!r} version {own[1]}, got {given[0]!r} version {given[1]}")
     times, shape = np.asarray(time_ns, np.float64), runs.shape
     if times.ndim != 1 or len(shape) != 1:
         raise ValueError(f"time_ns: expected times [m] of runs [r], got shape {times.shape} of runs {shape}")
@@ -189,10 +189,10 @@ def _checked(
     if bad.size:
         raise ValueError(f"time_ns[{bad[0]}]: expected a positive finite number, got {times[bad[0]]}")
     if measurement is None and times.shape != shape:
-        raise ValueError(f"time_ns: expected shape {shape}, one time a run, got {times.shape}; see `measurement`")
+        raise ValueError(f"time_ns: expected shape {shape}, one time per run, got {times.shape}; see `measurement`")
     of_time = np.arange(len(times)) if measurement is None else whole("measurement", measurement, shape)
     if np.unique(of_time).tolist() != list(range(len(times))):
-        raise ValueError(f"measurement: expected the places of {len(times)} times, from 0, each of a run at least")
+        raise ValueError(f"measurement: expected each index from 0 to {len(times) - 1} at least once")
     of_probe = np.zeros(len(times), int) if probe is None else whole("probe", probe, times.shape)
     return times, of_time, np.unique(of_probe, return_inverse=True)[1]
 
@@ -200,14 +200,14 @@ def _checked(
 def spread_and_errors(
     features: np.ndarray, left: np.ndarray, influence: np.ndarray, groups: tuple[np.ndarray, ...], scatter: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """Return the spread of runs that scatter by 1 with which intervals cover, and the errors by values left out."""
+    """Return the spread (for a scatter of 1) whose intervals cover `COVERED` of the errors, and the left-out errors."""
     from scipy.special import stdtrit  # loaded when first used
 
     def products(rows):
         return features[rows].T @ (features[rows] * influence[rows][:, None])
 
     def ridge_covariance(squares, noise_sd):
-        """Return the covariance of the correction's weights after timings of this noise, `[*folds, f, f]`."""
+        """Return the covariance of the correction's weights after timings with this noise, `[*folds, f, f]`."""
         return np.linalg.inv(squares / noise_sd**2 + np.eye(squares.shape[-1]) / CORRECTION_SD**2)
 
     outs, weighted = np.array([values == value for values in groups for value in np.unique(values)]), influence * left
@@ -230,17 +230,17 @@ def spread_and_errors(
         last, spread = spread, max(least, float(np.quantile(needed, COVERED)))
         if abs(spread - last) <= SETTLED * spread:
             break
-    # Errors of one value go together: widened as Student's distribution of as many values is beside the normal one.
+    # Errors of one value are correlated, so Student's distribution with the number of values widens the spread.
     widened = stdtrit(max(len(outs) - 1, 1), (1.0 + COVERED) / 2.0) / COVERED_SDS
     return spread * float(widened), errors
 
 
 def alike_of(errors: Float[np.ndarray, "n"], runs: Runs, n_variants: int) -> Float[np.ndarray, "variants variants"]:
-    """Return the correlation of the errors of the variants that do one piece of work: runs of equal inputs."""
-    # With `z` the errors of a variant in units of their median absolute value, as of a normal variable, clipped to
-    # `-3 .. 3`, and the sums over the works that both variants were timed at, it is
-    #     sum(z_i z_j) / (sqrt(sum(z_i**2) sum(z_j**2)) + 4),
-    # so that outliers and few works count little. Independent noise makes it rather too small.
+    """Return the correlation of errors between the variants of one piece of work: runs with equal inputs."""
+    # `z` is the error of a variant over the standard deviation that the median absolute error implies, clipped to
+    # `-3 .. 3`. The correlation sums over the works that both variants have timings of:
+    #     sum(z_i z_j) / (sqrt(sum(z_i**2) sum(z_j**2)) + 4).
+    # Outliers and few works therefore count little. Independent noise lowers the correlation.
     if n_variants == 1:
         return np.ones((1, 1))
     variant = np.asarray(runs.variant)
@@ -259,7 +259,7 @@ def alike_of(errors: Float[np.ndarray, "n"], runs: Runs, n_variants: int) -> Flo
     squares = np.sqrt((scaled**2).T @ timed.astype(float))
     found = scaled.T @ scaled / (squares * squares.T + PSEUDO_WORKS)
     np.fill_diagonal(found, 1.0)
-    # Negative eigenvalues are taken as none, and the diagonal is scaled back to 1.
+    # Negative eigenvalues become 0, and the diagonal is scaled back to 1.
     values, vectors = np.linalg.eigh(found)
     valid = (vectors * np.maximum(values, 0.0)) @ vectors.T
     return _correlation((valid + valid.T) / 2.0, np.sqrt(np.diag(valid)))
@@ -274,23 +274,23 @@ def _correlation(covariance: np.ndarray, sds: np.ndarray) -> np.ndarray:
 def learned_spread(
     posterior: LatencyPosterior, runs: Runs, log_ratio: Float[np.ndarray, "n"], probe: Int[np.ndarray, "n"]
 ) -> LatencyPosterior:
-    """Return a posterior whose `spread` and `alike` are those that probes make likely; all else stays.
+    """Return a posterior with the `spread` and `alike` that probes make most likely; all other fields stay.
 
-    A probe times one workload by several variants at one unknown pace, so that it shows differences of their errors,
-    and no error by itself. What is a workload's own is a vector `d ~ N(0, S)` over the variants. Of a probe, with its
-    differences `y = H d + e`, where `e` is what the coefficients leave unknown,
+    A probe times several variants of one workload at one unknown pace. A probe therefore shows differences between the
+    variants' errors, but no single error. A workload's own errors are a vector `d ~ N(0, S)` over the variants. The
+    differences of a probe are `y = H d + e`, and `e` is the uncertainty of the coefficients. Then
 
         d | y ~ N(K y, S - K H S),  K = S H' inv(H S H' + cov(e)).
 
-    `S` has an inverse Wishart prior around what the posterior says, times one factor that all differences together make
-    likely. The likeliest `S` comes by expectation and maximisation: it is the mean of the expected `d d'` of all probes
-    and of the prior. What no probe shows stays as it was believed, but for that factor.
+    `S` has an inverse Wishart prior around the posterior's value times the factor that makes all differences likeliest.
+    Expectation and maximisation find the likeliest `S`: the mean of the prior and of the expected `d d'` of all probes.
+    Entries of `S` that no probe shows change only by the factor.
 
     Args:
-        posterior: before them.
-        runs: that were timed, `[n]`; those of a probe are of one workload, by different variants.
-        log_ratio: logarithm of each measured time by what was predicted of it before it was measured, `[n]`.
-        probe: which runs were timed together, `[n]`; one that is alone says nothing.
+        posterior: the posterior before the probes.
+        runs: the timed runs, `[n]`. The runs of one probe have one workload and different variants.
+        log_ratio: `log(measured / predicted)` of each run, with the prediction from before the measurement, `[n]`.
+        probe: the number of each run's probe, `[n]`. A single run in a probe changes nothing.
 
     References:
         A. P. Dempster, N. M. Laird, D. B. Rubin, Maximum Likelihood from Incomplete Data via the EM Algorithm, 1977.
@@ -319,12 +319,12 @@ def learned_spread(
         return posterior
 
     def square(shown, seen, unknown):
-        """Return the squared distance of a probe's differences from none, in units of their covariance."""
+        """Return the squared distance of a probe's differences from 0, in units of their covariance."""
         return float(seen @ np.linalg.solve(shown @ covariance @ shown.T + unknown, seen))
 
     squares, most = [square(*own) for own in probes], [MOST_SDS**2 * len(own[1]) for own in probes]
     covariance = before = covariance * (BELIEVED + sum(map(min, squares, most))) / (BELIEVED + sum(most) / MOST_SDS**2)
-    # Differences of a probe count as no further off than so many standard deviations each.
+    # The differences of a probe are clipped at `MOST_SDS` standard deviations each.
     limits = [min(1.0, MOST_SDS * np.sqrt(len(own[1]) / max(square(*own), 1e-12))) for own in probes]
     for _ in range(EM_ROUNDS):
         total = BELIEVED * before

@@ -1,4 +1,4 @@
-"""The fit: timings in, a posterior out, of one device or of many at once, for any latency model."""
+"""Fit the posterior of any latency model to timings of one device, or of many devices at once."""
 
 import dataclasses
 import operator
@@ -21,21 +21,21 @@ from ._timings import MIN_TIMINGS, Timings, check_enough, filled_up
 
 C = TypeVar("C")
 
-#: A fit is from so many starts: the prior's medians, and around them by this share of the prior's standard
-#: deviations. From one, a fit may end where the caches are not.
+#: The number of starts of a fit: the prior's medians, and points around them at this share of the prior's standard
+#: deviations. A single start may end in a local minimum with wrong cache sizes.
 STARTS, START_SHARE = 8, 0.25
-#: The minimum from a further start is another one if it is lower by this.
+#: A minimum from another start replaces the first minimum only if the loss is lower by more than this.
 LEAST_GAIN = 0.1
-#: A coefficient is measured if the timings leave its logarithm no more standard deviation than the first (a
-#: third more or less), and took at least this share of its prior's variance.
+#: A coefficient is measured if its logarithm's standard deviation is at most the first number (about 30 %), and the
+#: timings removed at least the second number's share of the prior's variance.
 MEASURED_LOG_SD, MEASURED_SHARE = 0.3, 0.5
 ROUNDING = 1e-6
-#: A fit has converged once a further step promises to lower the objective by no more, or by no more than this share of
-#: it: a coefficient off by one standard deviation costs a half.
+#: A fit has converged if the next step promises to lower the objective by less than the sum of this decrease and this
+#: share of the objective. A coefficient that is off by one standard deviation costs 0.5.
 CONVERGED_DECREASE, CONVERGED_SHARE = 1e-3, 1e-5
-#: What is believed of the noise beforehand counts as so many residuals of `RELATIVE_SD`.
+#: The prior of the noise counts as this number of residuals of `RELATIVE_SD`.
 PRIOR_RESIDUALS = 4.0
-#: Residuals are never taken to be more exact than this: a clock and a machine are not.
+#: The least noise of residuals: no clock and no machine is more exact.
 LEAST_NOISE_SD = 0.005
 #: The spread of a variant that was not timed.
 UNKNOWN_SPREAD = 0.5
@@ -43,23 +43,23 @@ UNKNOWN_SPREAD = 0.5
 
 @by_value
 class FitResult(NamedTuple, Generic[C]):
-    """What the fit of a device's terms found. A fit that did not converge is a result that says so.
+    """The fit of a device's terms. A fit that did not converge is a result with `converged` False.
 
     Attributes:
         coefficients: the fitted coefficients.
         loss: the objective at the end.
-        expected_decrease: what a further step, by Gauss and Newton, promises to take off it.
-        steps: of L-BFGS.
-        converged: whether that promise is small.
+        expected_decrease: the decrease of the objective that the next Gauss-Newton step promises.
+        steps: the number of L-BFGS steps.
+        converged: whether `expected_decrease` is small.
         noise_sd: robust standard deviation of `log(predicted / measured)`.
-        log_sd: standard deviation of each coefficient's logarithm, from the curvature at the end; of few
-            timings, the noise is taken to be closer to 5 %.
-        measured: whether the timings say what a coefficient is, rather than its prior, by name: they leave a `log_sd`
-            of at most 0.3, and no more than half of the prior's variance.
-        covariance: of the coefficients' logarithms, `[c, c]` in the order of the names.
-        inseparable: combinations that the timings do not settle, the least settled first: names with their
-            share of the direction, from the singular vectors of the Jacobian in units of the prior.
-        message: how it ended, in a sentence.
+        log_sd: standard deviation of each coefficient's logarithm, from the curvature at the end. With few timings, the
+            assumed noise is closer to 5 %.
+        measured: whether the timings, rather than the prior, determine each coefficient, by name. The `log_sd` of such
+            a coefficient is at most 0.3, and at most half of the prior's variance is left.
+        covariance: covariance of the coefficients' logarithms, `[c, c]`, in the order of the names.
+        inseparable: combinations of coefficients that the timings do not determine, the least determined first: names
+            with their share of a singular vector of the Jacobian in units of the prior.
+        message: the end of the fit, in a sentence.
     """
 
     coefficients: C
@@ -77,14 +77,14 @@ class FitResult(NamedTuple, Generic[C]):
 
 @by_value
 class PosteriorFit(NamedTuple):
-    """What `fit_posterior` found.
+    """The result of `fit_posterior`.
 
     Attributes:
-        posterior: of the machine.
-        terms: the fit of the terms alone; it has not converged where that of terms and correction has not.
-        runs: that were timed, `[n]`.
-        left_out_error: mean absolute relative error of each variant where its folds were left out of the
-            correction, `[variants]`; NaN for variants without timings.
+        posterior: the posterior of the machine.
+        terms: the fit of the terms alone; not converged if the fit of terms and correction did not converge.
+        runs: the timed runs, `[n]`.
+        left_out_error: mean absolute relative error of each variant on folds that its correction did not see,
+            `[variants]`; NaN for variants without timings.
     """
 
     posterior: LatencyPosterior
@@ -100,26 +100,26 @@ def fit_posterior(
     facts: Facts | None = None,
     min_timings: int = MIN_TIMINGS,
 ) -> PosteriorFit:
-    """Fit terms, correction and spread to timings: robust, positive, with log-normal priors.
+    """Fit terms, correction and spread to timings, robustly, with log-normal priors.
 
-    The terms are fitted first, to times less the prior's correction: they minimise
+    `optax.lbfgs` first fits the terms, after the prior's correction is removed from the times. The fit minimises
     `sum(w * huber(log(predicted / measured) / 0.05)) + sum((log(c / median) / log_sd)**2) / 2`
-    over the logarithms of the coefficients by `optax.lbfgs`; of eight starts the lowest end is taken. From there, terms
-    and correction are fitted together: what a smooth factor explains as well moves no coefficient. The covariance
-    follows from the curvature of misfit and priors (Laplace's approximation). The spread covers nine tenths of the
-    errors where one of the model's folds at a time is left out of the correction. How alike it is between the variants
-    that do one piece of work is what the fit leaves of the timings of equal inputs.
+    over the logarithms of the coefficients, from eight starts, and keeps the lowest minimum. From there, terms and
+    correction are fitted jointly, so a smooth factor does not distort the coefficients. The covariance comes from the
+    curvature of misfit and priors (Laplace's approximation). The spread covers 90 % of the errors on folds that the
+    correction did not see. The correlation between variants of one piece of work comes from the residuals of timings
+    with equal inputs.
 
     Args:
-        timings: of a model, one entry a workload, `[n]`.
-        prior: what is believed of the coefficients and the correction beforehand; the model's own unless given.
-        weights: `[n]`, 0 leaves an entry out (and keeps the shapes, so nothing is compiled anew).
-        facts: how the machine schedules; the model's own unless given.
-        min_timings: fewer that count are refused; a prior from other devices (`pooled_prior`) does with few.
+        timings: timings of one model, one entry per workload, `[n]`.
+        prior: the prior of the coefficients and the correction; the model's own unless given.
+        weights: weights `[n]`. The weight 0 leaves an entry out and compiles nothing again.
+        facts: the machine's scheduling facts; the model's own unless given.
+        min_timings: the least number of timings with a positive weight. A `pooled_prior` needs few.
 
     Raises:
-        ValueError: fewer than `min_timings` timings that count, all of one workload, one that is not positive
-            and finite, or a prior with such a number.
+        ValueError: fewer than `min_timings` timings with a positive weight, timings of one workload only, or a time or
+            a number of the prior that is not positive and finite.
 
     Examples:
         >>> from rlxjax.models import FFT
@@ -143,14 +143,14 @@ def fit_posteriors(
     n_starts: int = STARTS,
     min_timings: int = MIN_TIMINGS,
 ) -> list[PosteriorFit]:
-    """Fit terms, correction and spread to each of many devices' timings: `fit_posterior` of each, at once.
+    """Fit terms, correction and spread to the timings of each of many devices at once, like `fit_posterior`.
 
-    Every column of `timings`, and `weights`, is `[devices, n]`, as `stack_timings` makes them of several devices'. Each
-    fit is tried from `n_starts`: of a prior that other devices made, one is enough for most. All others are as of
+    Every column of `timings`, and `weights`, is `[devices, n]`; `stack_timings` makes such columns. Each fit has
+    `n_starts` starts. One start is usually enough with a prior from other devices. All other arguments are those of
     `fit_posterior`.
 
     Raises:
-        ValueError: columns without these two axes; a device with what `fit_posterior` refuses.
+        ValueError: columns without these two axes, or timings that `fit_posterior` refuses.
 
     Examples:
         >>> from rlxjax.fit import stack_timings
@@ -180,7 +180,7 @@ def fit_posteriors(
             alone, its = _terms(_of_device(of_terms, place), counted[place], prior), _of_device(minima, place)
             posterior, error = _posterior(before, its, *_of_device((own.runs, features, counted), place))
             if alone.converged and not _has_converged(its):
-                said = f"{alone.message} With the correction, it did not converge."
+                said = f"{alone.message} The fit with the correction did not converge."
                 alone = alone._replace(converged=False, message=said)
             found[place] = PosteriorFit(posterior, alone, _of_device(timed, place), error)
 
@@ -196,9 +196,9 @@ def fit_terms(
     n_starts: int = 1,
     min_timings: int = MIN_TIMINGS,
 ) -> list[Any]:
-    """Fit the terms alone to each of many devices' timings: a `FitResult` each, in a fraction of a posterior's time.
+    """Fit only the terms to the timings of each of many devices, in a fraction of the time of `fit_posteriors`.
 
-    Arguments and errors as of `fit_posteriors`; the prior's correction is not used.
+    The result is a `FitResult` per device. Arguments and errors are those of `fit_posteriors`, without a correction.
 
     Examples:
         >>> from rlxjax.models import FFT
@@ -223,7 +223,7 @@ def _check_devices(timings: Timings) -> None:
 def _checked(
     timings: Timings, prior: LatencyPrior | None, weights: Any, min_timings: int, facts: Facts | None
 ) -> tuple[LatencyPrior, np.ndarray, Facts]:
-    """Return the prior of the terms, the weights and the facts: the model's own, and 1, where none are given."""
+    """Return the prior of the terms, the weights and the facts. The defaults are the model's own and weights of 1."""
     prior = timings.model.prior if prior is None else prior
     for part in ("median", "log_sd"):
         for name, value in named(getattr(prior, part)).items():
@@ -231,7 +231,7 @@ def _checked(
                 raise ValueError(f"prior.{part}.{name}: expected positive finite numbers, got {value}")
     counted = np.ones(np.shape(timings.time_ns)) if weights is None else np.asarray(weights, np.float64)
     check_enough(timings, counted, min_timings)
-    # The terms alone have no use for a correction.
+    # The terms have no correction.
     return prior._replace(correction=0.0), counted, dict(timings.model.facts if facts is None else facts)
 
 
@@ -240,14 +240,14 @@ def _of_device(tree: Any, place: int) -> Any:
 
 
 def _lowest(timings: Timings, counted: np.ndarray, prior: LatencyPrior, facts: Facts, n_starts: int) -> Minimum:
-    """Return the minimum of each device's terms: of those from so many starts the lowest."""
-    # At the medians, then around them, the same places each time.
+    """Return the lowest minimum over the starts for each device's terms."""
+    # The first start is the medians. The other starts are the same random points in every call.
     starts = START_SHARE * np.random.default_rng(0).standard_normal((n_starts, len(jax.tree.leaves(prior.median))))
     starts = np.concatenate([np.zeros_like(starts[:1]), starts[:-1]])
     own, influences = jax.tree.map(lambda column: np.repeat(np.asarray(column), n_starts, 0), (timings, counted))
     ends = minimise(own, influences, prior, facts, np.tile(starts, (len(counted), 1)))
     losses = np.where(np.isfinite(ends.loss), ends.loss, np.inf).reshape(-1, n_starts)
-    # Of ends that are the same but for rounding, the first.
+    # The first of the minima that differ only by rounding.
     chosen = np.argmax(losses <= losses.min(-1, keepdims=True) + LEAST_GAIN, -1)
     return jax.tree.map(operator.itemgetter(chosen + n_starts * np.arange(len(counted))), ends)
 
@@ -258,7 +258,7 @@ def _has_converged(minimum: Minimum) -> bool:
 
 
 def _terms(minimum: Minimum, weights: np.ndarray, prior: LatencyPrior[C]) -> FitResult[C]:
-    """Return what the timings of a device say of its terms, what they leave unknown, and how the fit ended."""
+    """Return the fit of a device's terms, its uncertainty, and its end."""
     structure, names = jax.tree.structure(prior.median), coefficient_names(prior.median)
     prior_sd = np.array(jax.tree.leaves(prior.log_sd), np.float64)
     scale = prior_sd[:, None] * prior_sd
@@ -266,11 +266,11 @@ def _terms(minimum: Minimum, weights: np.ndarray, prior: LatencyPrior[C]) -> Fit
     squares = minimum.squares if np.isfinite(minimum.squares).all() else np.zeros_like(scale)
     squares, directions = np.linalg.eigh(squares * scale)
     squares = np.maximum(squares, 0.0)
-    # The weighted median of the residuals' sizes, as of normal ones.
+    # The standard deviation of normal residuals with this weighted median of sizes.
     size = np.abs(minimum.residuals)
     below = np.cumsum(weights[order := np.argsort(size)])
     noise_sd = 1.4826 * size[order[np.argmax(below >= below[-1] / 2)]]
-    # Few residuals are likely of another noise: those that parameters absorbed say nothing, nor do infinite ones.
+    # With few residuals the prior of the noise counts more. Residuals that parameters absorb do not count.
     seen, absorbed = weights.sum(), np.sum(squares / (1.0 + squares))
     likely = seen * noise_sd**2 + PRIOR_RESIDUALS * RELATIVE_SD**2
     likely = max(np.sqrt(likely / (max(seen - absorbed, 0.0) + PRIOR_RESIDUALS)), LEAST_NOISE_SD)
@@ -286,7 +286,7 @@ def _terms(minimum: Minimum, weights: np.ndarray, prior: LatencyPrior[C]) -> Fit
     converged, count = _has_converged(minimum), int(np.sum(weights > 0))
     message = (
         f"The fit of {count} timings {'converged' if converged else 'did not converge'} in {minimum.steps} steps "
-        f"(loss {minimum.loss:.4g}, of which another step promises {minimum.expected_decrease:.2g})."
+        f"(loss {minimum.loss:.4g}, and the next step promises {minimum.expected_decrease:.2g} less)."
     )
     fitted, sds = (structure.unflatten(own.tolist()) for own in (np.exp(minimum.logs), log_sd))
     end = float(minimum.loss), float(minimum.expected_decrease), int(minimum.steps), converged, float(noise_sd)
@@ -295,8 +295,8 @@ def _terms(minimum: Minimum, weights: np.ndarray, prior: LatencyPrior[C]) -> Fit
 
 
 def is_measured(log_sd: RealLike, prior_sd: RealLike) -> Bool[np.ndarray, "*batch"]:
-    """Return whether measurements say what coefficients are, by their logarithms' deviations and those before them."""
-    # A coefficient that nothing but a micro-benchmark measured has the bound to the last digits.
+    """Return whether measurements determine coefficients, from the log standard deviations after and before them."""
+    # A coefficient that only a micro-benchmark measured equals the bound up to rounding.
     log_sd, prior_sd = np.asarray(log_sd), np.asarray(prior_sd)
     taken = (log_sd / prior_sd) ** 2 <= 1.0 - MEASURED_SHARE
     return np.asarray((log_sd <= MEASURED_LOG_SD * (1.0 + ROUNDING)) & taken)
@@ -305,7 +305,7 @@ def is_measured(log_sd: RealLike, prior_sd: RealLike) -> Bool[np.ndarray, "*batc
 def _posterior(
     before: LatencyPosterior, minimum: Minimum, runs: Runs, features: np.ndarray, counted: np.ndarray
 ) -> tuple[LatencyPosterior, np.ndarray]:
-    """Return one device's posterior, and the errors of its variants where a fold is left out."""
+    """Return one device's posterior, and the left-out errors of its variants."""
     shape, variant, knee = np.shape(before.weights), np.asarray(runs.variant), HUBER_DELTA * RELATIVE_SD
     weights = CORRECTION_SD * minimum.z[len(minimum.logs) :].reshape(shape)
     left = correction_log_factor(features, weights, variant) - minimum.residuals
@@ -335,20 +335,20 @@ def _posterior(
 
 
 def pooled_prior(fits: Sequence[FitResult[C] | LatencyPosterior], prior: LatencyPrior[C]) -> LatencyPrior[C]:
-    """Return the log-normal prior of a further device's coefficients, from the fits of several devices.
+    """Return the log-normal prior of a new device's coefficients from the fits of several devices.
 
-    With `m_d` and `v_d` the mean and variance of a coefficient's logarithm after the fit of device d, and
-    `m_0`, `v_0` those of the prior, which counts as one device more,
+    `m_d` and `v_d` are the mean and variance of a coefficient's logarithm after the fit of device d. `m_0` and `v_0`
+    are those of the given prior, which counts as one more device. Then
 
-        mean = sum(m_d) / (D + 1),   variance = sum((m_d - mean)**2 + v_d) / (D + 1),   d from 0 to D
+        mean = sum(m_d) / (D + 1),   variance = sum((m_d - mean)**2 + v_d) / (D + 1),   d from 0 to D.
 
-    which is a step of expectation and maximisation towards the likeliest mean and variance over devices; a further one
-    fits the devices again with the result, and pools with the first prior. No variance is below `v_0 / (D + 1)`. Fits
-    that did not converge are left out. Of posteriors, the correction is pooled too, as by `transferred_prior`.
+    This is one step of expectation and maximisation towards the likeliest mean and variance over devices. For another
+    step, fit the devices again with the result and pool with the first prior. The variance is at least `v_0 / (D + 1)`.
+    Fits that did not converge are left out. Posteriors also pool their corrections, as in `transferred_prior`.
 
     Args:
-        fits: of the devices: of their terms, or posteriors.
-        prior: what is believed without them, the model's own say.
+        fits: fits of the terms, or posteriors, one per device.
+        prior: the prior without these devices, for example the model's own.
 
     Raises:
         ValueError: no fit that converged.
@@ -374,7 +374,7 @@ def pooled_prior(fits: Sequence[FitResult[C] | LatencyPosterior], prior: Latency
     pairs = [(one.coefficients, one.log_sd) for one in fits if isinstance(one, FitResult) and one.converged]
     pairs += [(one.coefficients, one.coefficient_log_sd()) for one in posteriors]
     if not pairs:
-        raise ValueError("fits: expected one at least that converged, got none")
+        raise ValueError("fits: expected at least one converged fit, got none")
     structure = jax.tree.structure(prior.median)
     leaves = [[jax.tree.leaves(part) for part in pair] for pair in (*pairs, prior[:2])]
     means, sds = np.moveaxis(np.array(leaves, np.float64), 1, 0)

@@ -1,4 +1,4 @@
-"""The interface of a latency model, all that generic code knows: what runs take, as a sum of terms, and its priors."""
+"""The interface of a latency model: the time of a run as a sum of terms, and the priors of the coefficients."""
 
 import dataclasses
 import functools
@@ -20,15 +20,15 @@ from ._lists import as_lists, batch_shape, places_of
 
 C = TypeVar("C")
 
-#: A log-sd of 2 lets timings move a coefficient by a factor of 50.
+#: With a log-sd of 2, timings can change a coefficient by a factor of 50.
 WIDE_LOG_SD = 2.0
-#: The units of coefficients by what their names end in.
+#: The units of coefficients by the endings of their names.
 UNIT_ENDINGS = {"bytes_per_ns": "bytes/ns", "flop_per_ns": "FLOP/ns", "steps_per_ns": "steps/ns"}
 UNIT_ENDINGS |= {"_ns": "ns", "_bytes": "bytes", "_rows": "rows"}
 
 
 def unit_of(name: str) -> str:
-    """Return the unit of a coefficient, as its name says.
+    """Return the unit of a coefficient from its name.
 
     Examples:
         >>> unit_of("upload_bytes_per_ns"), unit_of("host_parallel_gain")
@@ -38,7 +38,7 @@ def unit_of(name: str) -> str:
 
 
 def coefficient_names(coefficients: Any) -> list[str]:
-    """Return the names of coefficients in the order of their leaves: of a dataclass its fields, of a dict its keys.
+    """Return the names of coefficients in the order of their leaves: fields of a dataclass, or keys of a dict.
 
     Examples:
         >>> coefficient_names({"b_ns": 1.0, "a_ns": 2.0})
@@ -60,13 +60,13 @@ def vector(coefficients: Any) -> Float[Array, "c"]:
 
 @by_value
 class LatencyPrior(NamedTuple, Generic[C]):
-    """What is believed before timings: a log-normal prior of every coefficient, and of the correction.
+    """The belief before timings: a log-normal prior of every coefficient, and the prior mean of the correction.
 
     Attributes:
-        median: of the coefficients: a dictionary or dataclass of floats.
-        log_sd: standard deviation of each coefficient's logarithm, of the same structure.
-        correction: prior mean of the correction's weights, `[variants, features]`, or 0 for none; the terms
-            alone have no use for it.
+        median: the medians of the coefficients: a dictionary or dataclass of floats.
+        log_sd: standard deviation of each coefficient's logarithm, in the same structure.
+        correction: prior mean of the correction's weights, `[variants, features]`, or 0 for no correction. A fit of
+            the terms alone ignores the correction.
     """
 
     median: C
@@ -75,11 +75,11 @@ class LatencyPrior(NamedTuple, Generic[C]):
 
 
 def wide_prior(median: C, **narrower: float) -> LatencyPrior[C]:
-    """Return the prior that knows each coefficient's order of magnitude and no more.
+    """Return a prior that knows only each coefficient's order of magnitude.
 
     Args:
-        median: of the coefficients.
-        **narrower: standard deviations of the logarithms of some of them, by name.
+        median: the medians of the coefficients.
+        **narrower: the log standard deviations of some coefficients, by name.
 
     Examples:
         >>> wide_prior({"call_ns": 1e4, "bytes_per_ns": 10.0}, call_ns=0.5).log_sd
@@ -90,7 +90,7 @@ def wide_prior(median: C, **narrower: float) -> LatencyPrior[C]:
     return LatencyPrior(median, jax.tree.structure(median).unflatten(sds))
 
 
-#: What a machine's schedule is to a model: numbers, or lists of numbers, by name.
+#: How a machine schedules programs: numbers, or lists of numbers, by name.
 Facts = Mapping[str, Any]
 NO_FACTS: Facts = FrozenDict()
 
@@ -99,13 +99,13 @@ class Input(NamedTuple):
     """One size of a piece of work.
 
     Attributes:
-        unit: of the size, in the plural: "rows".
-        least: the least value that it may have.
-        step: what a value is a multiple of, 1 for whole numbers; 0 for any real number.
-        most: the largest value that a search for a crossover tries.
-        default: the value where a caller gives none; an input without one must be given.
-        is_list: whether a run has a list of these, padded with zeros: a column is `[*batch, entries]`. `least` and
-            `step` hold for each entry that is not zero; the default 0 is an empty list.
+        unit: the unit of the size, in the plural: "rows".
+        least: the least allowed value.
+        step: values are multiples of this step: 1 for whole numbers, 0 for any real number.
+        most: the largest value in a search for a crossover.
+        default: the value if a caller gives no value. A caller must give an input without a default.
+        is_list: whether a run has a list of sizes, padded with zeros; the column is then `[*batch, entries]`. `least`
+            and `step` hold for each nonzero entry. The default 0 is an empty list.
     """
 
     unit: str
@@ -117,11 +117,11 @@ class Input(NamedTuple):
 
 
 class StrategySpec(NamedTuple):
-    """One way, as a user names it, to do a piece of work.
+    """A strategy for a piece of work, under the name that a user sees.
 
     Attributes:
-        variants: the variants that it may run, of which the cheapest is taken.
-        fixed: inputs that its name implies. A pick chooses among the strategies that imply none.
+        variants: the variants that the strategy may run; the cheapest variant runs.
+        fixed: inputs that the strategy's name implies. A pick considers only strategies without such inputs.
     """
 
     variants: tuple[str, ...]
@@ -129,18 +129,18 @@ class StrategySpec(NamedTuple):
 
 
 class LatencyModel(Protocol):
-    """What runs of one kind of work take on a machine. Derive from this; what has a body here may stay as it is.
+    """A model of the time of one kind of work. Derive from this class; methods with a body have usable defaults.
 
-    A model is immutable and hashable. It holds no numbers of any machine: coefficients are fitted, and how a machine
-    schedules its programs comes as `facts`, from the calibration file.
+    A model is immutable and hashable, and holds no numbers of any machine. Fits find the coefficients, and the
+    calibration file gives the machine's scheduling `facts`.
 
     Attributes:
-        name: what a calibration file calls it.
-        version: a change of a formula is a new version.
-        inputs: the sizes of a piece of work by name. Along the first one, crossovers are looked for.
-        variants: names of what can be timed: the ways to do one piece of work.
-        is_choice: whether they are that, so that a pick may choose; else each is a work of its own.
-        prior: median and standard deviation of the logarithm of every coefficient. Units stand in the names.
+        name: the name of the model in a calibration file.
+        version: the version of the formula. Increase the version when the formula changes.
+        inputs: the sizes of a piece of work by name. Crossovers are searched along the first input.
+        variants: names of the programs that can be timed, normally alternatives for one piece of work.
+        is_choice: whether the variants are such alternatives, so that a pick may choose; else each does its own work.
+        prior: median and log standard deviation of every coefficient. The names end in units.
 
     Examples:
         >>> from rlxjax.fit import wide_prior
@@ -164,81 +164,81 @@ class LatencyModel(Protocol):
 
     @property
     def prior(self) -> LatencyPrior[Any]:
-        """What is believed of the coefficients of a machine that was never timed."""
+        """The prior of the coefficients of a machine without timings."""
         ...
 
     def terms_ns(self, coefficients: Any, runs: "Runs", facts: Facts) -> Mapping[str, RealLike]:
-        """Return the parts of what runs take in ns by name: their sum `[*batch]` is the prediction.
+        """Return the terms of the runs' times in ns, by name; their sum `[*batch]` is the prediction.
 
-        Traced code, each row from its own inputs alone; positive and smooth in the coefficients. A part may be of any
-        shape that broadcasts to the sum's.
+        JAX traces this method. Each row depends only on its own inputs. Terms are positive and smooth in the
+        coefficients, and have any shape that broadcasts to the sum's.
 
         Args:
-            coefficients: of the type of `prior.median`; a model with lists is given numbers, any other `[*batch]` too.
-            runs: of this model.
-            facts: how the machine schedules.
+            coefficients: the type of `prior.median`; numbers, or also `[*batch]` for a model without lists.
+            runs: runs of this model.
+            facts: the machine's scheduling facts.
         """
         ...
 
     def time_ns(self, coefficients: Any, runs: "Runs", facts: Facts) -> RealLike:
-        """Return the sum of the terms in ns, `[*batch]`; a model may have a way to it that compiles faster."""
+        """Return the sum of the terms in ns, `[*batch]`; override this method with code that compiles faster."""
         return functools.reduce(jnp.add, map(jnp.asarray, self.terms_ns(coefficients, runs, facts).values()))
 
     @property
     def strategies(self) -> Mapping[str, StrategySpec]:
-        """The ways to do a piece of work as users name them; each variant by its own name unless a model says."""
+        """The strategies by the names that users see. Each variant is its own strategy by default."""
         return {name: StrategySpec((name,)) for name in self.variants}
 
     @property
     def facts(self) -> Facts:
-        """The facts that hold where a calibration has none of its own."""
+        """The facts for a calibration without its own facts."""
         return NO_FACTS
 
     def same_result(self, runs: "Runs", facts: Facts) -> Bool[Array | np.ndarray, "*batch variants"]:
-        """Return which variants give the result that is asked for, so that a pick may choose among them."""
+        """Return which variants give the requested result, so that a pick may choose among these variants."""
         return np.ones((*runs.shape, len(self.variants)), bool)
 
     def impossible(self, facts: Facts) -> Sequence[str]:
-        """Return the variants that no work can be done by, whatever its sizes; none unless a model says."""
+        """Return the variants that can do no work of any size; none by default."""
         return ()
 
     def features(self, runs: "Runs", facts: Facts) -> Float[Array | np.ndarray, "*batch features"]:
-        """Return what the small correction of a variant may depend on; none unless a model says."""
+        """Return the features of a variant's small correction; none by default."""
         return np.zeros((*runs.shape, 0))
 
     def scatter(self, runs: "Runs", facts: Facts) -> RealLike:
-        """Return how far off runs may be beside others of their variant, `[*batch]`; all alike unless a model says."""
+        """Return the factor of each run's spread within its variant, `[*batch]`; 1 by default."""
         return 1.0
 
     def own_log_sd(self, coefficients: Any, runs: "Runs", facts: Facts) -> RealLike:
-        """Return the standard deviation of the logarithm of a run's time that a model knows of beforehand, `[*batch]`.
+        """Return the log standard deviation of a run's time that the model knows in advance, `[*batch]`.
 
-        It is of what no coefficient stands for, beside the spread that the fit finds; none unless a model says.
+        This uncertainty belongs to no coefficient and adds to the fitted spread; 0 by default.
         """
         return 0.0
 
     def folds(self, runs: "Runs") -> Sequence[np.ndarray]:
-        """Return columns `[n]`: runs of one value in a column are left out together in validation."""
+        """Return columns `[n]`. Validation leaves out runs with equal values of a column together."""
         columns = map(np.asarray, runs.inputs.values())
         return [column if column.ndim < 2 else places_of(column) for column in columns]
 
     def check(self, values: Mapping[str, Any]) -> None:
-        """Refuse sizes that no run has together, where the host can read them; none unless a model says."""
+        """Refuse combinations of concrete sizes that no run can have; refuses nothing by default."""
 
     def extents(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """Return what a domain bounds, `[*batch]` by name: inputs and products of each two unless a model says.
+        """Return the quantities that a domain bounds, `[*batch]` by name: by default, inputs and products of two.
 
-        Of a list it is the sum.
+        A list counts as its sum.
         """
         sizes = {name: value.sum(-1) if self.inputs[name].is_list else value for name, value in values.items()}
         pairs = [(f"{one}*{other}", sizes[one] * sizes[other]) for one, other in combinations(sizes, 2)]
         return [*sizes.items(), *pairs]
 
     def grid(self) -> "Runs":
-        """Return the runs that a calibrate job may time, `[n]`: every variant on a few sizes unless a model says."""
+        """Return the runs that a calibrate job may time, `[n]`: by default, every variant at a few sizes."""
         sizes = {}
         for name, entry in self.inputs.items():
-            # From the least to 65,536 times that or the most, by octaves of two.
+            # Sizes grow by factors of 4, up to 65,536 times the least size or to the most.
             step, spaced = max(entry.step, 1), max(entry.least, 1.0) * 4.0 ** np.arange(9)
             spaced = step * np.ceil(spaced[spaced <= entry.most] / step)
             sizes[name] = spaced if entry.default is None else [float(entry.default)]
@@ -252,11 +252,11 @@ class LatencyModel(Protocol):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Runs:
-    """Runs of a model; every column a scalar or `[*batch]`, that of a list `[*batch, entries]`.
+    """Runs of a model. Every column is a scalar or `[*batch]`; the column of a list is `[*batch, entries]`.
 
     Attributes:
-        model: whose runs they are.
-        variant: places in `model.variants`.
+        model: the model of the runs.
+        variant: indices into `model.variants`.
         inputs: the sizes by name, floats.
     """
 
@@ -266,13 +266,13 @@ class Runs:
 
     @classmethod
     def checked(cls, model: LatencyModel, variant: str | Sequence[Any] | Code, **inputs: Columns) -> "Runs":
-        """Build from names or codes of variants and from the sizes of the work.
+        """Build runs from names or indices of variants and from the sizes of the work.
 
-        Lists may differ in length from run to run: all are padded with zeros to one length.
+        The lists of different runs may differ in length: zeros pad all lists to one length.
 
         Raises:
-            ValueError: an unknown variant or input, a missing one, a size that cannot be, shapes that do not
-                broadcast, or lists of one run of different lengths.
+            ValueError: an unknown variant or input, a missing input, an impossible size, shapes that do not
+                broadcast, or lists of one run with different lengths.
 
         Examples:
             >>> from rlxjax.models import FFT
@@ -287,33 +287,33 @@ class Runs:
             raise ValueError(f"{model.name}: expected the inputs {', '.join(model.inputs)}; {wrong[0]}")
         values = as_lists(model.inputs, values)
         for name, entry in model.inputs.items():
-            # Predictions are smooth in sizes, so that a crossover may lie between whole numbers.
+            # Predictions are smooth in sizes, so a crossover may lie between whole numbers.
             check_size(values[name], name, entry, entry.step if entry.step > 1 else 0)
         check_shapes(variant=codes, **{n: v[..., 0] if model.inputs[n].is_list else v for n, v in values.items()})
         return cls(model, codes, {name: size_as_float(value, name) for name, value in values.items()})
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """The shape that the columns broadcast to, without the axis of lists."""
+        """The shape to which the columns broadcast, without the axis of lists."""
         shapes = (batch_shape(self.model.inputs[name], column) for name, column in self.inputs.items())
         return broadcast_shape(np.shape(self.variant), *shapes)
 
     def hull(self) -> dict[str, tuple[float, float]]:
         """Return the smallest and the largest value of each of the model's `extents`: the domain of these runs."""
-        # In the model's order, which a tree of a dictionary does not keep.
+        # The names have the model's order, which a pytree of a dictionary does not keep.
         sizes = {name: np.asarray(self.inputs[name], float) for name in self.model.inputs}
         return {name: (float(np.min(value)), float(np.max(value))) for name, value in self.model.extents(sizes)}
 
     def together(self) -> "Runs":
-        """Return the same runs with every column of the whole shape."""
+        """Return the same runs with every column broadcast to `shape`, as JAX arrays."""
         return self.of_shape(self.shape, jnp)
 
     def of_shape(self, shape: tuple[Any, ...], xp: Any = np) -> "Runs":
-        """Return the same runs with every column of a shape, that of a list `[*shape, entries]`.
+        """Return the same runs with every column broadcast to a shape; lists become `[*shape, entries]`.
 
         Args:
-            shape: that the columns broadcast to.
-            xp: of whose arrays the columns are: NumPy unless given, or `jax.numpy`.
+            shape: the shape of all columns.
+            xp: the array module of the columns: NumPy unless given, or `jax.numpy`.
         """
 
         def column(value: Any, is_list: bool = False) -> Any:
@@ -325,7 +325,7 @@ class Runs:
 
 
 def variant_codes(model: LatencyModel, variant: str | Sequence[Any] | Code, name: str = "variant") -> Code:
-    """Return the places of variants in `model.variants`, given as names or as places."""
+    """Return the indices of variants in `model.variants`, given as names or as indices."""
     if is_traced(variant):
         return variant  # pyright: ignore[reportReturnType]
     array, known = np.asarray(variant), list(model.variants)
@@ -337,13 +337,13 @@ def variant_codes(model: LatencyModel, variant: str | Sequence[Any] | Code, name
         codes = np.array([known.index(one) for one in names], np.int32).reshape(array.shape)
         return int(codes) if codes.ndim == 0 else codes
     if array.dtype.kind not in "iu" or (array.size and not 0 <= array.min() <= array.max() < len(known)):
-        raise ValueError(f"{name}: expected names, or places from 0 to {len(known) - 1}, got {variant}")
-    # A list would be a tree of its numbers.
+        raise ValueError(f"{name}: expected names, or indices from 0 to {len(known) - 1}, got {variant}")
+    # A list would be a pytree of its numbers.
     return int(array) if array.ndim == 0 else array.astype(np.int32)
 
 
 def check_size(value: Columns, name: str, entry: Input, step: int) -> None:
-    """Check one size of runs, where the host can read it."""
+    """Check one size of runs, unless the size is traced."""
     if is_traced(value):
         return
     if entry.is_list:  # padded with zeros
@@ -358,19 +358,19 @@ def check_size(value: Columns, name: str, entry: Input, step: int) -> None:
 
 
 def check_timed_size(value: Columns, name: str, entry: Input) -> None:
-    """Check one size of runs that were timed: what has no default is a size, and nothing takes no time."""
+    """Check one size of timed runs: sizes are positive unless the default is 0."""
     if entry.default != 0.0 and entry.least <= 0.0 and not entry.is_list:
         check_positive(value, name, "size")
     check_size(value, name, entry, entry.step)
 
 
 def alternatives_of(model: LatencyModel) -> dict[str, StrategySpec]:
-    """Return the strategies that a pick chooses among: those whose names imply no input, if they are a choice."""
+    """Return the strategies for a pick: strategies without implied inputs, if the model's variants are a choice."""
     return {name: strategy for name, strategy in model.strategies.items() if model.is_choice and not strategy.fixed}
 
 
 def strategy_of(model: LatencyModel, name: str) -> StrategySpec:
-    """Return a strategy by its name, in any case.
+    """Return a strategy by its name, in lower or upper case.
 
     Raises:
         ValueError: a name that the model does not know.
@@ -384,10 +384,10 @@ def strategy_of(model: LatencyModel, name: str) -> StrategySpec:
 def all_inputs(
     model: LatencyModel, strategy: str, given: Sequence[Columns], named: Mapping[str, Columns | None]
 ) -> dict[str, Columns]:
-    """Return every input of a strategy's run: those given, by place or name, implied by its name, or the default.
+    """Return every input of a strategy's run: given by position or name, implied by the strategy, or the default.
 
     Raises:
-        ValueError: an unknown or missing input, one given twice, or another value than the strategy's name implies.
+        ValueError: an input that is unknown, missing, given twice, or different from the strategy's implied value.
     """
     fixed, names = strategy_of(model, strategy).fixed, list(model.inputs)
     if len(given) > len(names):

@@ -1,7 +1,7 @@
-"""Inputs of which a run has a list, one entry a part of its work: columns `[*batch, entries]`, padded with zeros.
+"""Inputs with a list for each run, one entry per part of the work: columns `[*batch, entries]`, padded with zeros.
 
-The lists of all inputs of a run go together, entry by entry. Their one length is a power of two, so that other lengths
-seldom compile a program anew; an entry of zeros stands for no work.
+Entry i of all lists of a run describes one part of its work. All lists are padded to one power of two, so that other
+lengths seldom compile a program again. An entry of zeros is no work.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from rlxjax._numerics import namespace_of
 
 
 def batch_shape(entry: Any, column: Any) -> tuple[Any, ...]:
-    """Return the shape of the column of an input, numbers `[*batch]` or lists `[*batch, entries]`, without that axis.
+    """Return the batch shape of an input's column: numbers `[*batch]`, or lists `[*batch, entries]` without entries.
 
     Examples:
         >>> from rlxjax.fit import Input
@@ -27,15 +27,15 @@ def batch_shape(entry: Any, column: Any) -> tuple[Any, ...]:
 
 
 def as_lists(entries: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of inputs, lists as arrays `[*batch, entries]` of one length; numbers stay as they are.
+    """Return the values of inputs with lists as arrays `[*batch, entries]` of one length; numbers stay as they are.
 
     Args:
         entries: the inputs of a model.
-        values: of some of them; a list is an array `[*batch, entries]`, numbers of one run, or lists of several runs,
-            which may differ in length. A zero alone is an empty list.
+        values: the values of some inputs. A list is an array `[*batch, entries]`, the numbers of one run, or lists of
+            several runs, which may differ in length. A single zero is an empty list.
 
     Raises:
-        ValueError: lists of one run of different lengths, or what is no list of numbers.
+        ValueError: lists of one run with different lengths, or a value that is no list of numbers.
 
     Examples:
         >>> from rlxjax.fit import Input
@@ -55,7 +55,7 @@ def as_lists(entries: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
 
 
 def _list(name: str, value: Any) -> tuple[Any, Any]:
-    """Return lists as an array `[*batch, entries]`, and how many entries each has."""
+    """Return lists as an array `[*batch, entries]`, and the number of entries of each."""
     given = value
     if not isinstance(value, jax.Array):
         try:
@@ -78,7 +78,7 @@ def _list(name: str, value: Any) -> tuple[Any, Any]:
 
 
 def unequal_lists(lengths: Mapping[str, np.ndarray]) -> dict[tuple[int, ...], str]:
-    """Return why lists do not go together, by the place of their run: they are of one length, or empty."""
+    """Return the reason for each run whose lists are neither empty nor of one length, by the run's index."""
     each = np.stack(np.broadcast_arrays(*lengths.values()), -1)
     wrong = np.argwhere(((each > 0) & (each != each.max(-1, keepdims=True))).any(-1)).tolist()
     said = {place: zip(lengths, each[place].tolist(), strict=True) for place in map(tuple, wrong)}
@@ -89,14 +89,14 @@ def unequal_lists(lengths: Mapping[str, np.ndarray]) -> dict[tuple[int, ...], st
 
 
 def stacked_lists(entries: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return lists `[n, width]` from their entries, one list after the other, and how many each has, `[n]`."""
+    """Return lists `[n, width]` from the concatenated entries and the number of entries of each list, `[n]`."""
     rows = np.zeros((len(lengths), width(int(lengths.max(initial=1)))), entries.dtype)
     rows[np.arange(rows.shape[1]) < lengths[:, None]] = entries
     return rows
 
 
 def width(count: int) -> int:
-    """Return to which length lists of so many entries are padded: the next power of two."""
+    """Return the padded length of a list: the next power of two of its number of entries."""
     return 1 << (count - 1).bit_length()
 
 
@@ -107,22 +107,22 @@ def widened_lists(column: Any, most: int) -> Any:
 
 
 def columns_of(entries: Mapping[str, Any], names: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the columns of inputs by name from the sizes of runs, each a mapping; what is missing is NaN."""
+    """Return the columns of inputs by name from a mapping of sizes per run; a missing size is NaN."""
     columns = {name: [row.get(name, np.nan) for row in rows] for name in names}
     lists = [name for name in columns if name in entries and entries[name].is_list]
     numbers = {name: np.array(column, float) for name, column in columns.items() if name not in lists}
-    own = {name: [*map(np.atleast_1d, columns[name])] or np.zeros((0, 1)) for name in lists}  # of no run, no list
+    own = {name: [*map(np.atleast_1d, columns[name])] or np.zeros((0, 1)) for name in lists}  # without runs, no list
     return as_lists(entries, columns | numbers | own)
 
 
 def places_of(column: Any) -> np.ndarray:
-    """Return the place of each number, or list, of a column among its different ones, `[n]`."""
+    """Return the index of each number or list of a column among its distinct values, `[n]`."""
     column = np.asarray(column)
     return np.unique(column, axis=0 if column.ndim > 1 else None, return_inverse=True)[1].reshape(-1)
 
 
 def size_text(value: Any) -> str:
-    """Return a size as a text: a number, or the entries of a list up to the zeros that it is padded with.
+    """Return a size as text: a number, or the entries of a list without padding.
 
     Examples:
         >>> size_text(256.0), size_text([8.0, 2.5, 0.0, 0.0])

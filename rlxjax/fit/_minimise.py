@@ -1,8 +1,8 @@
-"""The minimum of a robust log posterior over coefficients' logarithms and correction weights, by optax's L-BFGS.
+"""Maximise a robust posterior over the coefficients' logarithms and the correction's weights with optax's L-BFGS.
 
-Many fits at once, in chunks on threads: those of many devices, or of one device from many starts. L-BFGS runs in rounds
-of few steps. The first round's unknowns are whitened by the prior, those of each further one by the posterior's
-curvature where the round before it ended: in such units the curvature is close to 1 along every direction.
+Many fits run at once, in chunks on threads: fits of many devices, or of one device from many starts. L-BFGS runs in
+rounds of few steps. The prior whitens the unknowns of the first round. The posterior's curvature at the end of a round
+whitens the unknowns of the next round, so the curvature is close to 1 along every direction.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ from ._latency_model import Facts, LatencyPrior, vector
 from ._posterior import CORRECTION_SD, correction_log_factor, joint_jacobian, log_prediction_and_jacobian, predicted_ns
 from ._timings import Timings
 
-#: Residuals are expected of this standard deviation; beyond `HUBER_DELTA` of them the loss is linear.
+#: The expected standard deviation of residuals; the loss is linear beyond `HUBER_DELTA` standard deviations.
 RELATIVE_SD, HUBER_DELTA = 0.05, 2.0
-#: Steps of a round, and rounds.
+#: The most steps of a round, and the most rounds.
 ROUND_STEPS, MAX_ROUNDS = 20, 30
-#: A fit ends once a further step promises to lower the objective by no more, in nats, or where a round lowers it by no
-#: more than this share of it: then all is rounding.
+#: A fit ends if the next step promises to lower the objective by at most the first number, in nats, or if a round
+#: lowers the objective by at most the second number's share, which is rounding.
 LEAST_PROMISE, LEAST_GAIN_SHARE = 1e-5, 1e-7
-#: Fits of one program; of fewer, a processor's share, or the next power of two.
+#: The most fits in one program. With fewer fits, the program has the next power of two of a processor's share.
 CHUNK_FITS = 8
 
 #: A step of 1 is tried first: the unknowns are whitened.
@@ -41,16 +41,16 @@ _solver = optax.lbfgs(
 
 
 class Minimum(NamedTuple):
-    """Where objectives are least, `[fits, ...]`: unknowns `[u]`, coefficients' logarithms `[c]`, then weights."""
+    """The minima of the objectives, `[fits, ...]`. Unknowns `[u]` are the coefficients' logarithms, then weights."""
 
-    #: The unknowns, from their prior medians in units of the prior's standard deviations, `[u]`.
+    #: The distance of the unknowns from the prior medians, in standard deviations of the prior, `[u]`.
     z: Any
     logs: Any
     loss: Any
     expected_decrease: Any
     steps: Any
     gradient: Any
-    #: Curvature of the misfit in the unknowns at a noise of `RELATIVE_SD`, `[u, u]`.
+    #: Curvature of the misfit by the unknowns with noise `RELATIVE_SD`, `[u, u]`.
     squares: Any
     #: `log(predicted / measured)`, `[n]`, and its derivatives, `[n, u]`.
     residuals: Any
@@ -66,15 +66,15 @@ def minimise(
     features: Float[np.ndarray, "fits n features"] | None = None,
 ) -> Minimum:
     """Return the minima of `sum(w * huber(log(predicted / measured) / 0.05)) + sum(z**2) / 2`, from `z`."""
-    # The unknowns are `z = log(coefficients / median) / log_sd`, then `weights / CORRECTION_SD` of the correction,
-    # which depends on features; without any, the terms are fitted alone. J. Nocedal, S. Wright, Numerical
-    # Optimization, 2nd edition, 2006, 3.5 and 7.2.
+    # The unknowns are `z = log(coefficients / median) / log_sd`, then the correction's `weights / CORRECTION_SD`.
+    # Without features, only the terms are fitted. J. Nocedal, S. Wright, Numerical Optimization, 2nd edition, 2006,
+    # 3.5 and 7.2.
     fits, log_sds = len(z), np.array(jax.tree.leaves(prior.log_sd), np.float64)
     sds = np.concatenate([log_sds, np.full(z.shape[-1] - len(log_sds), CORRECTION_SD)])
     features = np.zeros((*weights.shape, 0)) if features is None else features
     priors = jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(leaf, np.float64), fits), prior)
     columns = (timings, weights, priors, features)
-    # The size of a chunk stays as fits end, so that the program is compiled once.
+    # The chunk size stays the same while fits end, so the program is compiled once.
     share = -(-fits // worker_count())
     chunk = min(CHUNK_FITS, 1 << (share - 1).bit_length())
     none = np.zeros(fits)
@@ -98,7 +98,7 @@ def minimise(
 
 
 def _whitening(squares: Float[np.ndarray, "fits u u"], sds: Float[np.ndarray, "u"]) -> Float[np.ndarray, "fits u u"]:
-    """Return `R` with `R @ R.T` the inverse of the posterior's curvature, in units of the prior's deviations."""
+    """Return `R`: `R @ R.T` is the inverse of the posterior's curvature in units of the prior's deviations."""
     own = squares * sds[:, None] * sds
     finite = np.where(np.isfinite(own).all((-2, -1), keepdims=True), own, 0.0)
     lower = np.linalg.cholesky(np.eye(len(sds)) + finite)
@@ -107,10 +107,10 @@ def _whitening(squares: Float[np.ndarray, "fits u u"], sds: Float[np.ndarray, "u
 
 @jax.jit
 def _round(z, steps, roots, loss, gradient, timings, weights, priors, features, most_steps, facts: Facts) -> Minimum:
-    """Return where rounds of at most so many steps end, one a fit: `z + root @ u` with `u` the unknowns."""
+    """Return the end of a round of at most `most_steps` steps for each fit; a round moves `u` in `z + root @ u`."""
 
     def of_one(z, steps, root, loss, gradient, timings, weights, prior, features) -> Minimum:
-        @jax.jit  # traced once for all the places where the line search looks
+        @jax.jit  # traced once for all evaluations of the line search
         def objective(u):
             at = z + root @ u
             terms = jnp.log(predicted_ns(_coefficients(at, prior), timings.runs, facts) / timings.time_ns)
@@ -118,13 +118,13 @@ def _round(z, steps, roots, loss, gradient, timings, weights, priors, features, 
 
         def goes_on(state):
             _, solver, step = state
-            # Where the curvature is 1, half of the gradient's square is what a further step promises.
+            # The curvature is 1, so the next step promises half of the gradient's square.
             promise = jnp.sum(optax.tree.get(solver, "grad") ** 2) / 2
             return (step < most_steps) & ((step == 0) | (promise > 0.1 * LEAST_PROMISE))
 
         def advance(state):
             u, solver, step = state
-            # What the line search found at its end is the next step's beginning: nothing is evaluated twice.
+            # The next step begins with the line search's last value and gradient.
             value, gradient = (optax.tree.get(solver, name) for name in ("value", "grad"))
             with jax.numpy_dtype_promotion("standard"):  # optax counts steps in int32 and int64
                 move, solver = _solver.update(gradient, solver, u, value=value, grad=gradient, value_fn=objective)
@@ -184,12 +184,12 @@ def _correction(z, timings: Timings, prior: LatencyPrior, features) -> Float[Arr
 
 
 def _in_chunks(run: Callable[..., Any], chunk: int, columns: Any) -> Any:
-    """Return what a program of so many fits says of all, chunk by chunk, on threads."""
+    """Return the results of all fits from a program for `chunk` fits, on threads."""
     fits = len(jax.tree.leaves(columns)[0])
     found: list[Any] = [None] * -(-fits // chunk)
 
     def of_chunk(begin: int, end: int) -> None:
-        # The last chunk is filled up with its last fit.
+        # Copies of the last fit fill up the last chunk.
         rows = np.minimum(np.arange(begin, begin + chunk), end - 1)
         with on_cpu():
             out = run(*jax.tree.map(lambda column: np.asarray(column)[rows], columns))
@@ -200,8 +200,8 @@ def _in_chunks(run: Callable[..., Any], chunk: int, columns: Any) -> Any:
 
 
 def on_cpu() -> AbstractContextManager[Any]:
-    """Make JAX's CPU this thread's default device, if there is one: a step is some hundred launches of little work."""
+    """Make JAX's CPU this thread's default device, if there is a CPU: a step has some hundred small launches."""
     try:
         return jax.default_device(jax.local_devices(backend="cpu")[0])
-    except RuntimeError:  # of a JAX_PLATFORMS without it
+    except RuntimeError:  # JAX_PLATFORMS has no CPU
         return contextlib.nullcontext()

@@ -1,7 +1,7 @@
-"""What is known of a machine's latencies, how surely, and which of two runs is faster.
+"""Posteriors of a machine's latencies, predictions with uncertainty, and the decision which of two runs is faster.
 
-The correction is what the terms of a model miss: a small smooth factor that is log-linear in the model's features. Each
-variant has its own weights, each with the prior `N(0, CORRECTION_SD**2)`.
+The correction covers what a model's terms miss. The correction is a small smooth factor, log-linear in the model's
+features. Each variant has its own weights, each with the prior `N(0, CORRECTION_SD**2)`.
 """
 
 import dataclasses
@@ -22,18 +22,18 @@ from rlxjax._values import by_value
 from ._latency_model import Facts, LatencyModel, LatencyPrior, Runs, vector
 from ._lists import as_lists
 
-#: Prior standard deviation of a weight: the correction is meant to be small, and to change little.
+#: Prior standard deviation of a weight: the correction is small and smooth.
 CORRECTION_SD = 0.05
-#: What the correction is called among the parts of a prediction.
+#: The correction's name among the parts of a prediction.
 TERM = "correction_ns"
-#: A decision is one way or the other from this probability on, and undecided below.
+#: A decision with a lower probability is undecided.
 SURE = 0.9
-#: What one machine says of another: a standard deviation of the logarithm of coefficients, and the share of the
-#: correction that is expected there too.
+#: The log standard deviation of coefficients between two machines, and the share of a machine's correction that another
+#: machine is expected to have.
 TRANSFERRED_LOG_SD, TRANSFERRED_SHARE = 1.0, 0.7
-#: A factor's entry of no more, in units of `CORRECTION_SD`, is a rounded 0.
+#: Smaller entries of a factor, in units of `CORRECTION_SD`, are a rounded 0.
 ROUNDING = 1e-9
-#: The spread of the runs of every variant before any was timed.
+#: The spread of every variant's runs before any timing.
 PRIOR_SPREAD = 0.05
 
 
@@ -41,20 +41,20 @@ PRIOR_SPREAD = 0.05
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LatencyPosterior:
-    """The calibrated latency of a model's runs, and how sure it is: `log time ~ N(log prediction, sd**2)`.
+    """The calibrated latency of a model's runs with its uncertainty: `log time ~ N(log prediction, sd**2)`.
 
     The unknowns are the logarithms of the coefficients, then the weights of the correction by variant.
 
     Attributes:
-        model: whose runs they are.
-        facts: how the machine schedules.
-        coefficients: of the model.
-        weights: of the correction, `[variants, features]`.
-        factor: lower triangular `L` with `L @ L.T` the covariance of the unknowns, `[unknowns, unknowns]`.
-        spread: standard deviation of the logarithm of what a workload takes beyond all that the unknowns
-            explain, timing noise included, by variant, `[variants]`; times the model's `scatter` of a run.
-        alike: correlation of that between the variants that do one piece of work, `[variants, variants]`; None where
-            nothing is known of it: independent.
+        model: the model of the runs.
+        facts: the machine's scheduling facts.
+        coefficients: the model's coefficients.
+        weights: the correction's weights, `[variants, features]`.
+        factor: lower triangular `L`; `L @ L.T` is the covariance of the unknowns, `[unknowns, unknowns]`.
+        spread: log standard deviation of a workload's own error, which the unknowns do not explain, with timing noise,
+            by variant, `[variants]`. The model's `scatter` of a run multiplies the spread.
+        alike: correlation of the own errors between the variants of one piece of work, `[variants, variants]`; None
+            for independent errors.
     """
 
     model: LatencyModel = dataclasses.field(metadata={"static": True})
@@ -66,7 +66,7 @@ class LatencyPosterior:
     alike: Float[Array, "variants variants"] | np.ndarray | None = None
 
     def coefficient_log_sd(self) -> Any:
-        """Return the standard deviation of each coefficient's logarithm, whatever the correction is."""
+        """Return the standard deviation of each coefficient's logarithm, marginal over the correction."""
         leaves, structure = jax.tree.flatten(self.coefficients)
         factor = np.asarray(self.factor)[: len(leaves)]
         return structure.unflatten(np.sqrt(np.sum(factor**2, -1)).tolist())
@@ -74,13 +74,13 @@ class LatencyPosterior:
 
 @by_value
 class LatencyEstimate(NamedTuple):
-    """What a posterior says of runs, `[*batch]`.
+    """A posterior's prediction of runs, `[*batch]`.
 
     Attributes:
-        time_ns: the prediction.
-        scores: derivatives of its logarithm by the unknowns, times `L`: `[*batch, unknowns]`. The product
-            of two runs' scores is the covariance of their logarithms.
-        spread: standard deviation of the logarithm that is a run's own.
+        time_ns: the predicted time in ns.
+        scores: derivatives of the prediction's logarithm by the unknowns, times `L`: `[*batch, unknowns]`. The dot
+            product of two runs' scores is the covariance of their log predictions.
+        spread: log standard deviation of a run's own error.
     """
 
     time_ns: Nanoseconds
@@ -88,28 +88,28 @@ class LatencyEstimate(NamedTuple):
     spread: Float[Array, "*batch"]
 
     def log_sd(self) -> Float[Array | np.ndarray, "*batch"]:
-        """Return the standard deviation of the logarithm of a new workload's time."""
+        """Return the log standard deviation of a new workload's time."""
         xp = namespace_of(self.scores, self.spread)
         return xp.sqrt(xp.sum(self.scores**2, -1) + self.spread**2)
 
 
 @jax.jit
 def corrected_terms_ns(posterior: LatencyPosterior, runs: Runs) -> Mapping[str, Nanoseconds]:
-    """Return the parts of what a machine's posterior says of runs in ns, the correction among them, `[*batch]` each."""
+    """Return the predicted terms of runs in ns by name, with the correction, `[*batch]` each."""
     runs = runs.together()
     terms = posterior.model.terms_ns(posterior.coefficients, runs, posterior.facts)
     features = posterior.model.features(runs, posterior.facts)
     factor = jnp.expm1(correction_log_factor(features, posterior.weights, runs.variant))
     total_ns = jnp.asarray(sum(terms.values()))
-    # What cannot be is infinite, whatever its correction says.
+    # An impossible run takes infinite time, with any correction.
     parts = {**terms, TERM: jnp.where(jnp.isinf(total_ns), 0.0, total_ns) * factor}
-    # Of a plain dictionary JAX would sort the names.
+    # JAX would sort the names of a plain dictionary.
     return OrderedDict(zip(parts, jnp.broadcast_arrays(*parts.values()), strict=True))
 
 
 @jax.jit
 def estimate(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
-    """Return what a machine's posterior says of runs of its model, `[*batch]`.
+    """Predict runs of a posterior's model with uncertainty, `[*batch]`.
 
     Examples:
         >>> from rlxjax.models import FFT
@@ -123,7 +123,7 @@ def estimate(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
     features = jnp.asarray(posterior.model.features(runs, posterior.facts))
     log_factor = correction_log_factor(features, posterior.weights, runs.variant)
     factor, n_variants = jnp.asarray(posterior.factor), len(posterior.model.variants)
-    if is_of_one_variant and runs.shape:  # nothing depends on the weights of others
+    if is_of_one_variant and runs.shape:  # nothing depends on other variants' weights
         n_coefficients, n_features = jacobian.shape[-1], features.shape[-1]
         own = factor[n_coefficients:].reshape(n_variants, n_features, len(factor))[jnp.ravel(runs.variant)[0]]
         scores = jacobian @ factor[:n_coefficients] + features @ own
@@ -137,13 +137,13 @@ def estimate(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
 
 @jax.jit
 def estimate_of_variant(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
-    """Return the estimate of runs of one variant where `has_separate_weights` holds, with few scores, `[*batch]`.
+    """Predict runs of one variant with few scores, `[*batch]`, for a posterior with `has_separate_weights`.
 
-    The scores are those of the coefficients, `[*batch, coefficients]`. What the weights leave unknown is part of the
-    spread: it is of no other variant.
+    The scores belong to the coefficients, `[*batch, coefficients]`. The uncertainty of the weights is part of the
+    spread, because no other variant shares these weights.
     """
     log_ns, jacobian = log_prediction_and_jacobian(posterior.coefficients, runs, posterior.facts)
-    # As an array of its own: products with its parts, one by one, take longer.
+    # The barrier makes one array: products with the features one by one take longer.
     features = jax.lax.optimization_barrier(jnp.asarray(posterior.model.features(runs, posterior.facts)))
     log_factor = features @ jnp.asarray(posterior.weights)[runs.variant]
     count, shape, factor = jacobian.shape[-1], np.shape(posterior.weights), jnp.asarray(posterior.factor)
@@ -156,9 +156,9 @@ def estimate_of_variant(posterior: LatencyPosterior, runs: Runs) -> LatencyEstim
 
 
 def has_separate_weights(posterior: LatencyPosterior) -> bool:
-    """Return whether variants share coefficients alone: given these, no weight of one says anything of another's.
+    """Return whether variants share only coefficients: weights of different variants are then independent.
 
-    So it is after a fit, and not once times of several runs were conditioned on; False of a posterior that is traced.
+    This holds after a fit, but not after conditioning on times of several runs. The result is False for tracers.
     """
     if is_traced(*jax.tree.leaves(posterior)):
         return False
@@ -170,14 +170,14 @@ def has_separate_weights(posterior: LatencyPosterior) -> bool:
 
 
 def own_correlation(posterior: LatencyPosterior, one: Code, other: Code) -> RealLike:
-    """Return the correlation of what is a workload's own where two variants do it, `[*batch]`.
+    """Return the correlation of a workload's own errors between two variants, `[*batch]`.
 
-    Two runs of one variant are of different inputs, and independent, or one run twice.
+    The result is 0 for two runs of one variant: these runs have different inputs, or are one run twice.
 
     Args:
-        posterior: of the machine.
-        one: the variant that one run has, `[*batch]`.
-        other: the one that the other run has.
+        posterior: the posterior of the machine.
+        one: the variant of the first run, `[*batch]`.
+        other: the variant of the second run, `[*batch]`.
     """
     if posterior.alike is None:
         return 0.0
@@ -192,16 +192,16 @@ def prior_posterior(
     correction_sd: float = CORRECTION_SD,
     facts: Facts | None = None,
 ) -> LatencyPosterior:
-    """Return what is known before any timing: the medians of the prior, and its correction.
+    """Return the posterior before any timing: the prior's medians and correction.
 
-    Their covariance is diagonal: `log_sd**2` of coefficients' logarithms, `correction_sd**2` of weights.
+    The covariance is diagonal: `log_sd**2` for the coefficients' logarithms, `correction_sd**2` for the weights.
 
     Args:
-        model: of the runs.
-        prior: of the coefficients; the model's own unless given.
-        spread: that the runs of every variant are expected to have.
+        model: the model of the runs.
+        prior: the prior of the coefficients; the model's own unless given.
+        spread: the expected spread of every variant's runs.
         correction_sd: prior standard deviation of the correction's weights.
-        facts: how the machine schedules; the model's own unless given.
+        facts: the machine's scheduling facts; the model's own unless given.
 
     Examples:
         >>> from rlxjax.models import FFT
@@ -221,17 +221,17 @@ def prior_posterior(
 
 
 def transferred_prior(*posteriors: LatencyPosterior) -> LatencyPrior[Any]:
-    """Return what the calibrations of some machines say of another, or of one on another day.
+    """Return the prior of a new machine, or of a machine on another day, from other machines' posteriors.
 
-    With `m_d` the logarithm of a coefficient on machine d of D,
+    `m_d` is the logarithm of a coefficient on machine d of D. Then
 
-        median = exp(sum(m_d) / D),   log_sd**2 = (sum((m_d - sum(m_d) / D)**2) + 1) / D
+        median = exp(sum(m_d) / D),   log_sd**2 = (sum((m_d - sum(m_d) / D)**2) + 1) / D.
 
-    which is the likeliest mean, and a variance that one machine alone leaves at 1, no larger than the model's own
-    prior has it. Most of the correction is expected there too: of one machine's 0.7, of several ones' mean more.
+    The variance of one machine is 1, and no variance exceeds the model's own prior. The new machine is expected to
+    have most of the mean correction: the share 0.7 of one machine's correction, a larger share of several machines'.
 
     Args:
-        *posteriors: of the other machines, of one model and one version of it.
+        *posteriors: posteriors of other machines, for one version of one model.
 
     Raises:
         ValueError: no posterior, or posteriors of different models.
@@ -247,7 +247,7 @@ def transferred_prior(*posteriors: LatencyPosterior) -> LatencyPrior[Any]:
         (60000, 1.0)
     """
     if len({(one.model.name, one.model.version) for one in posteriors}) != 1:
-        raise ValueError("posteriors: expected one at least, all of one model")
+        raise ValueError("posteriors: expected at least one, all of one model")
     known, count = posteriors[0].model.prior, len(posteriors)
     logs = np.log([vector(one.coefficients) for one in posteriors])
     squares = np.sum((logs - logs.mean(0)) ** 2, 0) + TRANSFERRED_LOG_SD**2
@@ -258,31 +258,31 @@ def transferred_prior(*posteriors: LatencyPosterior) -> LatencyPrior[Any]:
 
 
 def mean_correction(posteriors: Sequence[LatencyPosterior]) -> np.ndarray:
-    """Return the part of the mean correction of some machines that is expected of another."""
+    """Return the correction that is expected of a new machine: a share of the machines' mean correction."""
     count = len(posteriors)
     share = count / (count + 1.0 / TRANSFERRED_SHARE - 1.0)
     return share * np.mean([np.asarray(one.weights) for one in posteriors], 0)
 
 
 def total_ns(posterior: LatencyPosterior, runs: Runs) -> Nanoseconds:
-    """Return the predictions in ns, `[*batch]`, infinite where a variant does not give the result that is asked for."""
+    """Return the predictions in ns, `[*batch]`, infinite for variants that do not give the requested result."""
     time_ns = sum(corrected_terms_ns(posterior, runs).values())
     return jnp.where(is_candidate(posterior, runs), time_ns, jnp.inf)
 
 
 def is_candidate(posterior: LatencyPosterior, runs: Runs) -> Bool[Array, "*batch"]:
-    """Return whether the variants of runs give the result that is asked for, so that a pick may choose them."""
+    """Return whether the variants of runs give the requested result, so that a pick may choose them."""
     is_same = jnp.asarray(posterior.model.same_result(runs, posterior.facts))
     return jnp.any(is_same & is_own_variant(runs.variant, runs.shape, is_same.shape[-1]), -1)
 
 
 def predicted_ns(coefficients: Any, runs: Runs, facts: Facts) -> Float[Array, "*batch"]:
-    """Return the sum of a model's terms in ns, `[*batch]`: the prediction of each run.
+    """Return the prediction of each run in ns, `[*batch]`: the sum of the model's terms.
 
     Args:
-        coefficients: of the runs' model.
+        coefficients: the coefficients of the runs' model.
         runs: scalars or `[*batch]`.
-        facts: how the machine schedules.
+        facts: the machine's scheduling facts.
 
     Examples:
         >>> from rlxjax.models import FFT
@@ -296,9 +296,9 @@ def predicted_ns(coefficients: Any, runs: Runs, facts: Facts) -> Float[Array, "*
 def log_prediction_and_jacobian(
     coefficients: Any, runs: Runs, facts: Facts
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch c"]]:
-    """Return the logarithm of the terms' prediction, and its derivatives by those of the coefficients."""
+    """Return the log prediction of the terms, and its derivatives by the coefficients' logarithms."""
     structure, values = jax.tree.structure(coefficients), vector(coefficients)
-    if any(entry.is_list for entry in runs.model.inputs.values()):  # a coefficient goes beside all entries of a run
+    if any(entry.is_list for entry in runs.model.inputs.values()):  # a coefficient multiplies all entries of a run
 
         def of_one(factors, run):
             return jnp.log(predicted_ns(structure.unflatten(list(values * factors)), run, facts))
@@ -307,7 +307,7 @@ def log_prediction_and_jacobian(
         for _ in runs.shape:
             each = jax.vmap(each, (None, 0))
         return each(jnp.ones_like(values), runs.together())
-    # Every run has factors of its own, of 1, so that one pull-back gives all the derivatives.
+    # Every run has its own factors of 1, so one pull-back gives all derivatives.
     factors = [jnp.ones(runs.shape, values.dtype)] * values.size
 
     def log_ns(factors):
@@ -323,13 +323,13 @@ def correction_log_factor(
     weights: Float[Array, "variants features"] | np.ndarray,
     variant: Code,
 ) -> RealLike:
-    """Return the logarithm of what the correction multiplies predictions by, `[*batch]`."""
+    """Return the logarithm of the correction's factor, `[*batch]`."""
     xp = namespace_of(features, weights, variant)
     return xp.sum(features * xp.asarray(weights)[variant], -1)
 
 
 def joint_jacobian(jacobian, features, variant, n_variants: int) -> Float[Array | np.ndarray, "*batch unknowns"]:
-    """Return the derivatives by the coefficients' logarithms, then by the weights of every variant."""
+    """Return derivatives by the coefficients' logarithms, then by the weights of every variant."""
     xp = namespace_of(jacobian, features, variant)
     is_own = is_own_variant(variant, np.shape(variant), n_variants)
     by_variant = xp.where(is_own[..., None], features[..., None, :], 0.0)
@@ -337,7 +337,7 @@ def joint_jacobian(jacobian, features, variant, n_variants: int) -> Float[Array 
 
 
 def is_own_variant(variant: Code, shape: tuple[Any, ...], n_variants: int) -> Bool[Array | np.ndarray, "*batch v"]:
-    """Return which of a model's variants each run has."""
+    """Return whether each run has each of the model's variants."""
     xp = namespace_of(variant)
     codes = xp.broadcast_to(xp.asarray(variant), shape)[..., None]
     return codes == np.arange(n_variants, dtype=codes.dtype).reshape(*[1] * len(shape), -1)
@@ -345,16 +345,15 @@ def is_own_variant(variant: Code, shape: tuple[Any, ...], n_variants: int) -> Bo
 
 @by_value
 class Decision(NamedTuple):
-    """Whether fusing pays, `[*batch]`.
+    """The decision whether to fuse, `[*batch]`.
 
     Attributes:
-        fused_ns: predicted latency if fused.
-        kept_ns: predicted latency if not.
-        margin_ns: what fusing saves, negative if it costs.
-        margin_sd_ns: standard deviation of that.
-        probability: that the fused run is the faster one: `sigmoid(margin_ns / temperature_ns)`.
-        in_domain: whether the workload lies within what was measured; if not, all of this is extrapolated.
-            None where that was not asked.
+        fused_ns: predicted time if fused, in ns.
+        kept_ns: predicted time if not fused, in ns.
+        margin_ns: `kept_ns - fused_ns`; positive if fusing saves time.
+        margin_sd_ns: standard deviation of `margin_ns`.
+        probability: probability that the fused run is faster: `sigmoid(margin_ns / temperature_ns)`.
+        in_domain: whether the workload lies within the measured domain; False means extrapolated, None unknown.
     """
 
     fused_ns: Nanoseconds
@@ -366,17 +365,17 @@ class Decision(NamedTuple):
 
     @property
     def temperature_ns(self) -> Nanoseconds:
-        """Of a sigmoid with the margin's standard deviation: `sd * sqrt(3) / pi`."""
+        """The temperature of a sigmoid with the margin's standard deviation: `sd * sqrt(3) / pi`."""
         return jnp.asarray(temperature_from_sd(self.margin_sd_ns))
 
     def verdict(self, sure: float = SURE) -> str | np.ndarray:
         """Return "fuse", "keep" or "undecided"; an array of these for arrays.
 
         Args:
-            sure: the probability from which on it is decided, more than a half.
+            sure: the least probability of a decision, above 0.5.
 
         Raises:
-            ValueError: a probability that is none, or too small to tell.
+            ValueError: `sure` is not a probability above 0.5.
         """
         if not 0.5 < sure <= 1.0:
             raise ValueError(f"sure: expected a probability above 0.5, got {sure}")
@@ -387,12 +386,12 @@ class Decision(NamedTuple):
 
 @jax.jit
 def decision(fused: LatencyEstimate, kept: LatencyEstimate, alike: RealLike = 0.0) -> Decision:
-    """Return the decision between two estimates of one machine, `[*batch]`: what they share cancels.
+    """Decide between two estimates of one machine, `[*batch]`; shared errors cancel.
 
     Args:
-        fused: of the run to take if it is faster.
-        kept: of the run to keep otherwise.
-        alike: correlation of what is each run's own, from -1 to 1: that of `LatencyPosterior.alike` where both do one
+        fused: the estimate of the run that replaces `kept` if `fused` is faster.
+        kept: the estimate of the other run.
+        alike: correlation of the runs' own errors, from -1 to 1: `LatencyPosterior.alike` for two variants of one
             piece of work.
 
     Examples:
@@ -406,7 +405,7 @@ def decision(fused: LatencyEstimate, kept: LatencyEstimate, alike: RealLike = 0.
     margin_ns = kept.time_ns - fused.time_ns
     shared = kept.time_ns[..., None] * kept.scores - fused.time_ns[..., None] * fused.scores
     kept_own, fused_own = kept.time_ns * kept.spread, fused.time_ns * fused.spread
-    # That is `kept_own**2 + fused_own**2 - 2 alike kept_own fused_own`, and never less than nothing by rounding.
+    # The sum is `kept_own**2 + fused_own**2 - 2 alike kept_own fused_own`, and rounding cannot make it negative.
     own = (kept_own - fused_own) ** 2 + 2.0 * (1.0 - alike) * kept_own * fused_own
     sd_ns = jnp.sqrt(jnp.sum(shared**2, -1) + own)
     probability = jax.nn.sigmoid(margin_ns / temperature_from_sd(sd_ns))

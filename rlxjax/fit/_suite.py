@@ -1,4 +1,4 @@
-"""What a calibrate job times: a suite, its cells and their programs, and which measurements say most next."""
+"""The programs that a calibrate job times: a suite and its cells, and the choice of the next measurements."""
 
 import dataclasses
 import functools
@@ -17,23 +17,23 @@ from ._lists import as_lists, columns_of, places_of, size_text
 from ._minimise import on_cpu
 from ._posterior import LatencyEstimate
 
-#: Of the pieces of work of a grid, one in so many is held out.
+#: One in four works of a grid is held out.
 HELD_OUT_EVERY = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One program that is timed.
+    """A program to time.
 
     Attributes:
-        name: unique in its suite.
-        variant: of the model.
-        inputs: of the model, by name; every cell names the same ones. A list is kept as a tuple.
-        work: what it computes; cells of one work are different ways to do it. The name unless given.
-        group: what errors are told apart by: a strategy, or a kind of work. The variant unless given.
-        held_out: whether the fit that gives the held-out errors never sees it.
-        n_bytes: of the arrays that a run holds at once, as far as that is known.
-        compiled: what the compiler made of it, as inputs of another model by name; empty where nothing says.
+        name: a name that is unique in the suite.
+        variant: the variant of the model.
+        inputs: the model's inputs by name. Every cell has the same names. A list is kept as a tuple.
+        work: the work that the program does; cells with one work are alternatives. The name unless given.
+        group: the group for errors: a strategy, or a kind of work. The variant unless given.
+        held_out: whether the fit for the held-out errors leaves the cell out.
+        n_bytes: bytes of the arrays that a run holds at once, as far as known.
+        compiled: inputs of another model by name, from the compiled program; empty if unknown.
     """
 
     name: str
@@ -55,14 +55,14 @@ class Cell:
 
 
 class Suite:
-    """What `rlxjax calibrate --suite module:NAME` times. Derive from this; `model` and `program` are needed.
+    """The programs of `rlxjax calibrate --suite module:NAME`. Derive from this class; define `model` and `program`.
 
     Attributes:
-        model: the latency model that is fitted.
-        runner: version of the programs that are timed: samples of another version are not added to.
-        most_error: held-out error up to which the calibration is ready.
-        shown: works that are measured first, and printed.
-        given: files that the programs run, by name, with their SHA-256.
+        model: the latency model to fit.
+        runner: version of the timed programs. Samples of different versions are never mixed.
+        most_error: the largest held-out error of a ready calibration.
+        shown: works that are measured first and printed.
+        given: files that the programs use, by name, with their SHA-256.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -83,37 +83,37 @@ class Suite:
     given: Mapping[str, str] = FrozenDict()
 
     def program(self, cell: Cell) -> Callable[[], Any]:
-        """Return what makes one run of a cell when it is called, its arguments made beforehand."""
+        """Return a function that runs a cell once; its arguments are ready before the call."""
         raise NotImplementedError
 
     def cells(self) -> Sequence[Cell]:
-        """Return what may be timed, in a fixed order: the model's grid, a quarter of its works held out."""
+        """Return the cells in a fixed order: the model's grid, with a quarter of its works held out."""
         return grid_cells(self.model)
 
     def facts(self) -> Facts:
-        """Return how this machine schedules the programs."""
+        """Return the machine's scheduling facts."""
         return self.model.facts
 
     def start(self, micro_ns: Mapping[str, float]) -> LatencyPrior[Any]:
-        """Return what a fit starts from where no other machine is known; micro-benchmarks may say more."""
+        """Return the prior of a fit without other machines; micro-benchmarks may narrow the prior."""
         return self.model.prior
 
     def as_compiled(self, cell: Cell, program: Callable[[], Any]) -> Cell:
-        """Return a cell with what the compiler made of its program, which ran once; the cell alone unless it says."""
+        """Return a cell with inputs from its compiled program, which ran once; by default, the same cell."""
         return cell
 
     def of_compiled(self) -> "Suite | None":
-        """Return the suite that the same samples are fitted by where cells say what was compiled; none here."""
+        """Return a second suite that fits the same samples by their compiled programs; none by default."""
         return None
 
     def kept(self, cells: Sequence[Cell]) -> Sequence[Cell]:
-        """Return cells of earlier samples as they are fitted."""
+        """Return cells of earlier samples in the form that the fit takes."""
         return cells
 
 
 def grid_cells(model: LatencyModel) -> list[Cell]:
-    """Return a cell for each run of a model's grid that its `check` lets pass; one work in four is held out."""
-    # Evenly spread: every value of an input is seen beside others.
+    """Return a cell for each run of a model's grid that passes `check`; one work in four is held out."""
+    # Held-out works are evenly spread, so the fit sees every value of an input.
     runs = model.grid()
     columns = {name: np.asarray(column, float) for name, column in runs.of_shape(runs.shape).inputs.items()}
     places = {name: places_of(column) for name, column in columns.items()}
@@ -143,11 +143,11 @@ def cell_runs(model: LatencyModel, cells: Sequence[Cell]) -> Runs:
 
 @by_value
 class Design(NamedTuple):
-    """Workloads in the order in which to time them, and what each is expected to bring.
+    """Workloads in the order in which to time them, and the expected information gain of each workload.
 
     Attributes:
         order: indices of the candidates, `[n]`.
-        gain: of each in nats, once those before it are timed, `[n]`; per second where seconds were given.
+        gain: gain of each workload in nats after the earlier workloads, `[n]`; per second if seconds were given.
     """
 
     order: Int[np.ndarray, "n"]
@@ -162,27 +162,26 @@ def next_measurements(
     targets: LatencyEstimate | None = None,
     timed: LatencyEstimate | None = None,
 ) -> Design:
-    """Choose the workloads to time next, one after the other, each the best after those before it.
+    """Choose the workloads to time next, each the most informative after the earlier choices.
 
-    For runs of scores `J L` (the unknowns' covariance is `L @ L.T`) and spreads `s`, the best has the largest
+    Runs have scores `J L`, with `L @ L.T` the unknowns' covariance, and spreads `s`. The best workload has the largest
 
         logdet(I + diag(1 / s) J L L^T J^T diag(1 / s)) / 2,
 
-    by which the entropy of the unknowns falls (Bayesian D-optimality); with targets, the largest mean over them of
-    what it says of a run's time, `log(variance before / variance after) / 2` (MacKay's mean marginal information).
-    Each choice leaves the covariance that timing it would: a second workload like the first brings little.
+    the decrease of the unknowns' entropy (Bayesian D-optimality). With targets, the best workload has the largest mean
+    of `log(variance before / variance after) / 2` over the targets' times (MacKay's mean marginal information). Each
+    choice updates the covariance, so a second similar workload adds little.
 
     Args:
-        candidates: estimates `[workloads, runs]` by `prior_posterior` before there are timings, and by
-            `fit_posterior` then; a run of infinite spread is not timed.
-        n: how many to choose.
-        seconds: that each takes, compilation included; the best then brings most per second.
-        targets: runs `[*batch]` that predictions are wanted of; the unknowns themselves unless given.
-        timed: runs `[*batch]` that will be timed in any case, or were since the posterior was fitted.
+        candidates: estimates `[workloads, runs]`, from `prior_posterior` before any timing, from `fit_posterior`
+            later. A run with infinite spread is not timed.
+        n: the number of workloads to choose.
+        seconds: seconds that each workload takes, with compilation; gains are then per second.
+        targets: runs `[*batch]` that you want to predict; the unknowns themselves unless given.
+        timed: runs `[*batch]` that are timed in any case, or were timed after the posterior's fit.
 
     Raises:
-        ValueError: no candidates or fewer than `n`; `n` below 1; another shape than above; seconds that
-            are not positive.
+        ValueError: fewer candidates than `n`; `n` below 1; a wrong shape; seconds that are not positive.
 
     References:
         K. Chaloner, I. Verdinelli, Bayesian Experimental Design: A Review, Statistical Science 10, 1995.
@@ -205,10 +204,10 @@ def next_measurements(
         raise ValueError(f"candidates: expected scores [workloads, runs, unknowns], got shape {scaled.shape}")
     count, _, unknowns = scaled.shape
     if not 1 <= n <= count:
-        raise ValueError(f"n: expected at least 1 and at most as many as candidates ({count}), got {n}")
+        raise ValueError(f"n: expected at least 1 and at most {count}, the number of candidates, got {n}")
     cost = np.ones(count) if seconds is None else np.asarray(seconds, np.float64)
     if cost.shape != (count,) or not np.all(np.isfinite(cost) & (cost > 0)):
-        raise ValueError(f"seconds: expected {count} positive finite numbers, one a candidate, got {seconds}")
+        raise ValueError(f"seconds: expected {count} positive finite numbers, one per candidate, got {seconds}")
     rows = {}
     for name, runs in (("targets", targets), ("timed", timed)):
         its = None if runs is None else _scaled(name, runs)
@@ -226,16 +225,16 @@ def next_measurements(
 
 @functools.partial(jax.jit, static_argnames="n")
 def _greedy(scaled, cost, targets, n: int):
-    """Return the order and the gains; scores are in units of the runs' spreads."""
+    """Return the order and the gains from scores in units of the runs' spreads."""
 
     def choose(state, _):
         scaled, targets, is_left = state
-        # The covariance of what the runs of each block will show, in units of their spreads.
+        # The covariance of the runs of each block, in units of their spreads.
         variances = scaled @ jnp.swapaxes(scaled, -2, -1) + jnp.eye(scaled.shape[-2], dtype=scaled.dtype)[None]
         if targets is None:
             gain = jnp.linalg.slogdet(variances)[1] / 2
         else:
-            # What a block takes off the targets' variances, all but their own spread: `[workloads, targets]`.
+            # The decrease of the targets' variances by each block, `[workloads, targets]`, without their own spread.
             values, vectors = jnp.linalg.eigh(variances)
             along = jnp.swapaxes(vectors, -2, -1) @ scaled
             shared = (along / jnp.sqrt(values)[..., None]) @ targets.T
@@ -253,10 +252,10 @@ def _greedy(scaled, cost, targets, n: int):
 
 
 def _after(scores, block):
-    """Return scores by the unknowns that are independent once the runs of a block, `[runs, u]`, are timed."""
-    # The product of two is what `I - B^T (I + B B^T)^-1 B` gives: its symmetric square root is
-    # `I - B^T U diag((1 - (1 + e)**-0.5) / e) U^T B`, with `B B^T = U diag(e) U^T`.
-    # A block of many runs has no more directions than there are unknowns; the others have eigenvalue 0.
+    """Return scores by unknowns that are independent after timings of the runs of a block, `[runs, u]`."""
+    # The covariance becomes `I - B^T (I + B B^T)^-1 B`, with the symmetric square root
+    # `I - B^T U diag((1 - (1 + e)**-0.5) / e) U^T B` for `B B^T = U diag(e) U^T`.
+    # A block has at most as many directions as unknowns; all other eigenvalues are 0.
     values, vectors = jnp.linalg.eigh(block @ block.T)
     root = jnp.sqrt(1.0 + jnp.maximum(values, 0.0))
     along = vectors.T @ block

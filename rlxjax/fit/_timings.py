@@ -1,4 +1,4 @@
-"""Measured runs: columns that a fit takes, from files, data frames and records, checked where they enter."""
+"""Measured runs as columns for a fit, from files, data frames and records, checked on entry."""
 
 import dataclasses
 import operator
@@ -12,15 +12,16 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rlxjax._values import by_value
+from rlxjax.extras import require
 
 from ._latency_model import LatencyModel, Runs, check_timed_size, variant_codes
 from ._lists import as_lists, batch_shape, widened_lists
 
-#: Nanoseconds of the units that the name of a column of times ends in.
+#: Nanoseconds per unit, by the ending of a time column's name.
 UNITS_NS = {"_ns": 1.0, "_us": 1e3, "_ms": 1e6, "_s": 1e9}
-#: Names of columns that a message shows at most.
+#: The most column names in a message.
 SHOWN_NAMES = 12
-#: Timings that a fit needs unless its caller says that its prior needs fewer, and that its program is compiled for.
+#: The least timings of a fit by default, and the least timings that a fit's program is compiled for.
 MIN_TIMINGS, LEAST_FILLED = 8, 128
 
 
@@ -28,13 +29,13 @@ MIN_TIMINGS, LEAST_FILLED = 8, 128
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Timings:
-    """Measured runs of one model, one entry a workload; every column `[n]`, or `[devices, n]` of many devices.
+    """Measured runs of one model, one entry per workload. Columns are `[n]`, or `[devices, n]` for many devices.
 
-    The column of an input of which a run has a list has one axis more, that of its entries.
+    The column of a list input has one more axis, the list's entries.
 
     Attributes:
-        runs: what was timed.
-        time_ns: the time of one run, a quartile over repeats say.
+        runs: the timed runs.
+        time_ns: the time of one run in ns, for example a quartile over repeats.
     """
 
     runs: Runs
@@ -42,17 +43,18 @@ class Timings:
 
     @classmethod
     def checked(cls, model: LatencyModel, *, variant, time_ns, **inputs) -> "Timings":
-        """Build from lists or arrays of one length.
+        """Build timings from lists or arrays of one length.
 
         Args:
-            model: whose runs were timed.
-            variant: names, or places in `model.variants`, `[n]`; one name is that of all.
-            time_ns: `[n]`.
-            **inputs: the sizes by the model's names, `[n]`, of lists `[n, entries]`; a default may be left out.
+            model: the model of the timed runs.
+            variant: names, or indices into `model.variants`, `[n]`; or one name for all runs.
+            time_ns: times in ns, `[n]`.
+            **inputs: the sizes by the model's names, `[n]`, or `[n, entries]` for lists. Inputs with a default may be
+                missing.
 
         Raises:
-            ValueError: columns of unequal length, an unknown variant or input, a size that cannot be, or a time that
-                is not positive and finite; one sentence with the row, from 0, and the column.
+            ValueError: columns of unequal length, an unknown variant or input, an impossible size, or a time that is
+                not positive and finite; one sentence with the row, from 0, and the column.
 
         Examples:
             >>> from rlxjax.models import FFT
@@ -75,22 +77,22 @@ class Timings:
         variant: str = "variant",
         time_ns: str = "time_ns",
     ) -> "Timings":
-        r"""Read from a file, or build from a data frame or from records: one row a timing.
+        r"""Read timings from a file, a data frame or records, one row per timing.
 
-        The sizes are in columns of the model's names for its inputs; one with a default may be missing. All other
-        columns are left alone. A CSV file holds no lists.
+        The sizes are in columns with the names of the model's inputs. Inputs with a default may be missing. All other
+        columns are ignored. A CSV file holds no lists.
 
         Args:
-            model: whose runs were timed.
-            source: a path of a Parquet file, by its ending, or of a CSV file in UTF-8 with a header; whatever has
-                columns by name, as a DataFrame of pandas or polars, or a dictionary of lists; or mappings, one each.
-            variant: the column of variants, names or places in `model.variants`; not needed where there is one.
-            time_ns: the column of times, in ns unless its name ends in _us, _ms or _s. Where time_ns is
-                missing, time_us, time_ms or time_s is taken.
+            model: the model of the timed runs.
+            source: the path of a Parquet file (.parquet, .pq) or of a UTF-8 CSV file with a header; named columns, such
+                as a pandas or polars DataFrame or a dictionary of lists; or one mapping per row.
+            variant: the column of variants: names or indices. A model with one variant needs no such column.
+            time_ns: the column of times, in ns unless its name ends in _us, _ms or _s. If time_ns is missing, time_us,
+                time_ms or time_s is read.
 
         Raises:
             ValueError: a file that is missing, empty or neither CSV nor Parquet; a missing column, columns of unequal
-                length, no row, or a cell that cannot be; one sentence with the line, or row from 0, and the column.
+                length, no row, or a bad cell; one sentence with the line, or the row from 0, and the column.
             ImportError: pyarrow is not installed, for a Parquet file.
 
         Examples:
@@ -109,14 +111,14 @@ class Timings:
         return cls(*runs_and_times(model, _table_of(source, _lists_of(model)), variant, time_ns))
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
-        """Write a Parquet file of one row a timing: the variant's name, the inputs by name, `time_ns`.
+        """Write a Parquet file with one row per timing: the variant's name, the inputs by name, and `time_ns`.
 
         Args:
-            path: of the file, which appears whole.
+            path: the path of the file, which is written whole or not at all.
 
         Raises:
             ValueError: timings of several devices, or a path that is no file.
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
             ImportError: pyarrow is not installed.
 
         Examples:
@@ -128,14 +130,14 @@ class Timings:
             >>> pq.read_table(path).column_names
             ['variant', 'batch', 'n_fft', 'time_ns']
         """
-        from rlxjax._files import check_pyarrow, whole_file  # loaded when first used
+        from rlxjax._files import whole_file  # loaded when first used
 
-        check_pyarrow()
+        require("pyarrow", "scale")
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         if len(shape := np.shape(self.time_ns)) != 1:
-            raise ValueError(f"timings: expected those of one device, [n], got time_ns of shape {shape}")
+            raise ValueError(f"timings: expected columns [n] of one device, got time_ns of shape {shape}")
         names = np.array(self.model.variants)[np.broadcast_to(np.asarray(self.runs.variant), shape)]
         own = self.runs.of_shape(shape).inputs
         columns = {name: list(own[name]) if entry.is_list else own[name] for name, entry in self.model.inputs.items()}
@@ -145,20 +147,20 @@ class Timings:
 
     @property
     def model(self) -> LatencyModel:
-        """Whose runs were timed."""
+        """The model of the timed runs."""
         return self.runs.model
 
 
 def stack_timings(timings: Sequence[Timings]) -> tuple[Timings, Float[np.ndarray, "devices n"]]:
-    """Return the timings of several devices as one, `[devices, n]`, and the weights that go with them.
+    """Return the timings of several devices as columns `[devices, n]`, and their weights.
 
-    Shorter columns are filled up with copies of their last entry, of weight 0.
+    Copies of the last entry, with weight 0, fill up shorter columns.
 
     Args:
-        timings: of one model, `[n_d]` each.
+        timings: timings of one model, `[n_d]` for each device.
 
     Raises:
-        ValueError: no devices, or one without timings.
+        ValueError: no devices, or a device without timings.
 
     Examples:
         >>> from rlxjax.models import FFT
@@ -170,7 +172,7 @@ def stack_timings(timings: Sequence[Timings]) -> tuple[Timings, Float[np.ndarray
     """
     counts = np.array([len(own.time_ns) for own in timings])
     if not len(counts):
-        raise ValueError("timings: expected those of at least one device, got none")
+        raise ValueError("timings: expected at least one device, got none")
     if not counts.all():
         raise ValueError(f"timings: device {np.argmin(counts)} has none")
     rows, last = np.arange(counts.max()), counts[:, None] - 1
@@ -178,7 +180,7 @@ def stack_timings(timings: Sequence[Timings]) -> tuple[Timings, Float[np.ndarray
     filled = [jax.tree.map(operator.itemgetter(own), one) for own, one in pairs]
 
     def stack(*columns: np.ndarray) -> np.ndarray:
-        most = max(np.shape(column)[-1] for column in columns)  # of lists, which may differ in length
+        most = max(np.shape(column)[-1] for column in columns)  # lists may differ in length
         return np.stack([widened_lists(column, most) for column in columns])
 
     return jax.tree.map(stack, *filled), (rows <= last).astype(float)
@@ -187,8 +189,8 @@ def stack_timings(timings: Sequence[Timings]) -> tuple[Timings, Float[np.ndarray
 def filled_up(
     timings: Timings, weights: Float[np.ndarray, "*devices n"]
 ) -> tuple[Timings, Float[np.ndarray, "*devices m"]]:
-    """Return timings and their weights, filled up with copies of the first that counts, also in place of the others."""
-    # To one of four sizes an octave, so that other numbers of timings seldom compile a fit anew.
+    """Return timings and weights with padding: the first timing with a positive weight replaces all without weight."""
+    # There are four sizes an octave, so another number of timings seldom compiles a fit again.
     n = weights.shape[-1]
     step = 1 << max(0, (n - 1).bit_length() - 3)
     most = max(LEAST_FILLED, -(-n // step) * step)
@@ -203,12 +205,12 @@ def filled_up(
 
 
 def check_enough(timings: Timings, weights: np.ndarray, min_timings: int) -> None:
-    """Check that timings, `[n]` or `[devices, n]`, and their weights make a fit.
+    """Check that timings, `[n]` or `[devices, n]`, and their weights suffice for a fit.
 
     Raises:
-        ValueError: weights of another shape, negative or not finite; a column of another shape; a time that
-            counts and is not positive and finite; for any device fewer timings that count than `min_timings`,
-            or all of one workload.
+        ValueError: weights or a column of another shape; a weight that is negative or not finite; a time with a
+            positive weight that is not positive and finite; a device with fewer than `min_timings` such times, or with
+            times of one workload only.
     """
     shape = np.shape(timings.time_ns)
     if weights.shape != shape:
@@ -229,8 +231,8 @@ def check_enough(timings: Timings, weights: np.ndarray, min_timings: int) -> Non
     for device, rows in enumerate(by_device):
         where = f" for device {device}" if len(shape) > 1 else ""
         if (count := int(rows.sum())) < min_timings:
-            raise ValueError(f"timings: expected at least {min_timings} that count, got {count}{where}")
-        # A workload is another one than the first if any of its sizes is.
+            raise ValueError(f"timings: expected at least {min_timings}, got {count}{where}")
+        # Workloads differ if any of their sizes differ.
         works = [column[device][rows] for column in columns]
         if min_timings > 1 and not any(np.any(work != work[:1]) for work in works):
             vary = " and ".join(list(sizes)[1:3])
@@ -238,7 +240,7 @@ def check_enough(timings: Timings, weights: np.ndarray, min_timings: int) -> Non
 
 
 class Table(NamedTuple):
-    """The names of columns, the cells of one as they came, `[n]`, the source, and the place of a row from 0."""
+    """The names of columns, a column's unchanged cells `[n]`, the source, and a row's position in words."""
 
     names: Sequence[str]
     cells: Callable[[str], Sequence[Any] | np.ndarray]
@@ -269,7 +271,7 @@ def _table_of(source: Any, lists: Sequence[str]) -> Table:
 
 
 def _table_of_frame(frame: Any, source: str = "frame", lists: Sequence[str] = ()) -> Table:
-    """Return the columns of whatever has some by name: pandas, polars, pyarrow, NumPy's records, a dictionary."""
+    """Return the named columns of pandas, polars, pyarrow, NumPy records or a dictionary."""
     names = list(frame) if isinstance(frame, Mapping) else _names_of(frame)
     if names is None:
         raise ValueError(f"{source}: expected columns by name, as a DataFrame or a dictionary has, got {_kind(frame)}")
@@ -309,16 +311,16 @@ def _table_of_lines(lines: list[tuple[int, list[str]]], source: str, lists: Sequ
 
 
 def runs_and_times(model: LatencyModel, table: Table, variant: str, time_ns: str) -> tuple[Runs, np.ndarray]:
-    """Return the runs of a table's rows and their times in ns, `[n]`, every cell checked."""
+    """Return the runs of a table's rows and their times in ns, `[n]`, after a check of every cell."""
     if isinstance(model, type) or not hasattr(model, "variants"):
-        raise ValueError(f"model: expected a LatencyModel, an instance of its class, got {_kind(model)}")
+        raise ValueError(f"model: expected an instance of a LatencyModel, got {_kind(model)}")
 
     def lacks(name: str, what: str) -> NoReturn:
         shown = [str(other) for other in table.names[:SHOWN_NAMES]] + ["..."] * (len(table.names) > SHOWN_NAMES)
         raise ValueError(f"{table.source}: expected a column {name!r}{what}, got {', '.join(shown) or 'none'}")
 
     def at(row: int, check: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what a check returns; what it refuses is said with the place of the row."""
+        """Return the result of a check; an error names the row."""
         try:
             return check(*arguments)
         except ValueError as reason:
@@ -370,7 +372,7 @@ def runs_and_times(model: LatencyModel, table: Table, variant: str, time_ns: str
 
 
 def _lists(table: Table, name: str) -> list[np.ndarray]:
-    """Return the lists of a column, one a row, of finite numbers."""
+    """Return the lists of a column, one list of finite numbers per row."""
     rows = []
     for row, cell in enumerate(table.cells(name)):
         try:
@@ -386,7 +388,7 @@ def _lists(table: Table, name: str) -> list[np.ndarray]:
 
 def _numbers(table: Table, name: str, positive: bool = False) -> np.ndarray:
     def number(cell: Any) -> float:
-        try:  # times and dates are floats of units of their own
+        try:  # times and dates would become floats in their own units
             return np.nan if isinstance(cell, (np.timedelta64, np.datetime64)) else float(cell)
         except (TypeError, ValueError, OverflowError):
             return np.nan

@@ -1,7 +1,7 @@
 """Kernel fusion: plans, their execution, and rewrites of graphs.
 
-`plan_fusion` decides which nodes of a graph run as one kernel (a `FusionPlan`), and `execute_plan` runs them.
-`plan_stages` decides which stages of a program run as one (a `StagePlan`), by what each group of them takes.
+`plan_fusion` decides which nodes of a graph share a kernel and returns a `FusionPlan`; `execute_plan` runs the plan.
+`plan_stages` decides which stages of a program share a program and returns a `StagePlan`, based on the times of groups.
 """
 
 from ._kernels import FusedKernel as FusedKernel

@@ -1,4 +1,4 @@
-"""A kernel: its nodes, what their ops compute, and running it as one jitted function, compiled once."""
+"""A kernel: its nodes, the functions of their ops, and its execution as one jitted function, compiled once."""
 
 import dataclasses
 import functools
@@ -13,10 +13,10 @@ from jaxtyping import Array
 from rlxjax._values import by_value
 from rlxjax.graph import OPS, Node, Shape
 
-#: JAX's names of the kinds of numbers, whose bits follow.
+#: JAX's names of the kinds of numbers, to which the count of bits is appended.
 _KINDS = {"f": "float", "bf": "bfloat", "i": "int", "u": "uint", "c": "complex", "bool": "bool"}
 
-#: Arrays, or what NumPy makes one of; whatever a run does not need is ignored.
+#: Arrays, or values that NumPy converts to arrays, by node id; a run ignores those that it does not need.
 Arrays = Mapping[int, Any]
 
 
@@ -28,11 +28,11 @@ class FusedKernel:
     Attributes:
         id: the kernel's number in its plan.
         nodes: ids, in topological order.
-        external_inputs: ids of the values that it reads from outside. A node without operands is fed by
-            its own id, which is not among them.
-        external_outputs: ids of the values that leave it.
+        external_inputs: ids of the values that the kernel reads from outside. They exclude nodes without operands,
+            which take an array by their own id.
+        external_outputs: ids of the values that leave the kernel.
         memory_saved: bytes of the values that never reach memory.
-        buffers_eliminated: how many those are.
+        buffers_eliminated: count of the values that never reach memory.
     """
 
     id: int
@@ -45,22 +45,22 @@ class FusedKernel:
 
     @functools.cached_property
     def argument_nodes(self) -> list[Node]:
-        """The nodes whose arrays the kernel takes: its external inputs, then its nodes without operands."""
+        """The nodes whose arrays the kernel takes: external inputs first, then nodes without operands."""
         fed = [id_ for id_ in self.nodes if not self.graph_nodes[id_].inputs]
         return [self.graph_nodes[id_] for id_ in (*dict.fromkeys(self.external_inputs), *fed)]
 
     @functools.cached_property
     def function(self) -> Callable[..., list[Array]]:
-        """The jitted function: arrays of `argument_nodes` in, the external outputs out."""
+        """The jitted function. It takes the arrays of `argument_nodes` and returns the external outputs."""
         members = [self.graph_nodes[id_] for id_ in self.nodes]
         check_operand_counts(members)
-        # Operands are numbers, of an earlier step, or of an argument where negative: equal kernels are compiled once.
+        # An operand is the number of an earlier step or, if negative, of an argument: equal kernels are compiled once.
         arguments = {node.id: -1 - number for number, node in enumerate(self.argument_nodes)}
         places = arguments | {node.id: number for number, node in enumerate(members)}
         steps = []
         for number, node in enumerate(members):
             if node.op not in OP_FUNCTIONS:
-                raise StepError(number, f"no kernel computes this op; those that run are {', '.join(OP_FUNCTIONS)}")
+                raise StepError(number, f"no kernel computes this op; expected one of {', '.join(OP_FUNCTIONS)}")
             names = [name for name in _ATTRIBUTES.get(node.op, ()) if name in node.attributes]
             try:
                 attributes = tuple((name, _index(node.attributes[name])) for name in names)
@@ -74,11 +74,11 @@ class FusedKernel:
 
 
 class StepError(ValueError):
-    """What cannot be computed: the number of a step in its kernel, and why."""
+    """A step that cannot be computed: its number in the kernel, and the reason."""
 
 
 def check_operand_counts(nodes: Sequence[Node]) -> None:
-    """Refuse a node, by its name, that has not as many operands as its op takes."""
+    """Refuse a node whose count of operands does not fit its op."""
     for node in nodes:
         rule, count = OPS[node.op], len(node.inputs)
         if count == rule.arity or (rule.arity is None and count) or (rule.may_be_source and not count):
@@ -92,11 +92,11 @@ def execute_kernel(kernel: FusedKernel, inputs: Arrays) -> dict[int, Array]:
 
     Args:
         kernel: a kernel of a plan.
-        inputs: arrays by node id, of the kernel's external inputs, and of its nodes without operands by
-            their own ids. What is not needed is ignored.
+        inputs: arrays by node id, of the kernel's external inputs and of its nodes without operands. Other arrays are
+            ignored.
 
     Raises:
-        ValueError: as in `execute_plan`, naming the node.
+        ValueError: as in `execute_plan`; the message names the node.
 
     Examples:
         >>> import rlxjax as rx
@@ -117,7 +117,7 @@ def execute_kernel(kernel: FusedKernel, inputs: Arrays) -> dict[int, Array]:
 
 
 def given_array(node: Node, arrays: Arrays) -> "np.ndarray | Array":
-    """Return the array of a node, of the shape and dtype that the graph says."""
+    """Return the array of a node in the dtype of the graph; refuse another shape than the shape of the graph."""
     where = f"node {node.id} ({node.op})"
     if node.id not in arrays:
         name = f" {node.attributes['name']!r}" if "name" in node.attributes else ""
@@ -156,7 +156,7 @@ def _compiled(steps: tuple[Any, ...], outputs: tuple[int, ...]) -> Callable[...,
 
 
 def _jax_dtype(name: str) -> Any:
-    """Return the JAX dtype of a name of the dtype table; one of 64 bits is refused while JAX's 64-bit mode is off."""
+    """Return the JAX dtype of a graph's dtype; refuse 64 bits unless JAX's 64-bit mode is on."""
     kind = name.rstrip("0123456789")
     dtype = jnp.dtype(_KINDS[kind] + name.removeprefix(kind))
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
@@ -165,15 +165,15 @@ def _jax_dtype(name: str) -> Any:
 
 
 def _agrees(shape: Sequence[int], declared: Shape) -> bool:
-    """Whether a shape is the declared one, whose unknown dimensions are None."""
+    """Whether a shape fits the declared shape, whose unknown dimensions are None."""
     return len(shape) == len(declared) and all(b in (None, a) for a, b in zip(shape, declared, strict=True))
 
 
 def _rounded(value: Array, dtype: Any) -> Array:
-    """Return a value as another dtype, said to be rounded to it."""
+    """Return a value rounded to a dtype, so that the compiler keeps the rounding."""
     if value.dtype == jnp.float64 and dtype == jnp.float16:
-        # Where a processor has no such conversion, XLA goes by way of float32, which makes ties of what were none.
-        # What is cut off leaves its trace in the last bit there, so that the second rounding is right.
+        # Some processors convert through float32, and rounding twice makes ties that the value does not have. An odd
+        # last bit in float32 marks that digits were cut, so that the second rounding is right.
         near = value.astype(jnp.float32)
         error = value - near.astype(jnp.float64)
         is_even = jax.lax.bitcast_convert_type(near, jnp.int32) % 2 == 0
@@ -183,8 +183,8 @@ def _rounded(value: Array, dtype: Any) -> Array:
     value = value.astype(dtype)
     if not jnp.issubdtype(dtype, jnp.floating):
         return value
-    # Compilers simplify across the ops of a kernel unless a rounding stands between: log(exp(100)) would be 100 where
-    # the ops one by one give infinity, and a narrow intermediate result would be kept wide.
+    # A rounding between ops keeps the compiler from simplifying them: otherwise log(exp(100)) is 100 instead of
+    # infinity, and a narrow intermediate result stays wide.
     bits = jnp.finfo(dtype)
     return jax.lax.reduce_precision(value, exponent_bits=bits.nexp, mantissa_bits=bits.nmant)
 
@@ -193,16 +193,16 @@ def _index(value: Any) -> Any:
     return tuple(map(int, value)) if isinstance(value, Iterable) else int(value)
 
 
-# --- What the ops compute ------------------------------------------------------------------------
+# --- Functions of the ops ------------------------------------------------------------------------
 
 
 def _real(x: Array) -> Array:
-    """Return integers as JAX's default floats: exp, log and the like have no integer form."""
+    """Return integers as JAX's default floats, because functions like exp and log take no integers."""
     return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.result_type(float))
 
 
 def _reduced(reduce: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """Return a reduction over everything to one element; nothing gives 0."""
+    """Return a reduction of all elements to one element; the reduction of no elements is 0."""
     return lambda x: jnp.zeros((1,), x.dtype) if x.size == 0 else reduce(x).reshape(1)
 
 
@@ -212,14 +212,14 @@ def _broadcast(x: Array, shape: Shape) -> Array:
     return jnp.broadcast_to(x.reshape(()) if x.size == 1 else x, shape)  # pyright: ignore[reportArgumentType]
 
 
-#: Ops of operands of one shape. Of two of which one is NaN, the maximum and the minimum are the other.
+#: Ops whose operands share a shape. The maximum and the minimum of NaN and a number are the number.
 _BINARY: Mapping[str, Callable[[Array, Array], Array]] = {
     **{"add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply, "div": jnp.divide},
     **{"max": jnp.fmax, "min": jnp.fmin, "pow": jnp.power},
 }
 _ATTRIBUTES = {"transpose": ("permutation",), "narrow": ("axis", "start", "length"), "concat": ("axis",)}
 
-#: What the ops compute, from operands and what is read of a node's attributes.
+#: The function of each op. It takes operands, and the attributes of the node by name.
 OP_FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "relu": lambda x: jnp.where(x > 0, x, jnp.zeros_like(x)),  # 0 of NaN
     "sigmoid": lambda x: jax.nn.sigmoid(_real(x)),

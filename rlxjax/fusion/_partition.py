@@ -1,4 +1,4 @@
-"""Which nodes of a graph share a kernel: what may, what launches and bytes cost, and the search of the cost plan."""
+"""Partitions of a graph into kernels: which nodes may share a kernel, the cost of a partition, and the search."""
 
 import copy
 import functools
@@ -16,29 +16,29 @@ from rlxjax._checks import is_traced
 from rlxjax.gate import BackendCoefficients, IoFusionGate, backend_coefficients, jax_device
 from rlxjax.graph import OPS, Graph
 
-#: Nodes that are no kernels: their values are given.
+#: Ops whose values are given, so that they need no kernel.
 GIVEN_OPS = ("input", "param", "constant")
-#: Loop of a node that shares its kernel with no other, and of nodes of one element.
+#: The loop number of a node that shares no kernel, and the loop number of nodes of one element.
 ALONE, ONE_ELEMENT = -1, 0
 
 Partition = list[list[int]]
 
 
 class KernelGraph:
-    """Who reads whom among the nodes that run; every list is by the id of a node, those that are given included."""
+    """The reads between the nodes of a graph. Each list is by node id and includes given nodes."""
 
     def __init__(self, graph: Graph):
         self.nodes = nodes = graph.nodes
-        #: Ids of the nodes that run, in topological order; what each reads, and which of those run.
+        #: Ids of the nodes that run, in topological order; the nodes that each node reads; and those of them that run.
         self.members = [node.id for node in nodes if node.op not in GIVEN_OPS]
         self.reads = [tuple(dict.fromkeys(node.inputs)) if node.op not in GIVEN_OPS else () for node in nodes]
         self.producers = [[i for i in ids if nodes[i].op not in GIVEN_OPS] for ids in self.reads]
-        #: Number of the shape that each one loops over, `ONE_ELEMENT` or `ALONE`; and the shapes by number.
+        #: The number of the shape that each node loops over, `ONE_ELEMENT` or `ALONE`; and the shapes by number.
         numbers: dict[tuple[int | None, ...], int] = {(1,): ONE_ELEMENT}
         self.loops = [ALONE] * len(nodes)
-        #: Ids that read each one's value.
+        #: Ids of the nodes that read each node.
         self.consumers: list[list[int]] = [[] for _ in nodes]
-        #: The broadcasts that follow each reduction, and the reduction before each broadcast, of unequal loops.
+        #: Broadcasts after each reduction, and the reduction before each broadcast, where loops differ.
         self.links: list[list[int]] = [[] for _ in nodes]
         for i in self.members:
             node, rule = nodes[i], OPS[nodes[i].op]
@@ -53,16 +53,16 @@ class KernelGraph:
                     self.links[producer].append(i)
                     self.links[i].append(producer)
         self.loop_shapes = list(numbers)
-        #: Whether the value leaves whatever kernel computes it: an output of the graph, or read by nobody.
+        #: Whether the value always leaves its kernel: it is an output of the graph, or no node reads it.
         outputs = set(graph.outputs)
         self.is_needed = [node.id in outputs or not self.consumers[node.id] for node in nodes]
         self.is_view = [OPS[node.op].metadata for node in nodes]
         self.sizes = [node.bytes for node in nodes]
 
     def may_be_one(self, one: Sequence[int], other: Sequence[int]) -> bool:
-        """Whether two kernels may be one, but for the order of kernels."""
-        # A kernel loops over one shape; nodes of one element ride along in any, and a broadcast may follow a
-        # reduction of its own kernel whatever its shape.
+        """Whether two kernels may be fused, cycles aside."""
+        # A kernel loops over one shape. Nodes of one element may join any kernel, and a broadcast may follow a
+        # reduction of its kernel in any shape.
         first, second = ({self.loops[i] for i in group} - {ONE_ELEMENT} for group in (one, other))
         if ALONE in first | second:
             return False
@@ -79,19 +79,19 @@ class KernelGraph:
         return list(dict.fromkeys(id_ for i in group for id_ in self.reads[i] if id_ not in inside))
 
     def work(self, group: Sequence[int]) -> tuple[int, int]:
-        """Return the launches of a kernel and the bytes that it reads and writes: none where all are views."""
+        """Return the launches of a kernel and the bytes that it reads and writes; zeros if all nodes are views."""
         if all(self.is_view[i] for i in group):
             return 0, 0
         return 1, sum(self.sizes[i] for i in (*self.external_reads(group), *self.exports(group)))
 
     def owners(self, partition: Partition) -> tuple[dict[int, int], list[set[int]]]:
-        """Return the number of each node's kernel, and the numbers of the other kernels that read from each."""
+        """Return the kernel number of each node, and the numbers of the kernels that read from each kernel."""
         owner = {i: number for number, group in enumerate(partition) for i in group}
         readers = [{owner[j] for i in group for j in self.consumers[i]} for group in partition]
         return owner, [others - {number} for number, others in enumerate(readers)]
 
     def in_order(self, partition: Iterable[Iterable[int]]) -> Partition:
-        """Return the kernels so that each comes after those it reads from; none if they form a cycle."""
+        """Return the kernels in an order that can run; an empty list if they form a cycle."""
         groups = sorted(sorted(group) for group in partition)
         sorter = TopologicalSorter(dict.fromkeys(range(len(groups)), ()))
         for number, others in enumerate(self.owners(groups)[1]):
@@ -104,7 +104,7 @@ class KernelGraph:
 
 
 def kernels_after(readers: Sequence[set[int]], start: int, end: int) -> Iterator[int]:
-    """Yield the kernels that ways from one kernel lead to, but for ways through the other."""
+    """Yield the kernels that depend on one kernel along paths that avoid another kernel."""
     seen, stack = {start, end}, [start]
     while stack:
         number = stack.pop()
@@ -116,14 +116,14 @@ def kernels_after(readers: Sequence[set[int]], start: int, end: int) -> Iterator
 
 
 class LinearCost(NamedTuple):
-    """What a launch and a byte of traffic cost in ns."""
+    """The cost in ns of a launch and of a byte of memory traffic."""
 
     launch_ns: float
     byte_ns: float
 
     @classmethod
     def of_row(cls, row: BackendCoefficients) -> "LinearCost":
-        """Return what a launch and a byte of traffic add to `io_cost_ns` on a backend."""
+        """Return the costs that a launch and a byte of memory traffic add to `io_cost_ns` on a backend."""
         byte_ns = 1.0 / max(float(row.memory_bw), 1.0)
         if not float(row.unified_memory) >= 0.5:
             byte_ns += 0.25 / max(float(row.readback_bw), 1.0)
@@ -135,7 +135,7 @@ class LinearCost(NamedTuple):
 
 
 def backend_row(coefficients: Any) -> BackendCoefficients:
-    """Return the backend whose costs decide; an unknown name, something else and arrays are refused."""
+    """Return the backend of a name, a row, a gate or a calibration; refuse anything else."""
     if isinstance(coefficients, str):
         if coefficients.strip().lower() in ("arch", "portable"):
             return backend_coefficients(jax_device(), coefficients)
@@ -157,14 +157,14 @@ def backend_row(coefficients: Any) -> BackendCoefficients:
 
 # --- The search ----------------------------------------------------------------------------------
 
-#: Kernels looked at, in all, when searching for a cycle that a merge would close.
+#: The most kernels that the searches for cycles visit in all.
 SEARCH_LIMIT = 100_000
-#: The beam is as wide as this allows for the number of nodes, within its limits.
+#: The product of beam width and count of nodes, and the widest beam.
 BEAM_NODES, MAX_BEAM = 1_500, 24
 
 
 def cheapest_partition(graph: KernelGraph, cost: LinearCost) -> Partition:
-    """Return the cheapest partition found, its kernels in an order that can run; the chains are among those tried."""
+    """Return the cheapest partition found, in an order that can run; the reference's chains are a candidate."""
     if not graph.members:
         return []
     width, by_cost = max(1, min(MAX_BEAM, BEAM_NODES // len(graph.members))), functools.partial(cost.of, graph)
@@ -175,7 +175,7 @@ def cheapest_partition(graph: KernelGraph, cost: LinearCost) -> Partition:
 
 
 def greedy_partition(graph: KernelGraph) -> Partition:
-    """Return the reference's chains of elementwise nodes of one shape, which may be in an order that cannot run."""
+    """Return the reference's chains of elementwise nodes of one shape, whose order may not be executable."""
     visited: set[int] = set()
     partition: Partition = []
     for start in graph.members:
@@ -184,7 +184,7 @@ def greedy_partition(graph: KernelGraph) -> Partition:
         first, chain = graph.nodes[start], [start]
         while OPS[first.op].elementwise and len(graph.consumers[chain[-1]]) == 1:
             node = graph.nodes[graph.consumers[chain[-1]][0]]
-            reads_once = node.inputs.count(chain[-1]) == 1  # one that reads it twice counts as two consumers
+            reads_once = node.inputs.count(chain[-1]) == 1  # a node that reads twice counts as two consumers
             if node.id in visited or not (reads_once and OPS[node.op].elementwise and node.shape == first.shape):
                 break
             chain.append(node.id)
@@ -194,7 +194,7 @@ def greedy_partition(graph: KernelGraph) -> Partition:
 
 
 class _Run:
-    """A graph being run kernel by kernel: what has run, and what is ready, by the shape it loops over."""
+    """A state of running a graph kernel by kernel: the nodes that have run, and the ready nodes by loop."""
 
     def __init__(self, graph: KernelGraph, cost: LinearCost):
         self.graph, self.price = graph, functools.partial(cost.of, graph)
@@ -209,7 +209,7 @@ class _Run:
         self._run_alone()
 
     def then(self, loop: int) -> "_Run":
-        """Return what follows one kernel over a shape, with all that is ready and may share it."""
+        """Return the state after one more kernel of a loop, which takes all ready nodes that may join."""
         graph, other = self.graph, copy.copy(self)
         other.waiting, other.groups = self.waiting.copy(), self.groups.copy()
         other.ready = ready = {each: nodes.copy() for each, nodes in self.ready.items()}
@@ -241,7 +241,7 @@ class _Run:
                 self.ready.setdefault(self.graph.loops[j], []).append(j)
 
     def _run(self, i: int) -> list[int]:
-        """Run a node; return those that waited for it alone."""
+        """Run a node; return the nodes that waited only for this node."""
         self.done |= 1 << i
         for j in self.graph.consumers[i]:
             self.waiting[j] -= 1
@@ -249,7 +249,7 @@ class _Run:
 
 
 def _beam(graph: KernelGraph, cost: LinearCost, width: int) -> list[Partition]:
-    """Return partitions of graphs that run kernel by kernel: a beam over which shape comes next."""
+    """Return the partitions that a beam search over the next loop finds."""
     frequency = Counter(graph.loops[i] for i in graph.members)
     states, finished = [_Run(graph, cost)], []
     while states:
@@ -269,13 +269,13 @@ def _beam(graph: KernelGraph, cost: LinearCost, width: int) -> list[Partition]:
 
 
 def _merged(graph: KernelGraph, partition: Partition) -> Partition:
-    """Return kernels of which no two that share an edge, an operand or a shape may be one, in an order that can run."""
+    """Fuse kernels that share an edge, an operand or a shape until no two can be fused; return them in order."""
     groups = [list(group) for group in partition]
     owner, readers = graph.owners(groups)
     visits = 0
 
     def leads_to(start: int, end: int) -> bool:
-        """Whether a way through other kernels leads from one kernel to another."""
+        """Whether a path through other kernels leads from one kernel to another."""
         nonlocal visits
         for number in kernels_after(readers, start, end):
             visits += 1
@@ -283,7 +283,7 @@ def _merged(graph: KernelGraph, partition: Partition) -> Partition:
                 return True
         return False
 
-    # Nodes joined by an edge, and neighbours of those that read a value or loop over a shape.
+    # Pairs joined by an edge, and successive nodes that read the same value or loop over the same shape.
     pairs = [(i, j) for j in graph.members for i in graph.producers[j]]
     for shared in (graph.reads, [[loop] for loop in graph.loops]):
         last: dict[int, int] = {}

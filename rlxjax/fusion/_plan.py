@@ -1,4 +1,4 @@
-"""Plans: which nodes run as one kernel and why, the profiles that the gate decides by, and running them."""
+"""Fusion plans: which nodes share a kernel and why, the profiles before and after, and the execution of a plan."""
 
 import dataclasses
 import functools
@@ -13,6 +13,7 @@ from rlxjax._counts import saturate
 from rlxjax._values import by_value
 from rlxjax.gate import BackendCoefficients, IoFusionGate, io_cost_ns
 from rlxjax.graph import Graph, GraphIoProfile, profile_graph_io
+from rlxjax.units import bytes_text, time_text
 
 from ._kernels import Arrays, FusedKernel, check_operand_counts, execute_kernel, given_array
 from ._partition import (
@@ -28,12 +29,12 @@ from ._partition import (
     kernels_after,
 )
 
-#: Bytes that the reference's plan counts for an element, whatever its dtype.
+#: Bytes of an element in the reference's plan, for any dtype.
 _GREEDY_ELEMENT_BYTES = 4
 
 
 class HasGate(Protocol):
-    """What holds a measured gate, as a `Calibration` does."""
+    """An object with a measured gate, as a `Calibration`."""
 
     @property
     def gate(self) -> IoFusionGate: ...
@@ -41,14 +42,14 @@ class HasGate(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class FusionEdge:
-    """One node that reads another.
+    """A node that reads another node.
 
     Attributes:
         producer: id of the node that is read.
-        consumer: id of the node that reads it.
-        is_fused: whether they share a kernel.
-        gain_ns: what the two alone, as one kernel in place of two, would save by the plan's coefficients.
-        reason: why they share a kernel, or do not.
+        consumer: id of the node that reads.
+        is_fused: whether both share a kernel.
+        gain_ns: ns that fusing only these two nodes saves, by the plan's coefficients.
+        reason: why both share a kernel, or why not.
     """
 
     producer: int
@@ -66,10 +67,10 @@ class FusionPlan:
     Attributes:
         kernels: the kernels.
         memory_saved: bytes of the values that never reach memory.
-        original_kernel_count: kernels if every node ran by itself.
-        kind: how the plan was made: "cost", "greedy" or "unfused".
-        graph: what was planned, as it was then.
-        coefficients: the backend whose costs the plan was made by.
+        original_kernel_count: count of kernels if each node is a kernel.
+        kind: the method of planning: "cost", "greedy" or "unfused".
+        graph: a copy of the planned graph.
+        coefficients: the backend whose costs the plan minimises.
     """
 
     kernels: Sequence[FusedKernel]
@@ -84,13 +85,13 @@ class FusionPlan:
 
     @property
     def kernel_reduction(self) -> float:
-        """The share of kernels saved, 0 for none."""
+        """The share of kernels that the plan saves, from 0 to 1."""
         count = self.original_kernel_count
         return 1.0 - len(self.kernels) / count if count else 0.0
 
     @property
     def fused_kernel_count(self) -> int:
-        """Number of kernels."""
+        """The count of kernels."""
         return len(self.kernels)
 
     def __str__(self) -> str:
@@ -100,30 +101,27 @@ class FusionPlan:
 
     @functools.cached_property
     def before(self) -> GraphIoProfile:
-        """The profile of the graph with every node as a kernel of its own.
-
-        `profile_graph_io`, but a kernel reads a value once, however many of its operands it is.
-        """
+        """The profile of the graph with each node as a kernel, which reads each value once."""
         return self._profile([[i] for i in self._kernel_graph.members])
 
     @functools.cached_property
     def after(self) -> GraphIoProfile:
-        """The profile of the graph with these kernels, each reading a value once."""
+        """The profile of the graph with the kernels of the plan, which read each value once."""
         return self._profile(self._partition)
 
     @property
     def unfused_cost_ns(self) -> float:
-        """The io cost of `before`, in ns, by the plan's coefficients."""
+        """The IO cost of `before` in ns, by the plan's coefficients."""
         return float(io_cost_ns(self.before, self._row))
 
     @property
     def cost_ns(self) -> float:
-        """The io cost of `after`, in ns, by the plan's coefficients."""
+        """The IO cost of `after` in ns, by the plan's coefficients."""
         return float(io_cost_ns(self.after, self._row))
 
     @functools.cached_property
     def edges(self) -> tuple[FusionEdge, ...]:
-        """Every pair of nodes of which one reads the other: whether they share a kernel, and why."""
+        """All pairs of nodes of which one reads the other: whether both share a kernel, and why."""
         graph, kernels, cost = self._kernel_graph, self._partition, LinearCost.of_row(self._row)
         owner, readers = graph.owners(kernels)
         exported = {i for group in kernels for i in graph.exports(group)}
@@ -138,7 +136,7 @@ class FusionPlan:
                 return f"kernel {a} loops over {shapes(a)}, kernel {b} over {shapes(b)}"
             for between in kernels_after(readers, a, b):
                 if b in readers[between]:
-                    return f"kernels {a} and {b} as one would read from and be read by kernel {between}: a cycle"
+                    return f"kernels {a} and {b} as one form a cycle with kernel {between}"
             return None
 
         def edge(i: int, j: int) -> FusionEdge:
@@ -149,18 +147,18 @@ class FusionPlan:
             alone = [graph.nodes[k] for k in (i, j) if graph.loops[k] == ALONE]
             if a == b:
                 place = "still leaves the kernel" if i in exported else "stays inside"
-                saves = f"{launches} launch and {saved_bytes} bytes, {gain_ns:.4g} ns"
-                reason = f"together they save {saves}; the value {place}"
+                saves = f"{launches} launch and {bytes_text(saved_bytes)}, {time_text(gain_ns)}"
+                reason = f"fusing both saves {saves}; the value {place}"
             elif alone:
                 reason = f"node {alone[0].id} ({alone[0].op}) runs alone: its op shares no kernel"
             elif apart := reason_apart(a, b):
                 reason = apart
             elif gain_ns <= 0:
-                reason = "together they would save nothing"
+                reason = "fusing both would save nothing"
             else:
-                ended = ", but the search ended before it was found"
-                why = ended if self.kind == "cost" else f"; a plan of kind {self.kind!r} leaves them apart"
-                reason = f"together they would save {gain_ns:.4g} ns{why}"
+                ended = ", but the search ended before finding this fusion"
+                why = ended if self.kind == "cost" else f"; a plan of kind {self.kind!r} does not fuse them"
+                reason = f"fusing both would save {time_text(gain_ns)}{why}"
             return FusionEdge(i, j, a == b, gain_ns, reason)
 
         return tuple(edge(i, j) for j in graph.members for i in graph.producers[j])
@@ -188,22 +186,20 @@ def plan_fusion(
 ) -> FusionPlan:
     """Decide which nodes of a graph run as one kernel.
 
-    A kernel loops over one shape; nodes of one element ride along in any, a reduction shares its kernel
-    with the nodes of its operand's shape, and the broadcast that follows it may share it too. Elementwise
-    ops, reductions, `load`, `store`, `copy` and `broadcast` may share; every other op runs alone.
+    A kernel loops over one shape. Nodes of one element may join any kernel. A reduction shares a kernel with nodes of
+    its operand's shape, and the broadcast after the reduction may join. Elementwise ops, reductions, `load`, `store`,
+    `copy` and `broadcast` may share a kernel; each other op is a kernel of its own.
 
     Args:
-        graph: the graph, as it is now. Values that nothing reads leave their kernel as outputs do.
-        plan: "cost", the cheapest plan found by launches and bytes: kernels in an order that can run,
-            every needed value exported, inputs without repetition. "greedy", the reference's chains, which
-            may be in an order that cannot run. "unfused", every node by itself.
-        coefficients: what a launch and a byte cost: a built-in set ("arch", "portable": the row of JAX's
-            default device), a device name, a row, a gate (its rates; least gain and penalty are for
-            `should_fuse`), or a calibration (its measured gate).
+        graph: the graph. Values that no node reads leave their kernel, as outputs do.
+        plan: "cost": the cheapest plan found, counted in launches and bytes. "greedy": the reference's chains, whose
+            order may not be executable. "unfused": each node is a kernel.
+        coefficients: costs of a launch and a byte: a built-in set ("arch" or "portable", for JAX's default device), a
+            device name, a row, the rates of a gate, or a calibration with a measured gate.
 
     Raises:
-        ValueError: an unknown plan, device or set, coefficients that are arrays, traced, negative or NaN,
-            or (plan "cost") a node with a wrong number of operands.
+        ValueError: plan, device or set is unknown; coefficients are arrays, traced, negative or NaN; a node has a wrong
+            count of operands (plan "cost").
 
     Examples:
         >>> g = Graph()
@@ -247,23 +243,23 @@ def plan_fusion(
 def execute_plan(plan: FusionPlan, inputs: Arrays) -> dict[int, Array]:
     """Run a plan and return the values that leave its kernels.
 
-    Each kernel is one jitted function, compiled once for its ops, shapes and dtypes: equal kernels share it, within a
-    plan and among plans. Works under `jit`, `vmap` and `grad`. Whatever the plan, a node gives what it gives when it
-    runs by itself, but that compilers may contract a product and a sum into one rounding.
+    Each kernel is one jitted function. Kernels of equal ops, shapes and dtypes are compiled once, even in several
+    plans. The function works under `jit`, `vmap` and `grad`. Results do not depend on the plan, except that a compiler
+    may contract a product and a sum into one rounding.
 
     Args:
         plan: the plan.
-        inputs: arrays by node id: of inputs, params and constants, and of nodes without operands, which take theirs by
-            their own id. Shapes are those of the graph; dtypes are converted to it. What is not needed is ignored.
+        inputs: arrays by node id, for inputs, params, constants and nodes without operands. Shapes must fit the graph;
+            dtypes are converted. Other arrays are ignored.
 
     Returns:
-        The values of every kernel's external outputs, and of outputs of the graph that are given, by node
-        id. (A greedy plan keeps all but the last value of a chain inside, outputs of the graph too.)
+        The external outputs of all kernels, and outputs of the graph that are inputs, by node id. A greedy plan returns
+        only the last value of a chain.
 
     Raises:
-        ValueError: naming the node: a missing array, one of another shape than the graph says, operands of
-            unequal shapes, a wrong number of operands, an op without kernel. Naming the kernel and the
-            value it lacks: a plan in an order that cannot run.
+        ValueError: an array is missing or has another shape, operands have unequal shapes or a wrong count, or an op
+            has no kernel; the message names the node. Or the order of the plan cannot run; the message names the
+            kernel.
 
     Examples:
         >>> import numpy as np
@@ -285,7 +281,7 @@ def execute_plan(plan: FusionPlan, inputs: Arrays) -> dict[int, Array]:
             if id_ not in results and id_ not in given:
                 raise ValueError(
                     f"kernel {kernel.id} needs the value of node {id_} ({nodes[id_].op}), which no kernel "
-                    "before it gives: this plan cannot run (the default plan can)"
+                    "before it computes: the order of this plan cannot run; use the default plan"
                 )
         computed = execute_kernel(kernel, arrays)
         arrays.update(computed)

@@ -1,4 +1,4 @@
-"""Rewrites: named steps from one graph to another that gives the same or fewer outputs for less."""
+"""Rewrites: named steps that turn a graph into a cheaper graph with the same or fewer outputs."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -8,19 +8,19 @@ from rlxjax.graph import Graph, profile_graph_io
 
 
 def select_peaks_only_outputs(graph: Graph, target: str) -> Graph:
-    """Return a graph that reads back peaks in place of the spectra that they are computed from.
+    """Return a graph that reads back peaks in place of the spectra from which the peaks are computed.
 
-    Where an fft's spectrum is an output and a welch_peaks node reads it, the spectrum is dropped if the peaks are an
-    output already; if not, the peaks take its place when the target's gate says that it pays (the profile with the
-    spectrum out, against that with the peaks out). Never on the cpu. Other outputs stay in order. Nodes that then reach
-    no output are removed, and the rest numbered anew; a graph without such a spectrum comes back as it is.
+    The rewrite looks for the spectrum of an fft that is an output and that a welch_peaks node reads. It drops the
+    spectrum if the peaks are an output already. Otherwise the peaks replace the spectrum if the gate of the target
+    decides so. On the cpu nothing changes. Other outputs stay in order. Nodes that reach no output are removed, and the
+    other nodes get new numbers. A graph without such a spectrum is returned unchanged.
 
     Args:
         graph: the graph.
-        target: of the gate, a name or a member of `FusionTarget`.
+        target: target of the gate, a name or a member of `FusionTarget`.
 
     Raises:
-        ValueError: an unknown target.
+        ValueError: the target is unknown.
 
     Examples:
         >>> g = Graph()
@@ -38,15 +38,15 @@ def rewrite_graph(graph: Graph, target: str, rewrites: Sequence[str] | None = No
     """Apply rewrites by name, in order.
 
     Args:
-        graph: what is rewritten; it stays as it is.
+        graph: the graph, which stays unchanged.
         target: the target whose gate decides.
-        rewrites: names of `REWRITES`; all of them unless told.
+        rewrites: names of `REWRITES`; the default is all.
 
     Returns:
-        A new graph, or the same one where nothing is to be done.
+        A new graph, or the same graph if no rewrite applies.
 
     Raises:
-        ValueError: an unknown rewrite or target.
+        ValueError: a rewrite or the target is unknown.
 
     Examples:
         >>> g = Graph()
@@ -85,7 +85,7 @@ def _peaks_only_outputs(graph: Graph, target: FusionTarget) -> Graph:
 
 
 def _without_dead_nodes(graph: Graph, _: FusionTarget) -> Graph:
-    """Keep what reaches an output, and the inputs; a graph without outputs stays as it is."""
+    """Keep inputs and nodes that reach an output; a graph without outputs stays unchanged."""
     if not graph.outputs:
         return graph
     live = set(graph.outputs)
@@ -102,7 +102,7 @@ def _without_dead_nodes(graph: Graph, _: FusionTarget) -> Graph:
     return graph if len(number) == len(graph.nodes) else kept
 
 
-#: Every rewrite by name, in the order in which they are applied.
+#: All rewrites by name, in order of application.
 REWRITES: Mapping[str, Callable[[Graph, FusionTarget], Graph]] = FrozenDict(
     {"peaks_only_outputs": _peaks_only_outputs, "dead_nodes": _without_dead_nodes}
 )

@@ -1,4 +1,4 @@
-"""Stages of a program in groups: which neighbours run as one program, by what each group takes and holds."""
+"""Plans that group neighbouring stages into programs, based on the time and the peak memory of each group."""
 
 import functools
 import heapq
@@ -13,17 +13,17 @@ from rlxjax._checks import check_at_least
 from rlxjax._numerics import soft_minimum
 from rlxjax._typing import Nanoseconds, RealLike
 
-#: `[first, last]`: of the stages from the first to the last as one program; what is below the diagonal is not read.
+#: `[first, last]`: a number of the program from the first to the last stage; entries below the diagonal are ignored.
 Table = Float[Array | np.ndarray, "stages stages"]
 
 
 class StagePlan(NamedTuple):
-    """Which stages run as one program.
+    """A plan of stages.
 
     Attributes:
-        groups: the stages of each program, in order.
-        time_ns: what all programs take.
-        peak_bytes: what the largest of them holds at once.
+        groups: numbers of the stages of each program, in order.
+        time_ns: time of all programs, in ns.
+        peak_bytes: peak memory of the largest program, in bytes.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -38,23 +38,23 @@ def plan_stages(
     peak_price_ns_per_byte: float = 0.0,
     count: int = 1,
 ) -> list[StagePlan]:
-    """Return the best ways to group stages that run one after another, the best first.
+    """Return the best plans that group a sequence of stages, the best plan first.
 
-    A group is some neighbours that run as one program. A plan takes the sum over its groups, and holds what the
-    largest of them does; the best plan has the least time plus priced peak. `n` stages have `2**(n - 1)` plans and
-    `n (n + 1) / 2` groups: dynamic programming finds the best plans of the first stages from those of fewer.
+    A group is a run of neighbouring stages that share a program. The time of a plan is the sum over its groups; its
+    peak memory is the largest peak of a group. The best plan minimises time plus price times peak. `n` stages have
+    `2**(n - 1)` plans and `n (n + 1) / 2` groups. Dynamic programming extends the best plans of fewer stages.
 
     Args:
-        time_ns: of each group, `[first, last]`, infinite where that is no group.
-        peak_bytes: what each group holds at once, the same, or one number.
-        peak_price_ns_per_byte: what a byte of the peak costs, in ns.
+        time_ns: time of each group in ns, `[first, last]`; infinite where the stages cannot share a program.
+        peak_bytes: peak memory of each group in bytes, `[first, last]`, or one number.
+        peak_price_ns_per_byte: cost in ns of a byte of peak memory.
         count: the most plans to return.
 
     Returns:
-        As many plans as there are, at most `count`. Of equals, more programs come first.
+        At most `count` plans. Among equal plans, those with more programs come first.
 
     Raises:
-        ValueError: no square table, a number below 0 or NaN.
+        ValueError: a table is not square, or a number is negative or NaN.
 
     Examples:
         >>> times = [[950.0, 1030.0, 6000.0], [0, 980.0, 6000.0], [0, 0, 960.0]]
@@ -71,7 +71,7 @@ def plan_stages(
     for name, value in (numbers | {"peak_price_ns_per_byte": peak_price_ns_per_byte}).items():
         check_at_least(value, name, what="number", most=np.inf)
     is_group = np.triu(np.isfinite(times))
-    # The best plan is the fastest of those that hold no more than it does.
+    # The best plan is the fastest plan that needs no more memory.
     caps = np.unique(peaks[is_group]) if peak_price_ns_per_byte else [np.inf]
     found = {plan for cap in caps for plan in _fastest(times, peaks, is_group & (peaks <= cap), count)}
     return heapq.nsmallest(
@@ -97,15 +97,15 @@ def _fastest(times: np.ndarray, peaks: np.ndarray, allowed: np.ndarray, count: i
 
 
 def soft_plan_ns(time_ns: Float[Array | np.ndarray, "*batch stages stages"], temperature_ns: RealLike) -> Nanoseconds:
-    """Return the smooth form of the time of the best plan in ns, `[*batch]`: a softmin over all plans.
+    """Return the relaxation of the best plan's time in ns, `[*batch]`: a softmin over all plans.
 
-    It is `-temperature * log(sum(exp(-time / temperature)))` over the plans of `plan_stages`, which is at most the
-    time of the best one, and tends to it as the temperature goes to 0. Its derivative by the time of a group is the
-    weight of the plans with that group.
+    The softmin is `-temperature * log(sum(exp(-time / temperature)))` over the plans of `plan_stages`. It is at most
+    the time of the best plan, and tends to this time as the temperature goes to 0. Its derivative by the time of a
+    group is the weight of the plans with that group.
 
     Args:
-        time_ns: of each group, `[*batch, first, last]`, infinite where that is no group.
-        temperature_ns: positive, `[*batch]`.
+        time_ns: time of each group in ns, `[*batch, first, last]`; infinite where stages cannot share a program.
+        temperature_ns: positive temperature in ns, `[*batch]`.
 
     Examples:
         >>> times = jnp.array([[950.0, 1030.0], [0.0, 980.0]])

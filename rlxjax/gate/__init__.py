@@ -1,12 +1,12 @@
 """Devices with their built-in prices, the IO gate, costs of profiles and graphs, and ranking.
 
-An `IoFusionGate` prices a `FusionBenefit`: built in by `io_fusion_gate_for_target`. A `BackendCoefficients` row
-prices a whole profile (`io_cost_ns`) or graph (`graph_cost_ns`); `rank_devices` compares devices.
-With a temperature, a score or cost is the smooth form of itself.
+An `IoFusionGate` turns a `FusionBenefit` into ns saved; `io_fusion_gate_for_target` returns built-in gates. A
+`BackendCoefficients` row gives the cost of a whole profile (`io_cost_ns`) or graph (`graph_cost_ns`). `rank_devices`
+compares devices. Scores and costs take a temperature for their smooth form.
 
-Coefficients of your own derive from `Coefficients`. `NamedCode` gives names integer codes, and `take_row` looks codes
-up in a table that `stack_rows` makes. Formulas over many runs are written with `parts_ns` of a `GraphWork`,
-`gate_rates` and `added_syncs`.
+Derive coefficients of your own from `Coefficients`. A `NamedCode` has an integer code for each name. `stack_rows` makes
+a table of rows, and `take_row` looks codes up in the table. `parts_ns`, `gate_rates` and `added_syncs` are parts of
+formulas over many runs.
 """
 
 from rlxjax._typing import Provenance as Provenance

@@ -1,4 +1,4 @@
-"""Names with codes, devices with the targets of their gates, and the built-in rows of coefficients."""
+"""Names with integer codes, devices with the targets of their gates, and built-in rows of coefficients."""
 
 import copy
 import dataclasses
@@ -17,18 +17,18 @@ from rlxjax._typing import Code, Provenance, RealLike
 from rlxjax._values import FrozenDict, by_value
 
 _Row = TypeVar("_Row")
-# In place of `Self`, which a checker of annotations at run time knows only in a class that it decorates.
+# Beartype understands `Self` only in classes that it decorates itself.
 _Coefficients = TypeVar("_Coefficients", bound="Coefficients")
 _NamedCode = TypeVar("_NamedCode", bound="NamedCode")
 
 
 def normalised(name: object) -> str:
-    """Return a name as it is compared: lower case, `-` for `_`, no outer space."""
+    """Return a name in the form for comparison: lower case, `-` instead of `_`, no outer spaces."""
     return str(name).strip().lower().replace("_", "-")
 
 
 class NamedCode(enum.StrEnum):
-    """Names with an integer code, their position, for tables and traced code."""
+    """Names with integer codes for tables and traced code; a code is the position of its name."""
 
     @property
     def code(self) -> int:
@@ -37,7 +37,7 @@ class NamedCode(enum.StrEnum):
 
     @classmethod
     def parse(cls: type[_NamedCode], name: object) -> _NamedCode:
-        """Return the member of this name, in any case.
+        """Return the member with this name, in any case.
 
         Raises:
             ValueError: no member has this name.
@@ -50,10 +50,10 @@ class NamedCode(enum.StrEnum):
 
     @classmethod
     def codes(cls, value: "str | Code | Sequence[str] | Sequence[int]") -> Code:
-        """Return the integer code of a name, or integer codes (checked where the host can read them).
+        """Return the integer code of a name, or integer codes, which are checked if the host can read them.
 
         Raises:
-            ValueError: an unknown name, a code outside the enum, or an array that holds no integers.
+            ValueError: an unknown name, a code outside the enum, or an array of other values than integers.
         """
         if isinstance(value, str):
             return cls.parse(value).code
@@ -70,12 +70,12 @@ class NamedCode(enum.StrEnum):
 
 
 def _noun(codes: type[NamedCode]) -> str:
-    """Return what a member is, in messages: the last word of the class's name."""
+    """Return the word for a member in messages: the last word of the class name."""
     return re.split("(?=[A-Z])", codes.__name__)[-1].lower()
 
 
 class FusionTarget(NamedCode):
-    """A kind of backend that has a gate of its own."""
+    """A kind of backend with its own gate."""
 
     METAL = "metal"
     MLX = "mlx"
@@ -87,9 +87,9 @@ class FusionTarget(NamedCode):
 
 
 class Device(NamedCode):
-    """Where a graph may run. `gpu` is the wgpu default adapter.
+    """A device that may run a graph. `gpu` is wgpu's default adapter.
 
-    A member is a name, the target of its gate, and the name of its row in the set "arch".
+    A member has a name, the target of its gate, and the name of its row in the set "arch".
     """
 
     CPU = "cpu", FusionTarget.CPU, "cpu"
@@ -115,12 +115,12 @@ class Device(NamedCode):
 
     @classmethod
     def parse(cls, name: object) -> "Device":
-        """Return the device of this name, in any case; `wgpu` is `gpu`."""
+        """Return the device with this name, in any case; `wgpu` means `gpu`."""
         return cls.GPU if normalised(name) == "wgpu" else super().parse(name)
 
 
 def jax_device() -> Device:
-    """Return the name that coefficient tables know JAX's default device by."""
+    """Return the name of JAX's default device in coefficient tables."""
     device = jax.devices()[0]
     if device.platform == "gpu":
         is_rocm = "rocm" in getattr(device.client, "platform_version", "").lower()
@@ -129,10 +129,10 @@ def jax_device() -> Device:
 
 
 def fusion_target(device: "str | Code") -> "FusionTarget | Code":
-    """Return the target of a device's gate: a `FusionTarget` for a name, codes for codes.
+    """Return the target of a device's gate: a `FusionTarget` for a name, or codes for codes.
 
     Args:
-        device: a name, or codes `[*batch]`.
+        device: a device name, or device codes `[*batch]`.
 
     Raises:
         ValueError: an unknown device.
@@ -147,10 +147,10 @@ def fusion_target(device: "str | Code") -> "FusionTarget | Code":
 
 
 def is_fused_viable(device: "str | Code") -> bool | jax.Array:
-    """Whether the fused strategy can pay on a device, every one but cpu and tpu: for a name, or `[*batch]` for codes.
+    """Return whether the fused strategy can pay on a device: true for every device but cpu and tpu.
 
     Args:
-        device: a name, or codes.
+        device: a device name, or device codes `[*batch]`.
 
     Raises:
         ValueError: an unknown device.
@@ -163,21 +163,21 @@ def is_fused_viable(device: "str | Code") -> bool | jax.Array:
 
 
 def _of_device(device: "str | Code", property_of: Callable[[Device], Any]) -> Any:
-    """Return a property of a device of this name, or of devices of these codes, `[*batch]`."""
+    """Return a property of the device with this name, or of the devices with these codes, `[*batch]`."""
     if isinstance(device, str):
         return property_of(Device.parse(device))
     return jnp.asarray([property_of(member) for member in Device])[Device.codes(device)]
 
 
-#: What ends so may be infinite: a rate at which nothing takes time, and a penalty that forbids.
+#: Endings of the names of coefficients that may be infinite: a rate at which work is free, a penalty that forbids.
 _MAY_BE_INFINITE = ("_bw", "_gflops", "_per_ns", "_penalty_ns")
 
 
 class Coefficients:
-    """Base of the coefficient pytrees: frozen dataclasses whose leaves are floats, `[*batch]` each."""
+    """Base class of coefficient pytrees: frozen dataclasses with leaves of floats, `[*batch]` each."""
 
     def __post_init__(self) -> None:
-        # A whole coefficient set has a gradient: integers and booleans become floats.
+        # Gradients of a whole coefficient set need floats, so integers and booleans become floats.
         for name, value in vars(self).items():
             if isinstance(value, (bool, int)):
                 value = float(value)
@@ -191,17 +191,17 @@ class Coefficients:
 
     @classmethod
     def checked(cls: type[_Coefficients], **values: Any) -> _Coefficients:
-        """Build from values that came from outside; the plain constructor checks nothing.
+        """Build the coefficients and check them; the plain constructor checks nothing.
 
         Raises:
-            ValueError: a negative, NaN or infinite coefficient, with its name.
+            ValueError: a coefficient is negative, NaN or infinite; the message names the coefficient.
         """
         made = cls(**values)
         made.check()
         return made
 
     def check(self, prefix: str = "") -> None:
-        """Refuse coefficients that no machine has, where the host can read them: arrays on a device are not fetched."""
+        """Refuse impossible coefficients that the host can read; arrays on a device are not fetched."""
         for name, value in vars(self).items():
             if name == "provenance":
                 for one in [value] if isinstance(value, str) else value:
@@ -216,17 +216,17 @@ class Coefficients:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BackendCoefficients(Coefficients):
-    """What a backend's launches, syncs and bytes cost; every field `[*batch]`.
+    """The costs of a backend's launches, syncs and bytes; every field `[*batch]`.
 
     Attributes:
-        dispatch_ns: one kernel launch.
-        roundtrip_ns: one synchronisation of host and device.
-        memory_bw: device memory, bytes per nanosecond.
-        readback_bw: device to host, bytes per nanosecond.
-        unified_memory: 1 where host and device share memory, else 0.
-        sgemm_gflops: float32 matrix products, FLOP per nanosecond.
-        small_sgemm_gflops: the same where `m * k * n < 32768`.
-        provenance: of every coefficient in the row; one a device in a table.
+        dispatch_ns: time of one kernel launch.
+        roundtrip_ns: time of one synchronisation of host and device.
+        memory_bw: bandwidth of device memory, bytes per nanosecond.
+        readback_bw: bandwidth from device to host, bytes per nanosecond.
+        unified_memory: 1 if host and device share memory, else 0.
+        sgemm_gflops: rate of float32 matrix products, FLOP per nanosecond.
+        small_sgemm_gflops: rate of float32 matrix products with `m * k * n < 32768`, FLOP per nanosecond.
+        provenance: the source of the row's coefficients; a table has a provenance for each device.
     """
 
     dispatch_ns: RealLike
@@ -240,15 +240,15 @@ class BackendCoefficients(Coefficients):
 
 
 def without_provenance(row: BackendCoefficients) -> BackendCoefficients:
-    """Return a row whose structure is that of any other, so that all share their compiled programs."""
-    bare = copy.copy(row)  # its leaves are floats already
+    """Return a row with the same pytree structure as every other row, so that all share compiled programs."""
+    bare = copy.copy(row)  # the leaves are floats already
     object.__setattr__(bare, "provenance", Provenance.UNCALIBRATED)
     return bare
 
 
 _DEFAULT, _GUESS = Provenance.ARCH_DEFAULT, Provenance.UNCALIBRATED
 
-#: Built-in rows by name, in the order of the fields.
+#: Built-in rows by name; values in the order of the fields.
 BACKEND_ROWS: Mapping[str, BackendCoefficients] = FrozenDict(
     {
         "cpu": BackendCoefficients(300, 3_000, 30, 30, False, 200, 200, _DEFAULT),
@@ -266,15 +266,15 @@ BACKEND_ROWS: Mapping[str, BackendCoefficients] = FrozenDict(
 def backend_coefficients(device: "str | Code | Sequence[int]", coefficients: str = "arch") -> BackendCoefficients:
     """Return the built-in row of a device, or a row of arrays for device codes.
 
-    In the set "portable" only the cpu has a row of its own; `cpu-apple` names the row of Apple's arm64 processors. The
-    row named mlx, which no device has because it is for a machine with MLX, is `BACKEND_ROWS["mlx"]`.
+    In the set "portable", only the cpu has its own row. `cpu-apple` names the row of Apple's arm64 processors. The row
+    `BACKEND_ROWS["mlx"]` is for a machine with MLX, and no device name returns that row.
 
     Args:
-        device: a name, or codes `[*batch]`.
-        coefficients: the set, "arch" or "portable".
+        device: a device name, or device codes `[*batch]`.
+        coefficients: name of the set, "arch" or "portable".
 
     Raises:
-        ValueError: an unknown device or set.
+        ValueError: the device or the set is unknown.
 
     Examples:
         >>> row = backend_coefficients("cuda")
@@ -293,7 +293,7 @@ def backend_coefficients(device: "str | Code | Sequence[int]", coefficients: str
 
 
 def stack_rows(rows: Sequence[_Coefficients]) -> _Coefficients:
-    """Return rows of scalars as one row of NumPy arrays, with the provenance of each."""
+    """Return rows of scalars as one row of NumPy arrays, with the provenance of each row."""
     if isinstance(rows[0], BackendCoefficients):
         provenance = tuple(str(vars(row)["provenance"]) for row in rows)
         rows = [dataclasses.replace(row, provenance=provenance) for row in rows]  # pyright: ignore
@@ -301,7 +301,7 @@ def stack_rows(rows: Sequence[_Coefficients]) -> _Coefficients:
 
 
 def take_row(table: _Row, codes: Code) -> _Row:
-    """Return the entries of a table (a pytree of arrays over codes) at integer codes."""
+    """Return the entries of a table at integer codes; a table is a pytree of arrays over codes."""
     index = jnp.asarray(codes)
     leaves, structure = jax.tree.flatten(table)
     columns = [jnp.asarray(leaf) for leaf in leaves]
@@ -312,8 +312,8 @@ def take_row(table: _Row, codes: Code) -> _Row:
 
 @jax.custom_jvp
 def _select_entries(columns: list[jax.Array], index: jax.Array) -> list[jax.Array]:
-    """Return the entry of each column `[codes]` at an array of codes; a derivative with a pass a code is prevented."""
-    # Comparisons run in step with the formulas around them; a gather would run row by row.
+    """Return the entry of each column `[codes]` at an array of codes; prevents a derivative of many passes."""
+    # XLA fuses the comparisons with the formulas around them; a gather would run row by row.
 
     def select(column: jax.Array) -> jax.Array:
         found = jnp.broadcast_to(column[0], index.shape)

@@ -1,4 +1,4 @@
-"""The time that a profile, or a graph, takes on a backend, hard or smooth, and which device is cheapest."""
+"""The cost in ns of a profile or a graph on a backend, hard or smooth, and a ranking of devices by cost."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,9 +12,10 @@ from rlxjax._checks import check_at_least, check_shapes, fields_of
 from rlxjax._counts import as_float, as_temperature
 from rlxjax._numerics import Choices, dot
 from rlxjax._typing import Count, Nanoseconds, Provenance, RealLike
-from rlxjax._values import by_value, whole_ns
+from rlxjax._values import by_value
 from rlxjax.graph import Graph, GraphIoProfile, profile_graph_io
 from rlxjax.jaxpr import profile_function
+from rlxjax.units import time_text
 
 from ._backends import BACKEND_ROWS, BackendCoefficients, Device, backend_coefficients, without_provenance
 
@@ -25,16 +26,16 @@ SMALL_SGEMM = 32_768
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GraphWork:
-    """All that the cost of a graph depends on, besides the row; every field `[*batch]`.
+    """The counts that determine the cost of a graph on a backend; every field `[*batch]`.
 
     Attributes:
         io: the graph's profile.
-        readback_bytes: `io.host_readback_bytes` of discrete memory.
+        readback_bytes: `io.host_readback_bytes` for discrete memory.
         output_bytes: 4 bytes for each output element of the plain nodes, views included.
-        costed_nodes: nodes that are neither input, param nor constant.
-        dispatched_nodes: nodes that are neither input nor param.
-        sgemm_flop: of matrix products and attention.
-        small_sgemm_flop: of matrix products with fewer than 32768 multiply-adds.
+        costed_nodes: number of nodes that are no input, param or constant.
+        dispatched_nodes: number of nodes that are no input or param.
+        sgemm_flop: FLOP of matrix products and attention.
+        small_sgemm_flop: FLOP of matrix products with fewer than 32768 multiply-adds.
     """
 
     io: GraphIoProfile
@@ -47,7 +48,7 @@ class GraphWork:
 
 
 def graph_work(graph: Graph) -> GraphWork:
-    """Count what the cost of a graph depends on; exact, on the host."""
+    """Return the counts that determine the cost of a graph, as exact integers."""
     profile = profile_graph_io(graph)
     output_bytes = costed = large_flop = small_flop = 0
     for node in graph.nodes:
@@ -56,7 +57,7 @@ def graph_work(graph: Graph) -> GraphWork:
         costed += 1
         if node.op == "matmul":
             if not node.inputs:
-                raise ValueError(f"node {node.id} (matmul): its cost needs the shape of its first operand")
+                raise ValueError(f"node {node.id} (matmul): the cost needs the shape of the first operand")
             shape = graph.nodes[node.inputs[0]].shape
             multiply_adds = node.elements * (shape[-1] or 0 if shape else 1)
             if multiply_adds < SMALL_SGEMM:
@@ -66,7 +67,7 @@ def graph_work(graph: Graph) -> GraphWork:
         elif node.op == "attention":
             if len(node.shape) != 4:
                 wanted = "a shape [batch, heads, seq, head_dim]"
-                raise ValueError(f"node {node.id} (attention): its cost needs {wanted}, got {node.shape}")
+                raise ValueError(f"node {node.id} (attention): the cost needs {wanted}, got {node.shape}")
             batch, heads, seq, head_dim = (dim or 0 for dim in node.shape)
             large_flop += 2 * batch * heads * seq**2 * head_dim
         else:
@@ -77,22 +78,22 @@ def graph_work(graph: Graph) -> GraphWork:
 
 
 def profile_work(io: GraphIoProfile, sgemm_flop: int = 0) -> GraphWork:
-    """Return the work of a profile, the cost of which is its io cost, and that of some FLOP of matrix products."""
+    """Return the work of a profile plus some FLOP of matrix products."""
     return GraphWork(io, io.host_readback_bytes(False), 0, io.kernel_launches, 0, sgemm_flop)
 
 
 def io_cost_ns(
     profile: GraphIoProfile, row: BackendCoefficients, *, temperature_ns: RealLike | None = None
 ) -> Nanoseconds:
-    """Return what a profile's launches, syncs and bytes take on a backend, in ns, `[*batch]`.
+    """Return the cost of a profile's launches, sync points and bytes on a backend, in ns, `[*batch]`.
 
     `roundtrip + launches * dispatch + sync_points * roundtrip + traffic / max(memory_bw, 1)
     + readback / max(readback_bw, 1)`.
 
     Args:
         profile: the counts.
-        row: what each costs on the backend.
-        temperature_ns: relaxes the least bandwidths of 1, a positive scalar or `[*batch]`; hard unless given.
+        row: the backend's coefficients.
+        temperature_ns: relaxes the lower bound 1 of the bandwidths, a positive scalar or `[*batch]`; default: hard.
 
     Raises:
         ValueError: a negative or NaN count, a temperature that is not positive, or shapes that do not agree.
@@ -111,18 +112,18 @@ def io_cost_ns(
 
 
 def graph_cost_ns(graph: Graph, row: BackendCoefficients, *, temperature_ns: RealLike | None = None) -> Nanoseconds:
-    """Return the cost of a graph with the coefficients of a row, in ns, `[*batch]` of the row.
+    """Return the cost of a graph on a backend, in ns, with the row's shape `[*batch]`.
 
     `roundtrip + sum(node costs) + traffic / max(memory_bw, 1) + readback / max(readback_bw, 1)
     + sync_points * roundtrip`.
 
     Args:
         graph: the graph.
-        row: what its launches, syncs, bytes and FLOPs cost on the backend.
-        temperature_ns: relaxes the least bandwidths of 1, a positive scalar or `[*batch]`; hard unless given.
+        row: the backend's coefficients.
+        temperature_ns: relaxes the lower bound 1 of the bandwidths, a positive scalar or `[*batch]`; default: hard.
 
     Raises:
-        ValueError: a matmul or attention node of a shape that its FLOPs do not follow from, a temperature that is not
+        ValueError: a matmul or attention node whose shape does not determine its FLOP, a temperature that is not
             positive, or shapes that do not agree.
 
     Examples:
@@ -160,14 +161,14 @@ def _cost_ns(work: GraphWork, row: BackendCoefficients, falls_back, temperature_
 def parts_ns(
     parts: Sequence[GraphWork], whole: GraphWork, row: BackendCoefficients, rules: Choices, falls_back: RealLike = 0.0
 ) -> list[Nanoseconds]:
-    """Return what each part of some work takes at a backend's rates, in ns: the first roundtrip is not in it.
+    """Return the cost of each part of some work at a backend's rates, in ns, without the first roundtrip.
 
     Args:
-        parts: float counts; one that is the Python number 0 has no term.
-        whole: all of the work, on which relaxations of the rates act.
-        row: what each count costs on the backend.
+        parts: float counts; a count that is the Python number 0 has no term.
+        whole: the whole work, whose counts scale the relaxations of the rates.
+        row: the backend's coefficients.
         rules: hard or relaxed choices.
-        falls_back: 1 where the estimate is that of the discrete fallback.
+        falls_back: 1 for the estimate of the discrete fallback, else 0.
     """
     traffic_bytes = whole.io.device_traffic_bytes + whole.output_bytes
     per_byte, per_readback_byte = (
@@ -210,13 +211,13 @@ def parts_ns(
 @by_value
 @dataclasses.dataclass(frozen=True)
 class DeviceRanking:
-    """The cheapest device, and what the answer rests on; unpacks into device, costs, left_out.
+    """The cheapest device, with the costs of all devices; unpacks into device, costs, left_out.
 
     Attributes:
-        device: the cheapest device; of equal ones the earlier in `Device`.
-        costs: ns of every device ranked, cheapest first.
-        left_out: the devices that were not ranked, each with the reason.
-        provenance: of the coefficients of every device ranked.
+        device: the cheapest device; among equal costs, the earlier device in `Device`.
+        costs: the cost of each ranked device in ns, the cheapest first.
+        left_out: the devices that are not ranked, each with the reason.
+        provenance: the provenance of each ranked device's coefficients.
         reason: the answer in a sentence.
     """
 
@@ -238,28 +239,28 @@ def rank_devices(
     coefficients: str = "arch",
     rows: Mapping[str, BackendCoefficients] | None = None,
 ) -> DeviceRanking:
-    """Rank devices by what a piece of work takes on each.
+    """Rank devices by the cost of a piece of work.
 
-    A device whose coefficients are guesses (provenance "uncalibrated") is left out, unless all are; the answer says so.
+    A device with uncalibrated coefficients (guesses) is left out, unless all devices are; `reason` says so.
 
     Args:
-        work: a graph (`graph_cost_ns`; where the set has no row for the device, `io_cost_ns` and a dispatch for each
-            node that is neither input nor param), a profile (`io_cost_ns`), or a JAX function, of which the profile
-            counts (`profile_function`): its fused launches and bytes, its FLOP at the rate of matrix products, its
+        work: a graph (cost by `graph_cost_ns`; without a row for the device, `io_cost_ns` plus a dispatch for each node
+            that is no input or param), a profile (cost by `io_cost_ns`), or a JAX function. The cost of a function
+            follows from its `profile_function`: fused launches and bytes, FLOP at the rate of matrix products, and
             results read back.
-        devices: the devices to rank; all unless given.
-        args: what the function takes; arrays or `jax.ShapeDtypeStruct`.
+        devices: the devices to rank; default: all.
+        args: arguments of the function: arrays or `jax.ShapeDtypeStruct`.
         coefficients: the built-in set, "arch" or "portable".
-        rows: coefficients of your own by device name, which then take the place of the built-in ones; a
-            measured row says so in its `provenance`.
+        rows: your own coefficients by device name, which replace the built-in ones; mark a measured row by its
+            `provenance`.
 
     Returns:
-        The cheapest device, the costs, and those left out with the reason. The smooth form of the choice is
+        The cheapest device, the costs, and the devices left out with the reasons. The smooth form of the choice is
         `pick_weights` of the costs.
 
     Raises:
         ValueError: an unknown device or set, no device, a row of arrays, arguments without a function, or a function
-            that does not trace or whose counts are not whole.
+            that does not trace or has uncounted work.
 
     Examples:
         >>> g = Graph()
@@ -271,7 +272,7 @@ def rank_devices(
         >>> left_out["cuda"]
         'its coefficients are uncalibrated'
         >>> rank_devices(g, devices=["cuda", "tpu"]).reason
-        'cuda at 58,972 ns; every device is uncalibrated: these are guesses'
+        'cuda at 59.0 us; every device is uncalibrated: these are guesses'
     """
     counted = _work_of(work, args)
     chosen = tuple(Device) if devices is None else tuple(dict.fromkeys(map(Device.parse, devices)))
@@ -290,17 +291,17 @@ def rank_devices(
     trusted = [device for device in chosen if provenance[device] is not Provenance.UNCALIBRATED]
     found: dict[Device, float] = {}
     for device in trusted or chosen:
-        # The row that stands for a device without one of its own has an estimate of its own.
+        # The row of the discrete fallback has its own formula.
         falls_back = float(table[device] is BACKEND_ROWS["discrete"])
         found[device] = float(_priced(counted, table[device], None, falls_back))
     costs = dict(sorted(found.items(), key=lambda item: item[1]))
     left_out = {device: "its coefficients are uncalibrated" for device in chosen if device not in costs}
     best, *others = costs
-    reason = f"{best} at {whole_ns(costs[best])} ns"
+    reason = f"{best} at {time_text(costs[best])}"
     if not trusted:
         reason += "; every device is uncalibrated: these are guesses"
     elif others:
-        reason += f" ({provenance[best]}), before {others[0]} at {whole_ns(costs[others[0]])} ns"
+        reason += f" ({provenance[best]}), before {others[0]} at {time_text(costs[others[0]])}"
     if left_out:
         reason += f"; left out as uncalibrated: {', '.join(left_out)}"
     return DeviceRanking(best, costs, left_out, {device: provenance[device] for device in costs}, reason)
@@ -309,13 +310,13 @@ def rank_devices(
 def _work_of(work: Graph | GraphIoProfile | Callable[..., Any], args: tuple[Any, ...]) -> GraphWork:
     if isinstance(work, (Graph, GraphIoProfile)):
         if args:
-            raise ValueError(f"args: only a function takes arguments, got {len(args)} with {type(work).__name__}")
+            raise ValueError(f"args: only a function takes arguments, got {len(args)} for a {type(work).__name__}")
         return graph_work(work) if isinstance(work, Graph) else profile_work(work)
     if not callable(work):
         raise ValueError(f"work: expected a Graph, a GraphIoProfile or a function, got {work!r}")
     profile = profile_function(work, *args)
     if profile.uncounted:
-        raise ValueError(f"work: {profile.uncounted[0]}; or rank profile_function(...).io, which counts the rest")
+        raise ValueError(f"work: {profile.uncounted[0]}; or rank the counted rest, profile_function(...).io")
     launches = int(profile.kernels.launches.sum())
     io = dataclasses.replace(profile.io, kernel_launches=launches, device_traffic_bytes=profile.fused_traffic_bytes)
     return profile_work(io, profile.flops)

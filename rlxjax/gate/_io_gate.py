@@ -1,4 +1,4 @@
-"""The IO fusion gate: does what fusing saves exceed what it costs?"""
+"""The IO fusion gate, which decides whether fusing saves more time than it costs."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from rlxjax.graph import GraphIoProfile
 
 from ._backends import Coefficients, FusionTarget, stack_rows, take_row
 
-#: What a gate is asked of: the profile without fusion and that with it, or what the one saves on the other.
+#: Arguments of a gate: the profiles before and after the fusion, or their difference as a benefit.
 Before: TypeAlias = "GraphIoProfile | FusionBenefit"
 After: TypeAlias = GraphIoProfile | None
 
@@ -26,7 +26,7 @@ After: TypeAlias = GraphIoProfile | None
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FusionBenefit:
-    """What a fusion saves, field by field and signed: `before - after`. Counts as in `GraphIoProfile`."""
+    """The signed counts that a fusion saves, `before - after`, with the meaning of the fields of `GraphIoProfile`."""
 
     launches_saved: Count = 0
     sync_points_saved: Count = 0
@@ -34,15 +34,15 @@ class FusionBenefit:
     device_traffic_bytes_saved: Count = 0
 
     def score_ns(self, gate: "IoFusionGate") -> Nanoseconds:
-        """Return the time saved in ns by the gate's rates, without the penalty for added sync points."""
+        """Return the time saved in ns at the gate's rates, without the penalty for added sync points."""
         return dataclasses.replace(gate, host_thunk_penalty_ns=0.0).score_ns(self)
 
     def should_fuse(self, gate: "IoFusionGate") -> Flag:
-        """Whether that time reaches the gate's minimum gain."""
+        """Return whether the time saved, without the penalty, reaches the gate's minimum gain."""
         return self.score_ns(gate) >= gate.min_gain_ns
 
     def astype(self, dtype: jax.typing.DTypeLike) -> "FusionBenefit":
-        """Return the counts as floats of a dtype (`float` is JAX's default), ready for traced code.
+        """Return the counts as floats of a dtype, ready for traced code; `float` is JAX's default dtype.
 
         Examples:
             >>> FusionBenefit(2**40, 0, 0, 0).astype(float).launches_saved.dtype.kind
@@ -53,14 +53,14 @@ class FusionBenefit:
 
 
 def fusion_benefit(before: GraphIoProfile, after: GraphIoProfile) -> FusionBenefit:
-    """Return what going from one profile to the other saves.
+    """Return the counts that a change from one profile to the other saves.
 
-    The subtraction is exact: Python integers, or NumPy integers in the smallest 64-bit type that holds the result.
-    Floats that NumPy holds are subtracted in their own precision, and narrowed to JAX's default one after that.
+    The subtraction of integers is exact, in Python integers or in the smallest 64-bit NumPy type that holds the result.
+    NumPy floats are subtracted in their own precision, then narrowed to JAX's default precision.
 
     Args:
         before: the profile without fusion, fields `[*batch]`.
-        after: the profile with it.
+        after: the profile with fusion, fields `[*batch]`.
 
     Raises:
         ValueError: a negative or NaN count, or a traced integer that JAX may have narrowed.
@@ -84,18 +84,18 @@ def fusion_benefit(before: GraphIoProfile, after: GraphIoProfile) -> FusionBenef
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class IoFusionGate(Coefficients):
-    """What a target's launches, syncs and bytes are worth, and how much a fusion has to save.
+    """The prices of a target's launches, syncs and bytes, and the minimum gain of a fusion.
 
-    Every field is `[*batch]`; `jax.grad` over a whole gate works.
+    Every field is `[*batch]`. `jax.grad` works over a whole gate.
 
     Attributes:
-        dispatch_ns: one kernel launch.
-        roundtrip_ns: one synchronisation of host and device.
-        memory_bw: device memory, bytes per nanosecond (at least 1 is used).
-        host_readback_bw: device to host, bytes per nanosecond (at least 1 is used).
-        unified_memory: 1 where host and device share memory: a saved readback byte is then worth 1 ns.
-        host_thunk_penalty_ns: for each sync point that the fusion adds; may be infinite.
-        min_gain_ns: the saving from which on it pays to fuse.
+        dispatch_ns: time of one kernel launch.
+        roundtrip_ns: time of one synchronisation of host and device.
+        memory_bw: bandwidth of device memory, bytes per nanosecond; values below 1 count as 1.
+        host_readback_bw: bandwidth from device to host, bytes per nanosecond; values below 1 count as 1.
+        unified_memory: 1 if host and device share memory; a saved readback byte then saves 1 ns.
+        host_thunk_penalty_ns: penalty for each sync point that the fusion adds; may be infinite.
+        min_gain_ns: the least saving that makes a fusion worthwhile.
     """
 
     dispatch_ns: RealLike = 0.0
@@ -110,9 +110,9 @@ class IoFusionGate(Coefficients):
         """Return the time that a fusion saves in ns, penalty included, `[*batch]`.
 
         Args:
-            before: a benefit, or the profile without fusion. Traced code gives a benefit.
-            after: the profile with fusion, unless a benefit is given.
-            temperature_ns: relaxes the penalty's threshold and the least bandwidths of 1; hard unless given.
+            before: a benefit, or the profile without fusion. Give a benefit in traced code.
+            after: the profile with fusion, unless `before` is a benefit.
+            temperature_ns: relaxes the penalty's threshold and the least bandwidth of 1; None for the hard score.
 
         Examples:
             >>> gate = io_fusion_gate_for_target("metal")
@@ -125,19 +125,19 @@ class IoFusionGate(Coefficients):
         return _score_ns(self, _checked(self, before, after, temperature_ns)[1], temperature_ns)
 
     def should_fuse(self, before: Before, after: After = None) -> Flag:
-        """Whether the score reaches the minimum gain, `[*batch]`."""
+        """Return whether the score reaches the minimum gain, `[*batch]`."""
         return self.score_ns(before, after) >= self.min_gain_ns
 
     def fuse_log_odds(self, before: Before, after: After = None, *, temperature_ns: RealLike) -> LogOdds:
-        """Return `(score - min_gain) / temperature`, what losses use; always finite, `[*batch]`."""
+        """Return `(score - min_gain) / temperature`, `[*batch]`; always finite, for use in losses."""
         return self._of_margin(log_odds, before, after, temperature_ns)
 
     def fuse_probability(
         self, before: Before, after: After = None, *, temperature_ns: RealLike, straight_through_gradient: bool = False
     ) -> Probability:
-        """Return the smooth form of `should_fuse`: the logistic of the log-odds, `[*batch]`; others as of `score_ns`.
+        """Return the smooth form of `should_fuse`: the logistic of the log-odds, `[*batch]`.
 
-        With `straight_through_gradient`, that is the hard decision as 0 or 1, with this gradient.
+        With `straight_through_gradient`, the value is the hard decision, 0 or 1, and the gradient is the smooth one.
 
         Examples:
             >>> gate = IoFusionGate(dispatch_ns=500.0, min_gain_ns=1_000.0)
@@ -156,8 +156,8 @@ class IoFusionGate(Coefficients):
     def evaluate(self, before: Before, after: After = None, *, temperature_ns: RealLike) -> "GateEvaluation":
         """Return benefit, score, decision and probability of a whole table in one program.
 
-        The fields are what `fusion_benefit`, `score_ns`, `should_fuse` and `fuse_probability` return; arguments as of
-        `score_ns`, the temperature that of the probability.
+        The fields are the results of `fusion_benefit`, `score_ns`, `should_fuse` and `fuse_probability`. `before` and
+        `after` are as in `score_ns`; the temperature applies to the probability alone.
 
         Examples:
             >>> gate = IoFusionGate(dispatch_ns=500.0, min_gain_ns=1_000.0)
@@ -170,7 +170,7 @@ class IoFusionGate(Coefficients):
         return GateEvaluation(benefit, *_evaluate(self, counts, temperature_ns))
 
     def _of_margin(self, relaxed: Callable[..., Any], before: Before, after: After, temperature_ns: Any) -> Any:
-        """Return a relaxation of the amount by which the score exceeds the minimum gain."""
+        """Return a relaxation of the score minus the minimum gain."""
         temperature_ns = as_temperature(temperature_ns)
         return _relaxed_margin(relaxed, self, _checked(self, before, after, temperature_ns)[1], temperature_ns)
 
@@ -179,13 +179,13 @@ class IoFusionGate(Coefficients):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GateEvaluation:
-    """What a gate says of a table of fusions; every field `[*batch]`.
+    """A gate's results for a table of fusions; every field `[*batch]`.
 
     Attributes:
-        benefit: what each fusion saves.
-        score_ns: the time that it saves, penalty included.
+        benefit: the counts that each fusion saves.
+        score_ns: the time that each fusion saves, penalty included.
         should_fuse: whether the score reaches the minimum gain.
-        fuse_probability: the smooth form of that decision.
+        fuse_probability: the smooth form of `should_fuse`.
     """
 
     benefit: FusionBenefit
@@ -194,7 +194,7 @@ class GateEvaluation:
     fuse_probability: Probability
 
 
-#: Built-in gates, in the order of the fields.
+#: Built-in gates; values in the order of the fields.
 GATES: Mapping[FusionTarget, IoFusionGate] = FrozenDict(
     {
         FusionTarget.METAL: IoFusionGate(500, 5_000, 200, 200, True, 2_000_000, 1_000),
@@ -212,10 +212,10 @@ def io_fusion_gate_for_target(target: "str | Code | Sequence[int]") -> IoFusionG
     """Return the built-in gate of a target, or a gate of arrays for target codes.
 
     Args:
-        target: a name, or codes `[*batch]`.
+        target: a target name, or target codes `[*batch]`.
 
     Raises:
-        ValueError: an unknown target.
+        ValueError: the target is unknown.
 
     Examples:
         >>> io_fusion_gate_for_target("CUDA").min_gain_ns
@@ -227,7 +227,7 @@ def io_fusion_gate_for_target(target: "str | Code | Sequence[int]") -> IoFusionG
 
 
 def gate_rates(gate: IoFusionGate, benefit: FusionBenefit, rules: Choices) -> list[RealLike]:
-    """Return what each count of a benefit is worth at a gate's prices, in ns, in the order of the fields."""
+    """Return the ns that one unit of each count saves at a gate's prices, in the order of a benefit's fields."""
     is_unified = jnp.asarray(gate.unified_memory) >= 0.5
     transfers = (
         (jnp.where(is_unified, 0.0, gate.host_readback_bw), benefit.host_readback_bytes_saved),
@@ -238,10 +238,10 @@ def gate_rates(gate: IoFusionGate, benefit: FusionBenefit, rules: Choices) -> li
 
 
 def added_syncs(sync_points_saved: Count, penalty_ns: RealLike, rules: Choices) -> jax.Array:
-    """Return how many sync points a fusion adds, 0 if it saves some: the gate's penalty is for these."""
+    """Return the sync points that a fusion adds, which the gate penalises; 0 if the fusion saves sync points."""
     syncs, is_finite = -jnp.asarray(sync_points_saved), jnp.isfinite(penalty_ns)
     relaxed = rules.relu(syncs, scale=jnp.where(is_finite, penalty_ns, 1.0))
-    # What a relaxation leaves of none must not meet an infinite penalty.
+    # A relaxed count of no added sync points is above 0, and times an infinite penalty it would be infinite.
     return jnp.where(is_finite, relaxed, Choices().relu(syncs))
 
 
@@ -268,7 +268,7 @@ def _evaluate(gate: IoFusionGate, benefit: FusionBenefit, temperature_ns: RealLi
 
 
 def _checked(gate: IoFusionGate, before: Before, after: After, temperature_ns: Any) -> tuple[Any, Any]:
-    """Return a benefit, given or of two profiles, exact and in floats, where all values and shapes agree."""
+    """Return the benefit, exact and in floats, after checking all values and shapes."""
     if isinstance(before, FusionBenefit):
         benefit = before
         if after is not None:

@@ -1,7 +1,7 @@
 """Graphs written by hand, and their exact profiles.
 
-A `Graph` says what runs; `profile_graph_io` counts its launches, waits and bytes as a `GraphIoProfile`. Counts are
-exact integers and know no machine. `OPS` is the table of ops: what an `Op` is, and the `Shape` it makes.
+A `Graph` lists the nodes that run. `profile_graph_io` counts a graph's launches, sync points and bytes as a
+`GraphIoProfile`. Counts are exact integers, equal on every machine. `OPS` is the table of each `Op` and its `Shape`.
 """
 
 from ._graph import Graph as Graph

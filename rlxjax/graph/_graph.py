@@ -1,4 +1,4 @@
-"""The graph, nodes in topological order, and its IO profile: four counts, exact on the host."""
+"""A graph of nodes in topological order, and its IO profile of four exact counts."""
 
 import dataclasses
 import difflib
@@ -24,11 +24,11 @@ def tensor_bytes(shape: Sequence[int | None], dtype: str) -> int:
     """Return the bytes of a tensor: elements times the size of the dtype, at most `2**64 - 1`.
 
     Args:
-        shape: its dimensions; with an unknown one, None, there are 0 elements.
-        dtype: its name, such as "f32".
+        shape: dimensions; None is an unknown dimension, and the tensor then counts 0 elements.
+        dtype: name of the dtype, such as "f32".
 
     Raises:
-        ValueError: a dimension that is no size, or an unknown dtype.
+        ValueError: a dimension is negative or no integer, or the dtype is unknown.
 
     Examples:
         >>> tensor_bytes((8, 512), "f32"), tensor_bytes((None, 3), "f32")
@@ -38,7 +38,7 @@ def tensor_bytes(shape: Sequence[int | None], dtype: str) -> int:
 
 
 class Graph:
-    """A list of nodes in topological order, with ids 0, 1, 2, ... in order of adding.
+    """A list of nodes in topological order; the ids are 0, 1, 2, ... in that order.
 
     Examples:
         >>> g = Graph("gain")
@@ -56,11 +56,11 @@ class Graph:
 
     @classmethod
     def from_nodes(cls, nodes: Iterable[Node], outputs: Iterable[int] = (), name: str = "graph") -> "Graph":
-        """Build a graph from its nodes, in topological order, with ids 0, 1, 2, ...
+        """Build a graph from nodes in topological order, with ids 0, 1, 2, ...
 
         Raises:
-            ValueError: naming the node: an id that came before or is out of order, an unknown op or dtype,
-                an input that does not come before its node (a forward reference, a cycle, an unknown id).
+            ValueError: an id is repeated or out of order, an op or dtype is unknown, or an input does not come before
+                its node. The message names the node.
 
         Examples:
             >>> Graph.from_nodes([Node(0, "input", (), (4,), "f32"), Node(1, "relu", (0,), (4,), "f32")], [1])
@@ -77,34 +77,34 @@ class Graph:
         return graph
 
     def copy(self) -> "Graph":
-        """Return a graph of its own with the same nodes and outputs."""
+        """Return an independent graph with the same nodes and outputs."""
         other = Graph(self.name)
         other._nodes, other._outputs = self._nodes.copy(), self._outputs
         return other
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes, in order of their ids."""
+        """The nodes in the order of their ids."""
         return tuple(self._nodes)
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """The ids of the outputs, in the order given."""
+        """The ids of the outputs, in the order of `set_outputs`."""
         return self._outputs
 
     def __repr__(self) -> str:
         return f"Graph({self.name!r}, {len(self._nodes)} nodes, outputs={list(self._outputs)})"
 
     def input(self, name: str, shape: Sequence[int | None], dtype: str = "f32") -> int:
-        """Add an input; return its id."""
+        """Add an input and return its id."""
         return self.add("input", [], shape=shape, dtype=dtype, name=name)
 
     def param(self, name: str, shape: Sequence[int | None], dtype: str = "f32") -> int:
-        """Add a parameter; return its id."""
+        """Add a parameter and return its id."""
         return self.add("param", [], shape=shape, dtype=dtype, name=name)
 
     def constant(self, name: str, shape: Sequence[int | None], dtype: str = "f32") -> int:
-        """Add a constant; return its id."""
+        """Add a constant and return its id."""
         return self.add("constant", [], shape=shape, dtype=dtype, name=name)
 
     def add(
@@ -119,16 +119,16 @@ class Graph:
         """Add a node and return its id.
 
         Args:
-            op: a name of the op table, in lower case.
-            inputs: ids of nodes already in the graph; one id may come more than once.
-            shape: the output's shape, None for an unknown dimension. Inferred where the op allows it;
-                where given it is taken as given, and the number of operands is not looked at.
-            dtype: the output's dtype; the inferred one, or the first operand's, unless given.
-            **attributes: what the op needs: `axis` (concat, narrow), `start`, `length` (narrow),
+            op: a name in the op table, in lower case.
+            inputs: ids of nodes already in the graph; an id may be repeated.
+            shape: the output's shape, with None for an unknown dimension; inferred by default, if the op allows
+                inference. A given shape is not checked, and neither is the number of operands.
+            dtype: the output's dtype; by default the inferred dtype, or the first operand's.
+            **attributes: attributes of the op: `axis` (concat, narrow), `start`, `length` (narrow),
                 `permutation` (transpose), `to` (cast), `k`, `n_segments` (welch_peaks).
 
         Raises:
-            ValueError: an unknown op, dtype or input id, a negative dimension, or operands from which no shape follows.
+            ValueError: an unknown op, dtype or input id, a negative dimension, or operands that give no shape.
         """
         rule = OPS.get(op)
         if rule is None:
@@ -152,10 +152,10 @@ class Graph:
         return id_
 
     def set_outputs(self, ids: Iterable[int]) -> None:
-        """Say which nodes are the graph's outputs, in order.
+        """Set the graph's outputs, in order.
 
         Raises:
-            ValueError: an id that is not in the graph.
+            ValueError: an id is not in the graph.
         """
         self._outputs = tuple(indices(ids, "outputs", "node", len(self._nodes)))
 
@@ -164,15 +164,15 @@ class Graph:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GraphIoProfile:
-    """What a graph costs before any coefficient is known.
+    """The launches, sync points and bytes of a graph, equal on every machine.
 
     Attributes:
         kernel_launches: launches, shape `[*batch]`.
-        sync_points: points where the device waits for the host.
+        sync_points: points at which the device waits for the host.
         host_output_bytes: bytes of the outputs that the host reads.
         device_traffic_bytes: bytes that nodes read and write on the device.
 
-    Counts are Python integers or NumPy integer arrays, or floats in traced code.
+    Counts are Python integers or NumPy integer arrays, and floats in traced code.
     """
 
     kernel_launches: Count = 0
@@ -182,20 +182,20 @@ class GraphIoProfile:
 
     @classmethod
     def checked(cls, **counts: Count) -> "GraphIoProfile":
-        """Build a profile from counts that came from outside.
+        """Build a profile and check its counts.
 
         Raises:
-            ValueError: a negative or NaN count.
+            ValueError: a count is negative or NaN.
         """
         for name, count in counts.items():
             check_at_least(count, name)
         return cls(**counts)
 
     def host_readback_bytes(self, unified_memory: RealLike) -> Count:
-        """Return the bytes that have to come back to the host, shape `[*batch]`.
+        """Return the bytes that the host reads back, shape `[*batch]`.
 
-        `host_output_bytes` under unified memory, else a quarter of the device traffic (rounded down) on
-        top of it, saturating at `2**64 - 1`. Exact where counts and flag can be read on the host.
+        That is `host_output_bytes` under unified memory. Otherwise a quarter of the device traffic (rounded down) is
+        added, up to `2**64 - 1`. The result is exact if the host can read the counts and the flag.
 
         Examples:
             >>> GraphIoProfile(1, 0, 100, 41).host_readback_bytes(unified_memory=False)
@@ -224,8 +224,8 @@ def node_io_bytes(graph: Graph, node: Node) -> int:
     """Return the bytes that a node of a graph reads and writes, at most `2**64 - 1`.
 
     Args:
-        graph: the graph, whose nodes it reads.
-        node: the node; an operand that it reads twice counts twice.
+        graph: the graph that holds the node.
+        node: the node; an operand that the node reads twice counts twice.
 
     Examples:
         >>> graph = Graph()
@@ -245,18 +245,18 @@ def profile_graph_io(
 ) -> GraphIoProfile:
     """Count a graph's launches, sync points, host output bytes and device traffic.
 
-    Every node that is no metadata op is one launch and `node_io_bytes` of traffic, one sync point if its
-    op is a host-sync op, and its bytes of host output if it is among the outputs.
+    Every node counts one launch and `node_io_bytes` of traffic, unless its op is a metadata op. A node of a host-sync
+    op also counts one sync point, and an output node counts its bytes as host output.
 
     Args:
         graph: the graph.
         fft_host_sync: count every fft node as one more sync point.
-        output_indices: select outputs by position. Host output becomes the sum of `elements * 4` over
-            the positions, each once, metadata ops included. An empty list selects nothing.
-        output_ids: select outputs by node: the default rule with this output list.
+        output_indices: select outputs by position. Host output is then the sum of `elements * 4` over the distinct
+            positions, metadata ops included. An empty list selects nothing.
+        output_ids: select outputs by node id; the default rule applies to these outputs.
 
     Raises:
-        ValueError: both selections at once, or a position or node that the graph does not have.
+        ValueError: both selections are given, or the graph lacks a position or node.
 
     Examples:
         >>> g = Graph()

@@ -1,4 +1,4 @@
-"""A node of a graph, and the op table: what each op is, and the shape rule that infers its output."""
+"""A node of a graph, and the table of ops with the rules that infer output shapes."""
 
 import dataclasses
 import math
@@ -35,12 +35,12 @@ class Node:
 
     @property
     def elements(self) -> int:
-        """Number of elements of the output; 0 where a dimension is unknown."""
+        """Number of elements of the output; 0 if a dimension is unknown."""
         return 0 if None in self.shape else math.prod(dim for dim in self.shape if dim is not None)
 
     @property
     def bytes(self) -> int:
-        """Bytes of the output; 0 where a dimension is unknown."""
+        """Bytes of the output; 0 if a dimension is unknown."""
         return saturate(self.elements * DTYPE_BYTES[self.dtype])
 
 
@@ -62,7 +62,7 @@ def _same_shape(operands: Operands, attributes: Attributes) -> Inferred:
 
 def _cast(operands: Operands, attributes: Attributes) -> Inferred:
     if attributes.get("from", operands[0].dtype) != operands[0].dtype:
-        raise ValueError(f"it casts from {attributes['from']}, but its operand is {operands[0].dtype}")
+        raise ValueError(f"'from' is {attributes['from']}, but the operand is {operands[0].dtype}")
     return operands[0].shape, parse_dtype(_required(attributes, "to"))
 
 
@@ -91,7 +91,7 @@ def _concat(operands: Operands, attributes: Attributes) -> Inferred:
     shapes = [operand.shape for operand in operands]
     axis = _axis(attributes, shapes[0])
     if len({(len(shape), shape[:axis], shape[axis + 1 :]) for shape in shapes}) > 1:
-        raise ValueError(f"shapes have to agree but along axis {axis}, got {shapes}")
+        raise ValueError(f"shapes have to agree except along axis {axis}, got {shapes}")
     dims = [shape[axis] for shape in shapes]
     total = None if None in dims else sum(dim for dim in dims if dim is not None)
     return (*shapes[0][:axis], total, *shapes[0][axis + 1 :]), operands[0].dtype
@@ -115,7 +115,7 @@ def _fft(operands: Operands, attributes: Attributes) -> Inferred:
     (operand,) = operands
     last = operand.shape[-1] if operand.shape else 1
     if not operand.dtype.startswith("c") and (last is None or last % 2):
-        holds = "a real operand holds n real columns, then n imaginary ones"
+        holds = "a real operand holds n real columns, then n imaginary columns"
         raise ValueError(f"{holds}: an even last axis is needed, got {operand.shape}")
     return operand.shape, operand.dtype
 
@@ -133,17 +133,17 @@ def _welch_peaks(operands: Operands, attributes: Attributes) -> Inferred:
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """What the model knows of an op.
+    """The properties of an op.
 
     Attributes:
-        arity: number of operands where a shape is inferred; None is one or more.
+        arity: number of operands for shape inference; None means one or more.
         infer: the shape rule.
-        metadata: never counted in a profile.
-        host_sync: one sync point each.
-        elementwise: unary or binary, of one shape in and out.
-        reduction: over everything, to one element.
-        fusable: may share a kernel with others.
-        may_be_source: without operands it is a source, fed by its own id.
+        metadata: whether profiles leave the op out.
+        host_sync: whether each node of the op is a sync point.
+        elementwise: whether the op is unary or binary, with one shape for operands and output.
+        reduction: whether the op reduces all elements to one.
+        fusable: whether the op may share a kernel with others.
+        may_be_source: whether a node without operands is a source, fed by its own id.
     """
 
     arity: int | None
@@ -156,7 +156,7 @@ class Op:
     may_be_source: bool = False
 
     def inferred(self, operands: Operands, attributes: Attributes) -> Inferred:
-        """Return the shape and dtype of the output; raise a ValueError where they do not follow."""
+        """Return the shape and dtype of the output; raise a ValueError if the operands do not fit the op."""
         if len(operands) != self.arity if self.arity is not None else not operands:
             wanted = "at least 1" if self.arity is None else self.arity
             raise ValueError(f"expected {wanted} operand(s), got {len(operands)}")
@@ -211,7 +211,7 @@ def listed(values: Any, name: str) -> list[Any]:
 
 
 def indices(chosen: Any, name: str, what: str, count: int) -> list[int]:
-    """Return positions in a list of so many; refuse what is none."""
+    """Return `chosen` as positions in a list of `count` entries; raise a ValueError for any other value."""
     found = [as_index(index, name) for index in listed(chosen, name)]
     if any(index >= count for index in found):
         raise ValueError(f"{name}: no {what} {max(found)}; the graph has {count} {what}s")

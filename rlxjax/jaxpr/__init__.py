@@ -1,7 +1,7 @@
 """The exact profile of any JAX function, as written or as compiled.
 
-`profile_function` counts what a function runs, waits for, moves and computes, as a `FunctionProfile`;
-`register_rule` teaches it a primitive. Counts are exact integers and know no machine.
+`profile_function` counts kernels, waits, bytes and FLOP of a function, as a `FunctionProfile`. `register_rule` adds a
+primitive. Counts are exact integers, and the same on every machine.
 """
 
 from ._buffers import Buffer as Buffer

@@ -1,4 +1,4 @@
-"""The arrays that a compiled program holds in a device's memory, by its text."""
+"""The arrays that a compiled program keeps in device memory, read from its text."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from rlxjax._values import by_value
 
-from ._function_profile import NO_USERS
 from ._primitives import UNKNOWN_LINE
 from ._xla import FRAME
 from ._xla_text import NOTHING, Instruction, computations, frame_lines
@@ -14,14 +13,14 @@ from ._xla_text import NOTHING, Instruction, computations, frame_lines
 
 @by_value
 class Buffer(NamedTuple):
-    """Arrays of one type and size that a compiled program makes at one line, or an argument.
+    """An argument of a compiled program, or arrays of one dtype and shape that one source line makes.
 
     Attributes:
-        bytes: of one array, without padding.
-        times: how many there are.
-        dtype: as XLA writes it, as "bf16".
-        shape: of one device's part.
-        source: the user's line, `file.py:12`, or the name of the argument.
+        bytes: size of one array, without padding.
+        times: number of such arrays.
+        dtype: XLA's name of the dtype, such as "bf16".
+        shape: shape of the part on one device.
+        source: the user's source line, `file.py:12`, or the name of the argument.
     """
 
     bytes: int
@@ -38,15 +37,15 @@ class Buffer(NamedTuple):
 def buffers_of(text: str, arguments: Sequence[str] = ()) -> tuple[Buffer, ...]:
     """Return the arrays of a compiled program in the device's main memory, the largest first.
 
-    They are the arguments, and what instructions of the entry, of loops, branches and calls make. Views, updates in
-    place and what a fusion keeps inside are no arrays. Arrays that do not live at the same time may share memory.
+    Arguments count, and results of instructions, also in loops, branches and calls. Views, updates in place and values
+    inside a fusion do not count. Arrays that live at different times may share memory.
 
     Args:
-        text: what `jax.stages.Compiled.as_text` gives.
+        text: the result of `jax.stages.Compiled.as_text`.
         arguments: names of the last arguments.
 
     Raises:
-        ValueError: the text is not written as expected.
+        ValueError: the text has an unknown form.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -56,8 +55,8 @@ def buffers_of(text: str, arguments: Sequence[str] = ()) -> tuple[Buffer, ...]:
     """
     try:
         found, entry = computations(text)
-        lines = frame_lines(text, NO_USERS)
-        # What is called runs once here, whoever calls it.
+        lines = frame_lines(text)
+        # A called computation counts once, however many callers it has.
         reached = [entry]
         counts: Counter[tuple[int, str, tuple[int, ...], str]] = Counter()
         first = len(found[entry].parameters) - len(arguments)
@@ -88,7 +87,7 @@ def buffers_of(text: str, arguments: Sequence[str] = ()) -> tuple[Buffer, ...]:
 
 
 def _is_made(instruction: Instruction) -> bool:
-    """Whether an instruction makes arrays: the end of one that runs beside others does, its start does not."""
+    """Whether an instruction makes arrays. An asynchronous instruction makes them at its end."""
     opcode = instruction.opcode
     is_other = opcode in NOTHING or opcode.endswith(("-start", "-update"))
     return not is_other and instruction.target != "ConcatBitcast"

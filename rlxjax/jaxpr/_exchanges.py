@@ -1,4 +1,4 @@
-"""What the devices of a compiled program exchange: the collectives of its text, and what runs beside each."""
+"""Exchanges between devices: the collectives in a compiled program's text, and the work that overlaps with each."""
 
 import math
 import re
@@ -11,7 +11,7 @@ from rlxjax._values import by_value
 
 from ._xla_text import COLLECTIVES, Computation, Instruction, fused_in
 
-#: Kinds of exchanges by the opcodes of collectives.
+#: Kinds of exchanges by the opcode of the collective.
 KINDS = {
     **{"all-reduce": "all_reduce", "all-gather": "all_gather", "reduce-scatter": "reduce_scatter"},
     **{"all-to-all": "all_to_all", "ragged-all-to-all": "all_to_all"},
@@ -22,22 +22,22 @@ _ROW, _AXIS = re.compile(r"\{([\d,]+)\}"), re.compile(r"'([^']*)'(?:=(\d+)|:\((\
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 
-#: Partition ids of devices that take part together; of a permutation, sources with their targets.
+#: Partition ids of the devices in each group. For a permutation: pairs of source and target.
 Groups = tuple[tuple[int, ...], ...]
 
 
 @by_value
 class Exchange(NamedTuple):
-    """A collective of a compiled program; figures are those of one device.
+    """A collective of a compiled program. Bytes, cycles and FLOP are those of one device.
 
     Attributes:
         kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all" or "permute".
-        bytes: of the operand; of an all-gather, of the result.
-        groups: of partition ids that take part together; of a permutation, pairs of source and target.
-        times: how often it runs.
-        beside_cycles: that a TPU's compiler estimates of the products that run until it is waited for.
-        beside_bytes: that these kernels move.
-        beside_flop: floating-point operations of their products.
+        bytes: size of the operand; for an all-gather, size of the result.
+        groups: partition ids of the devices in each group; for a permutation, pairs of source and target.
+        times: runs in one call of the program.
+        beside_cycles: cycles of overlapping products, as a TPU's compiler estimates them.
+        beside_bytes: bytes that overlapping kernels move.
+        beside_flop: floating-point operations of overlapping products.
     """
 
     kind: str
@@ -50,40 +50,40 @@ class Exchange(NamedTuple):
 
 
 def base(opcode: str) -> str:
-    """Return the opcode of a collective without the word that it starts or ends."""
+    """Return the opcode of a collective without `-start` or `-done`."""
     return opcode.removesuffix("-start").removesuffix("-done")
 
 
 def collectives_in(
     instruction: Instruction, computation: Computation, computations: Mapping[str, Computation]
 ) -> list[tuple[Instruction, Computation]]:
-    """Return the collectives that an instruction is or fuses, each with the computation that holds it."""
+    """Return the collectives in an instruction, each with its computation."""
     return [one for one in fused_in(instruction, computation, computations) if base(one[0].opcode) in COLLECTIVES]
 
 
 def exchange_of(
     found: Instruction, inside: Computation, around: Instruction, devices: int
 ) -> tuple[Exchange, str] | None:
-    """Return a collective that an instruction is or fuses, with its channel; None where nothing is exchanged."""
+    """Return a collective as an exchange, with its channel; None for an exchange of no bytes or of one device."""
     kind, channel = KINDS[base(found.opcode)], _CHANNEL.search(found.attributes)
     operands = sum(each.bytes for each in inside.operands(found))
     moved = operands
-    if kind == "all_gather":  # a start lists operands, then results
+    if kind == "all_gather":  # the result of a start lists operands, then results
         moved = max(found.bytes - (operands if found.opcode.endswith("-start") else 0), operands)
     groups = groups_of(found.attributes, devices)
     size = max(map(len, groups), default=1)
     if size < 2 or not moved:
         return None
     if kind == "all_reduce" and around is not found and around.bytes * size <= 2 * operands and not around.is_tuple:
-        kind = "reduce_scatter"  # of what is reduced, the fusion keeps a part
+        kind = "reduce_scatter"  # the fusion keeps only a part of the reduced array
     return Exchange(kind, moved, groups), channel[1] if channel else found.name
 
 
 def groups_of(attributes: str, devices: int) -> Groups:
-    """Return the groups of partition ids that an instruction names, in any of XLA's forms; all where it names none.
+    """Return the groups of partition ids in an instruction's attributes; one group of all devices by default.
 
     Raises:
-        ValueError: another form.
+        ValueError: the groups have an unknown form.
 
     Examples:
         >>> groups_of("replica_groups={{0,2},{1,3}}", 4), groups_of("replica_groups=[2,2]<=[2,2]T(1,0)", 4)
@@ -111,7 +111,7 @@ def groups_of(attributes: str, devices: int) -> Groups:
     parts = {name: (int(before), int(size)) for name, _, before, size in _AXIS.findall(taken) if size}
     named = {name for name, *_ in _AXIS.findall(taken)}
     for name, size in sizes.items():
-        if name in parts:  # a part of an axis: what lies before it, itself, and what lies behind
+        if name in parts:  # a part of an axis splits the axis into before, own and behind
             before, own = parts[name]
             along.append(len(shape) + 1)
             shape += [before, own, size // (before * own)]

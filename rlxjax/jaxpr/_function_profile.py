@@ -1,13 +1,12 @@
-"""The profile of any JAX function: what it computes and moves, counted from its jaxpr and from what XLA makes of it."""
+"""The profile of any JAX function: operations, bytes, launches and memory of its jaxpr or of its compiled program."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
 
-from rlxjax._tracing import TRACER, traced
+from rlxjax._tracing import traced
 from rlxjax._values import FrozenDict
 from rlxjax.devices import (
     CompiledFor,
@@ -19,18 +18,17 @@ from rlxjax.devices import (
     target_device,
 )
 from rlxjax.graph import GraphIoProfile
+from rlxjax.units import bytes_text, time_text
 
 from ._kernels import kernel_table
-from ._primitives import lowered
-from ._profile import Disagreement, FunctionProfile, TargetProfile, dearest_first
+from ._primitives import UNKNOWN_LINE, lowered
+from ._profile import Disagreement, FunctionProfile, TargetProfile, costliest_first, count_text
 from ._rules import OperationCounts, nbytes
 from ._totals import CUSTOM, FUSED_BYTES, SYNC_POINTS, TRIPS, TripCounts, Trips, summed
 from ._walk import Walk
 from ._xla import CompiledProgram
 
 _USERS_KERNELS = ("tpu_custom_call",)
-#: Files of this package that a compiled program names: no user's lines.
-NO_USERS = (TRACER, Path(__file__).name, "_child.py", "_compile.py")
 
 
 def profile_function(
@@ -43,31 +41,31 @@ def profile_function(
     mesh: Mapping[str, int] | None = None,
     **kwargs: Any,
 ) -> FunctionProfile:
-    """Count what a JAX function computes and moves, without running it or allocating anything.
+    """Count the operations, bytes, launches and memory of a JAX function without running the function.
 
-    Every equation of its jaxpr is counted by the rule of its primitive; calls count as what they call,
-    loops as often as they turn, a conditional as its dearest branch, `shard_map` as all its devices.
+    The rule of each primitive counts its equations. A called function counts as its equations, a loop as all its
+    iterations, a conditional as its most expensive branch, and `shard_map` as all its devices.
 
     Args:
-        fn: the function, jitted or not. Arrays that it closes over count as inputs.
-        *args: arrays, numbers, `jax.ShapeDtypeStruct`s, or trees of them.
-        level: "jaxpr", the function as written, or "compiled", what XLA makes of it for JAX's default
-            backend, for one device. The function is compiled, as `jax.jit` does, and not run.
-        trip_counts: how often the loops turn whose length depends on data (`while_loop`): a sequence with
-            one integer for each in order of appearance, an outer loop before those inside it, or a mapping
-            from their lines (`"file.py:12"`, as `unknown_loops` names them). None leaves one unknown. A
-            loop from a constant to a constant needs none.
+        fn: the function, jitted or not. Captured arrays count as inputs.
+        *args: arrays, numbers, `jax.ShapeDtypeStruct`s, or pytrees of these.
+        level: "jaxpr" counts the function as written; "compiled" counts the program that XLA compiles for one device
+            of JAX's default backend. The function is compiled as `jax.jit` does, and not run.
+        trip_counts: the trip counts of loops whose length depends on data (`while_loop`). A sequence has one integer
+            for each such loop, in order of appearance, outer loops first. A mapping has the loops' lines as keys
+            (`"file.py:12"`, as `unknown_loops` names them). None leaves a loop unknown.
         strict: refuse primitives without a rule.
-        target: of level "compiled", a device that need not be there: a name, as "tpu-v5e" or "h100", a file or a
-            `TargetDevice`; see `rlxjax.targets.compile_for`. The profile says in `target` what it takes of the device.
-        mesh: sizes of a mesh of the target's devices by the names of its axes, see `rlxjax.targets.compile_for`.
-        **kwargs: of the function. Arrays are traced, all else (axes, flags, numbers) is closed over. A jitted
-            function takes them as in a call: what is no array has to be static.
+        target: a device to compile for, which need not be present, at level "compiled": a name such as "tpu-v5e" or
+            "h100", a file or a `TargetDevice`; see `rlxjax.targets.compile_for`. The result's `target` describes the
+            program on the device.
+        mesh: sizes of the mesh axes of the target's devices, by name; see `rlxjax.targets.compile_for`.
+        **kwargs: keyword arguments of the function. Arrays are traced; other values (axes, flags, numbers) are
+            constants. A jitted function takes its keyword arguments as in a call.
 
     Raises:
-        ValueError: `fn` does not trace with these arguments, a shape is symbolic, the level or the target is unknown,
-            a trip count is no integer of at least 0 or belongs to no loop, or `strict` and a primitive has no rule;
-            the compiler is not there or fails, or what it says is not as expected.
+        ValueError: `fn` does not trace with these arguments; a shape is symbolic; the level or the target is unknown;
+            a trip count is no integer of at least 0, or belongs to no loop; `strict`, and a primitive has no rule; the
+            compiler is missing or fails, or prints an unknown form.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -94,15 +92,17 @@ def profile_function(
         raise ValueError("mesh: expected none without a target")
     with context_for(mesh_of((args, kwargs), mesh) if target is not None else None):
         program = traced(fn, args, kwargs)
-    written = _as_written(program, trips, strict)
-    if level == "jaxpr":
-        return written
-    made = None if target is None else compile_for(fn, *args, target=target, mesh=mesh, **kwargs)
-    return _as_compiled(written, program, made, trips.by_line())
+    found = _as_written(program, trips, strict)
+    if level == "compiled":
+        made = None if target is None else compile_for(fn, *args, target=target, mesh=mesh, **kwargs)
+        found = _as_compiled(found, program, made, trips.by_line())
+    # Work of a library's function that you profile itself has no line of yours.
+    entry = {UNKNOWN_LINE: getattr(fn, "__qualname__", type(fn).__name__)}
+    return dataclasses.replace(found, by_line=FrozenDict({entry.get(n, n): row for n, row in found.by_line.items()}))
 
 
 def _as_written(program: Any, trips: Trips, strict: bool) -> FunctionProfile:
-    """Return the profile of a traced function by its equations."""
+    """Return the profile of a traced function from its equations."""
     closed = lowered(program)
     jaxpr = closed.jaxpr
     for shape in (getattr(var.aval, "shape", ()) for var in jaxpr.invars):
@@ -125,8 +125,8 @@ def _as_written(program: Any, trips: Trips, strict: bool) -> FunctionProfile:
         integer_ops=sums.integer_ops,
         fused_traffic_bytes=totals.work[FUSED_BYTES],
         peak_bytes=totals.argument_bytes + totals.temp_bytes,
-        by_family=dearest_first(totals.rows("family")),
-        by_line=dearest_first(totals.rows("line")),
+        by_family=costliest_first(totals.rows("family")),
+        by_line=costliest_first(totals.rows("line")),
         coverage_equations=costed / totals.equations if totals.equations else 1.0,
         coverage_bytes=totals.counted_bytes / totals.all_bytes if totals.all_bytes else 1.0,
         equations=totals.equations,
@@ -143,8 +143,8 @@ def _as_written(program: Any, trips: Trips, strict: bool) -> FunctionProfile:
 
 
 def _compiled_here(traced: Any) -> tuple[str, int, Mapping[str, float]]:
-    """Return what XLA makes of a traced function for JAX's default backend: its text, peak bytes, and own figures."""
-    # Compile anew what JAX's persistent cache holds with the lines of another file, or of an older one.
+    """Compile a traced function for JAX's default backend, and return the text, the peak bytes and XLA's figures."""
+    # JAX's persistent cache may hold the same program with other source lines.
     name = "jax_compilation_cache_include_metadata_in_key"
     before = getattr(jax.config, name)
     jax.config.update(name, True)
@@ -158,9 +158,9 @@ def _compiled_here(traced: Any) -> tuple[str, int, Mapping[str, float]]:
     shardings = jax.tree.leaves((made.input_shardings, made.output_shardings))
     devices = max((len(sharding.device_set) for sharding in shardings), default=1)
     if devices != 1:
-        raise ValueError(f"level: 'compiled' expects a function for one device, got one for {devices}")
+        raise ValueError(f"level: 'compiled' expects a function for one device, got a function for {devices}")
     if (memory := made.memory_analysis()) is None:
-        raise ValueError("level: 'compiled' is not available: XLA does not say what memory the program needs")
+        raise ValueError("level: 'compiled' is not available: XLA does not say how much memory the program needs")
     used_bytes = memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
     return made.as_text() or "", used_bytes - memory.alias_size_in_bytes, made.cost_analysis() or {}
 
@@ -168,13 +168,13 @@ def _compiled_here(traced: Any) -> tuple[str, int, Mapping[str, float]]:
 def _as_compiled(
     written: FunctionProfile, traced: Any, made: CompiledFor | None, trips: Mapping[str, int]
 ) -> FunctionProfile:
-    """Return a profile by what a compiler made of the function, for a target or here; operations by its equations."""
+    """Return the profile of a compiled program, for a target or for this machine, with the jaxpr's operations."""
     if made is None:
         text, peak_bytes, costs = _compiled_here(traced)
-        program = CompiledProgram(text, trips, NO_USERS)
+        program = CompiledProgram(text, trips)
     else:
         peak_bytes, costs = made.peak_bytes, made.costs
-        program = CompiledProgram(made.text, trips, NO_USERS, made.target.platform, made.devices)
+        program = CompiledProgram(made.text, trips, made.target.platform, made.devices)
     totals = program.totals
     sums = totals.sums()
     for what, counted in (("family", written.by_family), ("line", written.by_line)):
@@ -187,8 +187,8 @@ def _as_compiled(
         io=dataclasses.replace(written.io, kernel_launches=sums.launches, device_traffic_bytes=sums.bytes or 0),
         fused_traffic_bytes=sums.bytes or 0,
         peak_bytes=peak_bytes,
-        by_family=dearest_first(totals.rows("family")),
-        by_line=dearest_first(totals.rows("line")),
+        by_family=costliest_first(totals.rows("family")),
+        by_line=costliest_first(totals.rows("line")),
         unknown_loops=tuple(
             loop._replace(per_trip=OperationCounts(*turns.get(loop.line, loop.per_trip)[:3], *loop.per_trip[3:]))
             for loop in program.unknown_loops
@@ -209,16 +209,16 @@ def _disagreements(
     costs: Mapping[str, float],
     devices: int,
 ) -> tuple[Disagreement, ...]:
-    """Return the counts that differ: of the equations, of the compiled program, and of XLA's own analysis."""
+    """Return the counts that differ between the equations, the compiled program and XLA's own analysis."""
     calls = ", ".join(program.custom_calls)
     applies = {
         "XLA's figure counts the body of a loop once": program.loops,
         f"XLA's figure has nothing for custom calls ({calls})": calls,
-        f"compiled figures are those of one of {devices} devices": devices > 1,
+        f"compiled figures are per device, of {devices} devices": devices > 1,
     }
     more = [reason for reason, is_so in applies.items() if is_so]
-    is_silent = devices > 0 and not costs  # a compiler for a GPU that is not there gives no figures
-    of_flops = [*more, "XLA's figure has integer operations and comparisons in it"]
+    is_silent = devices > 0 and not costs  # the compiler for an absent GPU gives no figures
+    of_flops = [*more, "XLA's figure includes integer operations and comparisons"]
     found = []
     for name, count, made, own, reasons in (
         ("launches", int(written.io.kernel_launches), int(compiled.io.kernel_launches), None, []),
@@ -227,7 +227,7 @@ def _disagreements(
         ("flops", written.flops, None, "flops", of_flops),
         ("transcendentals", written.transcendentals, None, "transcendentals", more),
     ):
-        # It leaves zeros out, and is negative where it knows none.
+        # XLA leaves zeros out, and gives a negative figure where the figure is unknown.
         cost = costs.get(own, 0.0) if own and costs else -1.0
         xla = int(cost) if cost >= 0 else None
         is_unknown = own is not None and xla is None and not is_silent
@@ -238,7 +238,7 @@ def _disagreements(
 
 
 def _on_target(made: CompiledFor, program: CompiledProgram, written: FunctionProfile) -> TargetProfile:
-    """Return what a program takes of its target, with those of XLA's own figures that make sense."""
+    """Return the profile of a program on its target, with XLA's own plausible figures."""
     is_tpu, gpu = made.target.platform == "tpu", program.gpu
     unknown = (
         tuple(name for name in program.custom_calls if name in _USERS_KERNELS)
@@ -258,21 +258,21 @@ def _on_target(made: CompiledFor, program: CompiledProgram, written: FunctionPro
         if value is None:
             continue
         if not value > 0:
-            left_out[name] = f"it is {value:g}"
+            left_out[name] = f"the figure is {value:g}"
         elif program.loops and name != "cycles":
-            left_out[name] = f"it is {value:.6g} and counts the body of a loop once"
+            left_out[name] = f"the figure {count_text(value).strip()} counts the body of a loop once"
         elif times_ns.get(name, least_ns) < least_ns:
             left_out[name] = (
-                f"it is {times_ns[name] / 1e3:,.4g} us, less than the {least_ns / 1e3:,.4g} us in which the device's "
-                f"memory moves the {moved / 1e6:,.4g} MB of its kernels"
+                f"{time_text(times_ns[name])} is less than the {time_text(least_ns)} in which the device's memory "
+                f"moves the {bytes_text(moved)} of the kernels"
             )
         elif name == "cycles" and program.unknown_loops:
-            left_out[name] = f"it is {value:,.0f} without loops of unknown length"
+            left_out[name] = f"the figure {count_text(value).strip()} leaves out loops of unknown length"
         else:
             estimates[name] = value
     if is_tpu and program.no_cycles:
         missing = ", ".join(program.no_cycles)
-        left_out["cycles of some instructions"] = f"the compiler gives none for {missing}: bytes and operations count"
+        left_out["cycles of some instructions"] = f"the compiler gives none for {missing}; bytes and operations count"
     return TargetProfile(
         device=made.target,
         devices=made.devices,

@@ -1,4 +1,4 @@
-"""The kernels of a function, as a compiler that fuses would make them: one table of arrays, a row for equal kernels."""
+"""The fused kernels of a function as one table of arrays. Similar kernels share a row."""
 
 import dataclasses
 import math
@@ -16,22 +16,22 @@ from ._operations import FAMILIES, FAMILY_CODE, OPERATIONS, PLACE_OF, operation_
 from ._primitives import is_outer_reduction
 from ._rules import Operation, OperationCounts, Rule, elements, number_kind
 
-#: How a step may read its operand.
+#: How a step reads its operand.
 SPREAD, EACH = "spread", "each"
-#: What moves the last axis, and where a kernel reads another operand or repeats one: compilers then leave their loop
-#: over tiles.
+#: Primitives that move the last axis, and primitives after which compilers no longer transpose by tiles: those read
+#: another operand or repeat one.
 TRANSPOSE, UNTILED = "transpose_inner", "transpose_inner_untiled"
-#: A copy that no equation asks for: of what an update would overwrite, or of a turn's result into the stack of all.
+#: A copy without an equation: of data that an update would overwrite, or of an iteration's result into the stack.
 BESIDE = "copy_beside"
-#: Products of float32 at the highest precision, which some devices compute otherwise than those of the default.
+#: float32 products at the highest precision, which some devices compute by other instructions.
 EXACT = "dot_general_exact"
-#: Families whose kernels hold steps of other families.
+#: Families whose kernels may contain steps of other families.
 _FUSED = ("elementwise", "movement", "reduction", "gather")
-#: Elements of a row that is shorter than a reduction of vectors.
+#: A row of fewer elements is reduced without vectors.
 SHORT_ROW = 32
-#: Elements of a row beyond which no vector is longer.
+#: No vector is longer than this number of elements.
 MOST_ALIGNMENT = 64
-#: What gives another shape and repeats nothing.
+#: Primitives that change the shape and repeat nothing.
 _NO_REPEATS = ("reshape", "transpose", "pad", "concatenate", "split")
 
 
@@ -39,29 +39,29 @@ _NO_REPEATS = ("reshape", "transpose", "pad", "concatenate", "split")
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """Kernels as arrays: a row for kernels of one kind and about one size, whose counts are those of all of them.
+    """Kernels as a pytree of arrays. A row holds the total counts of kernels of one kind and similar size.
 
-    From a profile, columns are exact integers of shape `[kernels]`; tables of several programs are padded with rows of
-    zeros to `[*batch, kernels]`, see `stacked`. `jax.vmap`, `jax.jit` and `jax.grad` take them like any pytree.
+    Columns of a profile are exact integers of shape `[kernels]`. `stacked` pads tables of several programs with rows of
+    zeros to `[*batch, kernels]`. `jax.vmap`, `jax.jit` and `jax.grad` work as for any pytree.
 
     Attributes:
-        family: of the operation whose result a kernel keeps in memory, a place in `FAMILIES`.
-        operation: that operation, a place in `OPERATIONS`.
-        launches: how many kernels there are.
-        looped: how many of the launches loops do.
-        read_bytes: that they read.
-        written_bytes: that they write.
-        working_bytes: of the whole arrays that they read and write, as far as a kernel reads parts of them.
-        itemsize: bytes of a number that they work on.
-        rows: that their loops over the results enter; none of what is no loop over results.
+        family: index in `FAMILIES` of the operation whose result the kernel stores.
+        operation: index in `OPERATIONS` of that operation.
+        launches: number of kernels.
+        looped: number of these launches that are in loops.
+        read_bytes: bytes read.
+        written_bytes: bytes written.
+        working_bytes: bytes of the whole arrays, where a kernel reads or writes parts of an array.
+        itemsize: bytes of one number.
+        rows: number of rows in the loops over results; 0 for kernels without such a loop.
         alignment: the largest power of two that divides the elements of a row, at most 64.
-        pieces: what is computed piece by piece: products of a batch, matrices, transforms; else the launches.
-        elements: results of operations that they compute, those computed again included.
-        flops: floating-point operations, likewise.
-        is_exact: whether products of float32 are asked for at the highest precision: 1 or 0.
-        extent: elements of an axis that a transpose makes the last one; 0 where none does.
-        stride_bytes: between two of these elements in the operand.
-        counts: of each operation of the vocabulary `OPERATIONS`, `[*batch, kernels, operations]`.
+        pieces: number of products of a batch, matrices or transforms; for other kernels the launches.
+        elements: results of operations, including recomputed ones.
+        flops: floating-point operations, including recomputed ones.
+        is_exact: 1 if float32 products are requested at the highest precision, else 0.
+        extent: elements of the axis that a transpose makes the last one; 0 without a transpose.
+        stride_bytes: stride of these elements in the operand.
+        counts: counts of each operation in `OPERATIONS`, `[*batch, kernels, operations]`.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -97,16 +97,16 @@ class Kernels:
         return [FAMILIES[code] for code in np.asarray(self.family).tolist()]
 
     def operation_names(self) -> list[str]:
-        """Return the operation whose result each row of one program's table keeps."""
+        """Return the operation whose result each row of one program's table stores."""
         return [_NAMES[place] for place in np.asarray(self.operation).tolist()]
 
     def operations(self, row: int) -> dict[str, int]:
-        """Return the counts of a row by operation, without those that are zero."""
+        """Return the nonzero counts of a row by operation."""
         counts = np.asarray(self.counts)[row].tolist()
         return {name: count for name, count in zip(OPERATIONS, counts, strict=True) if count}
 
     def padded(self, rows: int) -> "Kernels":
-        """Return the table with so many rows, those added of zeros."""
+        """Return the table padded with zeros to so many rows."""
 
         def filled(column: Any) -> np.ndarray:
             column = np.asarray(column)
@@ -116,7 +116,7 @@ class Kernels:
 
 
 def stacked(tables: Sequence[Kernels], least: int = 1) -> Kernels:
-    """Return tables, one a program, as one, `[programs, kernels]`, padded to a power of two of rows at least."""
+    """Return the tables of several programs as one, `[programs, kernels]`. The number of rows is a power of two."""
     rows = 1 << (max([least, 1, *map(len, tables)]) - 1).bit_length()
     return jax.tree.map(lambda *columns: np.stack(columns), *(table.padded(rows) for table in tables))
 
@@ -125,7 +125,7 @@ _NAMES = tuple(OPERATIONS)
 
 
 class _Kind(NamedTuple):
-    """What the kernels of one row have in common; the last number is the logarithm of the bytes, rounded down."""
+    """The properties that kernels of one row share. The last is the logarithm of the bytes, rounded down."""
 
     family: str
     operation: str
@@ -137,7 +137,7 @@ class _Kind(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What one equation computes, whichever kernel does it; counts by operation of the vocabulary."""
+    """The work of one equation in any kernel, with counts by operation of the vocabulary."""
 
     family: str
     operation: str
@@ -153,9 +153,9 @@ class Work(NamedTuple):
     stride_bytes: int = 0
 
 
-#: Of what holds kernels of its own.
+#: Work of an equation that contains kernels of its own.
 NO_WORK = Work("", "", 4)
-#: The places of the counts of a kernel.
+#: The fields of a kernel's counts.
 _LAUNCHES, _MOVED, _WRITTEN, _WORKING, _ROWS, _PIECES, _ELEMENTS, _FLOPS, _LOOPED = range(9)
 _COUNTED = {
     **{"launches": _LAUNCHES, "looped": _LOOPED, "written_bytes": _WRITTEN, "working_bytes": _WORKING},
@@ -166,10 +166,10 @@ _COUNTED = {
 def add_kernel(
     work: Counter[Any], moved_bytes: int, written_bytes: int, parts: Sequence[Work], working_bytes: int = 0
 ) -> None:
-    """Add a kernel by what it moves and what it computes; the last step, whose result it keeps, comes first."""
+    """Add a kernel of so many bytes and such steps. The last step, whose result is stored, comes first."""
     last = parts[0]
     strided = max(parts, key=lambda part: part.extent * part.stride_bytes)
-    # What is fused is computed at the width of each step, and the widest takes most of the time.
+    # Fused steps compute at their own width, and the widest step takes most of the time.
     most = max(part.elements for part in parts)
     widest = max(part.itemsize for part in parts if 2 * part.elements >= most)
     width = widest if last.family in _FUSED else last.itemsize
@@ -177,7 +177,8 @@ def add_kernel(
     strides = strided.extent, strided.stride_bytes
     kind = _Kind(last.family, last.operation, width, *strides, alignment, max(log2_bytes, 0))
     computed, flops = sum(part.elements for part in parts), sum(part.flops for part in parts)
-    rows = last.rows if last.family in _FUSED else 0
+    # A compiler writes a product with a vector as a loop over rows.
+    rows = last.rows if last.family in _FUSED or "product_with_vector" in last.counts else 0
     own = (
         *(1, moved_bytes, min(written_bytes, moved_bytes), max(working_bytes, moved_bytes)),
         *(rows, max(last.pieces, 1), computed, flops, 0),
@@ -196,7 +197,7 @@ def kernel_bytes(work: Mapping[Any, int]) -> int:
 
 
 def mark_looped(work: Counter[Any]) -> None:
-    """Say of all kernels that a loop launches them."""
+    """Mark all kernels as launched by a loop."""
     for what, kind, place in [*work]:
         if (what, place) == ("kernel", _LAUNCHES):
             work["kernel", kind, _LOOPED] = work["kernel", kind, _LAUNCHES]
@@ -229,7 +230,7 @@ def kernel_table(work: Mapping[Any, int]) -> Kernels:
 
 
 def _exact(values: list[Any]) -> np.ndarray:
-    """Return integers of 64 bits; floats of those that are beyond them."""
+    """Return 64-bit integers, or floats for larger values."""
     try:
         return np.array(values, np.int64)
     except OverflowError:
@@ -237,12 +238,12 @@ def _exact(values: list[Any]) -> np.ndarray:
 
 
 def work_of(name: str, rule: Rule, counts: OperationCounts, op: Operation) -> Work:
-    """Return what an equation computes, by the name of its primitive with what tells its cost."""
+    """Return the work of an equation. Some names of primitives get a suffix that decides the cost."""
     extent = stride_bytes = 0
     if name.startswith("reduce_") and rule.family == "reduction" and not is_outer_reduction(name, op):
         name = f"{name}_inner"
     elif name == "top_k" and op.operand.dtype != np.float32:
-        name = "top_k_by_sort"  # compilers have a heap for float32 alone
+        name = "top_k_by_sort"  # compilers use a heap for float32 only
     elif name == "dot_general" and op.operand.dtype == np.float32 and "HIGHEST" in str(op.params.get("precision")):
         name = EXACT
     elif name == "sort" and len(op.inputs) > 1:
@@ -259,7 +260,7 @@ def work_of(name: str, rule: Rule, counts: OperationCounts, op: Operation) -> Wo
     largest = max(arrays, key=lambda aval: (elements(aval), aval.dtype.itemsize), default=None)
     longest = max((aval for aval in arrays if aval.shape), key=elements, default=None)
     most, results = max(map(elements, op.outputs), default=0), sum(map(elements, op.outputs))
-    # A loop over each row of the largest array is entered anew; axes of one element are none.
+    # A kernel starts one loop for each row of the largest array; axes of one element do not count.
     row_elements = next((size for size in reversed(longest.shape) if size > 1), 1) if longest is not None else 1
     rows = elements(longest) // max(row_elements, 1) if longest is not None else 1
     operations = counts.flops + counts.transcendentals + counts.integer_ops
@@ -279,7 +280,7 @@ def work_of(name: str, rule: Rule, counts: OperationCounts, op: Operation) -> Wo
     return Work(
         rule.family,
         name,
-        4 if largest is None else largest.dtype.itemsize,  # keys have none
+        4 if largest is None else largest.dtype.itemsize,  # random keys have none
         results,
         counts.flops,
         found,
@@ -293,23 +294,23 @@ def work_of(name: str, rule: Rule, counts: OperationCounts, op: Operation) -> Wo
 
 
 def _square_elements(op: Operation) -> int:
-    """Return the elements of the largest squares in matrices; of what is no matrix, its elements."""
+    """Return the elements of the largest squares in matrices; for other arrays, all elements."""
     shape, count = op.operand.shape, elements(op.operand)
     return count * min(shape[-2:]) // max(*shape[-2:], 1) if len(shape) > 1 else count
 
 
 def copying(size_bytes: int, itemsize: int) -> Work:
-    """Return the work of a copy that no equation asks for."""
+    """Return the work of a copy without an equation."""
     return Work("movement", BESIDE, itemsize, counts={BESIDE: size_bytes // max(itemsize, 1)})
 
 
 def reordering(size_bytes: int) -> Work:
-    """Return the work of a copy in another order of memory."""
+    """Return the work of a copy into another memory order."""
     return Work("movement", "reorder", 4, size_bytes // 4, counts={"reorder": size_bytes // 4})
 
 
 def reuse(name: str, rule: Rule, op: Operation) -> list[str]:
-    """Return how an equation reads each operand; one that is repeated along its last axis alone is read once."""
+    """Return how an equation reads each operand. An operand repeated along its last axis only is read once."""
     if rule.reads_part:
         return [EACH] + [""] * (len(op.inputs) - 1)
     if rule.in_memory != 0 or rule.writes_memory or not op.outputs or name in _NO_REPEATS:

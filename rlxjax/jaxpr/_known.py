@@ -1,4 +1,4 @@
-"""Numbers that are known before a program runs, and how often a loop turns whose test they decide."""
+"""Constants known before a program runs, and the iterations of loops whose condition depends on constants only."""
 
 import math
 import operator
@@ -10,18 +10,18 @@ import numpy as np
 
 from ._rules import elements, names, number_kind
 
-#: A number, or None where it is not known.
+#: A number, or None for an unknown value.
 Number = bool | int | float | None
-#: Turns that are no longer counted, and operations that are done at most to follow a loop turn by turn.
+#: The most iterations that are counted, and the most operations that follow a loop step by step.
 _MOST_TURNS, _MOST_FOLLOWED = 2**62, 50_000
-#: Whole floats up to here are exact, however a compiler rounds.
+#: Whole floats up to this value are exact, however a compiler rounds.
 _EXACT = 2**24
-#: What operations raise on numbers of which they are not sure.
+#: Errors that operations raise on uncertain values.
 _UNSURE = (TypeError, ValueError, ArithmeticError, LookupError)
 
 
 def _quotient(a: Any, b: Any) -> Any:
-    """Return a quotient as XLA gives it: of integers rounded towards zero."""
+    """Return a quotient as XLA does: integer quotients round towards zero."""
     return a / b if isinstance(a, float) else (abs(a) // abs(b)) * (1 if (a < 0) == (b < 0) else -1)
 
 
@@ -29,7 +29,7 @@ _SAME = names(
     "convert_element_type broadcast_in_dim reshape squeeze expand_dims slice copy copy_p reduce_and reduce_or"
 )
 _TESTS, _LINEAR = names("lt le gt ge eq ne"), _SAME | names("add sub neg")
-#: What operations do with numbers: the only elements of their operands.
+#: Operations on numbers, for operands of one element.
 _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(_SAME, lambda a: a),
     **{name: getattr(operator, name) for name in (*_TESTS, "add", "sub", "mul", "neg", "abs", "xor")},
@@ -47,16 +47,16 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
 
 
 def number_of(value: Any) -> Number:
-    """Return a constant of one element as a number, None of any other."""
+    """Return a constant of one element as a number, else None."""
     try:
         number = np.asarray(value).item() if math.prod(getattr(value, "shape", ())) == 1 else None
-    except (TypeError, ValueError):  # it is being traced, or is a random key
+    except (TypeError, ValueError):  # a traced value or a random key
         return None
     return number if isinstance(number, (bool, int, float)) else None
 
 
 def known_result(equation: Any, numbers: Sequence[Number]) -> Number:
-    """Return the result of an equation, None where it is not one known number."""
+    """Return the result of an equation if it is one known number, else None."""
     if None in numbers or not equation.outvars or elements(equation.outvars[0].aval) != 1:
         return None
     try:
@@ -66,7 +66,7 @@ def known_result(equation: Any, numbers: Sequence[Number]) -> Number:
 
 
 def _result(name: str, dtype: Any, numbers: Sequence[Number], wraps: bool) -> Any:
-    """Return the result of an operation, of which integers may `wrap`; raise one of `_UNSURE` where it is not known."""
+    """Return the result of an operation, or raise one of `_UNSURE`. Integers may `wrap`."""
     number = _OPERATIONS[name](*numbers)
     if jnp.issubdtype(dtype, np.integer):
         least, most = int(jnp.iinfo(dtype).min), int(jnp.iinfo(dtype).max)
@@ -81,7 +81,7 @@ def _result(name: str, dtype: Any, numbers: Sequence[Number], wraps: bool) -> An
 
 
 class Scalar(NamedTuple):
-    """An operation on single numbers by the name of its primitive: the type that it gives, what it reads, and where."""
+    """An operation on single numbers: name of the primitive, dtype of the result, operands, and place of the result."""
 
     name: str
     dtype: Any
@@ -96,10 +96,10 @@ def turns(
     moves: Mapping[Any, Hashable],
     known: Mapping[Any, Number],
 ) -> int | None:
-    """Return how often a loop runs whose test leaves its outcome at a place, None unless known numbers decide it.
+    """Return the iterations of a loop, or None if its condition does not depend on known numbers alone.
 
-    `moves` leads from the place of what is carried to where a turn leaves it; `known` has constants, and what is
-    carried at first.
+    `place` holds the result of the condition. `moves` maps each carried value to the place of its next value. `known`
+    holds constants and the initial carried values.
     """
     known = {place: number for place, number in known.items() if number is not None}
     needed, size = {holds}, 0
@@ -112,7 +112,7 @@ def turns(
     moves = {place: moves[place] for place in needed if place in moves}
 
     def values(state: Mapping[Hashable, Any], wraps: bool, of: Sequence[Scalar] = (*test, *body)) -> dict[Any, Any]:
-        """Return the numbers that operations make of what is carried."""
+        """Return the results of operations on carried values."""
         found: dict[Any, Any] = {**known, **state}
         for each in of:
             found[each.place] = _result(each.name, each.dtype, [found[read] for read in each.reads], wraps)
@@ -122,7 +122,7 @@ def turns(
         return {place: found[new] for place, new in moves.items()}
 
     def counted() -> int | None:
-        """Return the turns of a loop whose numbers all change by constants, and fit their types; else None."""
+        """Return the iterations of a loop whose numbers change by constant steps without overflow; else None."""
         at = values({}, wraps=False)
         if not at[holds]:
             return 0
@@ -148,12 +148,12 @@ def turns(
         return int(found) if is_linear and last[holds] and ends else None
 
     def followed() -> int | None:
-        """Return the turns of a loop that ends soon, turn by turn; else None."""
+        """Return the iterations of a short loop by running it; else None."""
         state, earlier = {place: known[place] for place in moves}, None
         for times in range(_MOST_FOLLOWED // (len(test) + len(body) + 1)):
             if not values(state, wraps=True, of=test)[holds]:
                 return times
-            if state == earlier:  # it goes round in a circle
+            if state == earlier:  # the loop repeats a state, so it never ends
                 break
             if times & (times - 1) == 0:
                 earlier = state
@@ -170,7 +170,7 @@ def turns(
 
 
 def _first_failure(test: str, gap: Any, step: Any) -> float:
-    """Return the first turn in which a comparison fails that holds at first, by the difference of its sides."""
+    """Return the first iteration at which an initially true comparison fails, from the difference of its sides."""
     if test == "eq":
         return 1 if step else math.inf
     if test == "ne":

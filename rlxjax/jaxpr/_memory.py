@@ -1,4 +1,4 @@
-"""What compilers fold and fuse: the traffic of what they keep in memory, and how many bytes live at once."""
+"""Fusion as compilers do it: memory traffic of fused kernels, and peak memory."""
 
 import bisect
 import graphlib
@@ -13,32 +13,32 @@ from typing import Any, NamedTuple
 from ._kernels import EACH, NO_WORK, SPREAD, TRANSPOSE, UNTILED, Work, add_kernel, copying
 from ._rules import Rule, elements
 
-#: What more places of a kernel's code would compute, by slices of slices say, compilers keep in memory.
+#: A value that a kernel would recompute at more places than this stays in memory instead.
 _MOST_PLACES = 15
-#: Steps that a kernel computes again after another one.
+#: The most steps that a kernel recomputes after another kernel.
 _MOST_REPEATED = 512
-#: What reads an array in parts.
+#: Operations that read an array in parts.
 _IN_PARTS = ("slice", "dynamic_slice", "gather", "stack", "rev")
-#: A kernel reads no more buffers than this: a longer chain is cut, which keeps the count linear.
+#: The most buffers that a kernel reads. A longer chain is cut, which keeps the count linear.
 _MOST_READS = 64
 
 
 class Step(NamedTuple):
-    """One piece of work between buffers, which are numbers."""
+    """One operation between buffers. Buffers are numbered."""
 
     equation: Any
     rule: Rule
-    #: Buffers it reads, as often as it names them, those that it makes, and those it reads that have to lie in memory.
+    #: Buffers read (with repetitions), buffers made, and buffers that must be in memory when read.
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     needs: tuple[int, ...]
-    #: Bytes that it moves; None where these are what it reads in the end and what it makes.
+    #: Bytes moved; None for the bytes of all final reads and results.
     traffic_bytes: int | None = None
-    #: Memory that it needs while it runs.
+    #: Scratch bytes.
     inner_bytes: int = 0
     work: Work = NO_WORK
-    #: Of each read, whether it reads an element for every element of its result: `SPREAD`, the same ones again and
-    #: again, or `EACH`, others than another reader; empty, or left out, if it reads them once.
+    #: For each read: `SPREAD` if elements are read repeatedly, `EACH` if each reader reads others. Empty if each
+    #: element is read once.
     reuse: tuple[str, ...] = ()
 
 
@@ -50,7 +50,7 @@ def fused_memory(
     reusable: Iterable[int],
     reshaped: Container[int] = (),
 ) -> tuple[Counter[Any], int, int]:
-    """Return the fused kernels, the bytes that they move, and the most bytes that live at once beside the inputs."""
+    """Return the fused kernels, their bytes, and the peak memory without the inputs."""
     given = set(inputs)
     lasting = given.difference(reusable)
     unread = [0] * len(sizes)
@@ -65,7 +65,7 @@ def fused_memory(
     for buffer in (*outputs, *_for_libraries(steps)):
         needed[buffer] = True
     shared = _read_by_several(steps, needed)
-    #: Of a value that is computed on the way: the buffers that it comes from, and the bytes read of each.
+    #: For a value computed inside kernels: its source buffers, and the bytes read from each.
     origin: dict[int, tuple[Mapping[int, int], bool]] = {}
     makers: dict[int, tuple[int, Step]] = {}
     claimed: set[int] = set()
@@ -101,14 +101,14 @@ def fused_memory(
                 makers[buffer] = number, step
         for buffer in set(step.reads):
             unread[buffer] -= 1
-            if not unread[buffer]:  # what nobody reads again is forgotten
+            if not unread[buffer]:  # values without further readers are dropped
                 origin.pop(buffer, None)
     return grouped, moved, _most_live(kernels, sizes, given, outputs, lasting, reshaped)
 
 
 def _read_by_several(steps: Sequence[Step], needed: bytearray) -> set[int]:
-    """Return the buffers that several kernels read; several readers that end in one kernel are one."""
-    #: By buffer, the number of the step that keeps what is computed of it; of several, none.
+    """Return the buffers that several kernels read. Readers in one kernel count once."""
+    #: By buffer: the step that stores the values computed from it; None for several steps.
     ends: dict[int, int | None] = {}
     found: set[int] = set()
     for number, step in reversed(list(enumerate(steps))):
@@ -125,7 +125,7 @@ def _read_by_several(steps: Sequence[Step], needed: bytearray) -> set[int]:
 
 
 def _for_libraries(steps: Sequence[Step]) -> Iterable[int]:
-    """Yield what lies in memory for reductions, whose libraries take elementwise work alone on the way."""
+    """Yield buffers that stay in memory because a library's reduction fuses elementwise work only."""
     wanted: dict[int, int] = {}
     for step in reversed(steps):
         if step.rule.writes_memory and step.work.family != "reduction":
@@ -142,12 +142,12 @@ def _for_libraries(steps: Sequence[Step]) -> Iterable[int]:
 
 
 def _executed(number: int, last: Step, makers: Mapping[int, tuple[int, Step]], claimed: set[int]) -> list[Work]:
-    """Return what a kernel computes, its last step first, each value as often as the kernel computes it."""
-    # What lies in no memory is computed again by every kernel that reads it, and for every element that a broadcast
-    # repeats or that is taken of it. Few of the steps that some kernel has claimed are looked at again, in linear time.
+    """Return the steps of a kernel, last step first, with the number of computations of each."""
+    # Every kernel recomputes the unstored values that it reads, once for each repeated or indexed element. Few claimed
+    # steps are visited again, so the time is linear.
     found: list[Work] = []
     again = 0
-    #: By number of the step: the step, how many of its elements are wanted, and by how many places of the code.
+    #: By number of the step: the step, the number of elements wanted, and the number of places that compute them.
     waiting = {number: (last, last.work.elements, 1)}
     numbers = [-number]
     while numbers:
@@ -189,13 +189,13 @@ def _most_live(
     lasting: set[int],
     reshaped: Container[int],
 ) -> int:
-    """Return the bytes of the outputs, and of what else lives at once beside the inputs."""
+    """Return the bytes of the outputs, and the peak of other bytes without the inputs."""
     maker = {buffer: number for number, kernel in enumerate(kernels) for buffer in kernel.writes}
     awaited = {
         number: {maker[buffer] for buffer in kernel.reads if maker.get(buffer, number) != number}
         for number, kernel in enumerate(kernels)
     }
-    # Several threads are kept busy: each kernel runs as soon as it can.
+    # With several threads, each kernel runs as soon as its operands exist.
     kernels = [kernels[number] for number in graphlib.TopologicalSorter(awaited).static_order()]
     last: dict[int, float] = {}
     for number, kernel in enumerate(kernels):
@@ -218,7 +218,7 @@ def _most_live(
             end[place[buffer]] = last.get(buffer, number)
 
     def is_hosted(size: int, made: int, until: int) -> bool:
-        """Find a place of an output that is free while it is needed, and take it."""
+        """Reserve an output's memory that is free for the needed time."""
         first = bisect.bisect_left(hosts, size, key=lambda host: host[0])
         for _, written, stays in hosts[first : first + _MOST_READS]:
             at = bisect.bisect_left(stays, (made, until))
@@ -246,7 +246,7 @@ def _most_live(
 
 
 def folded(steps: Sequence[Step], constant: Container[int], outputs: Container[int]) -> list[Step]:
-    """Return the steps that are left: products take and give transposed matrices, and zeros are scattered into sums."""
+    """Return the steps after simplification: products absorb transposes, and scatters into zeros become updates."""
     return _without_transposes(_scattered_into_sums(steps, constant, outputs), outputs)
 
 
@@ -255,7 +255,7 @@ def _readers(steps: Iterable[Step]) -> Counter[int]:
 
 
 def _scattered_into_sums(steps: Sequence[Step], constant: Container[int], outputs: Container[int]) -> list[Step]:
-    """`a + zeros.at[i].add(u)`, which gradients of indexing have, is `a.at[i].add(u)`."""
+    """Replace `a + zeros.at[i].add(u)`, a gradient of indexing, by `a.at[i].add(u)`."""
     readers, left, scattered = _readers(steps), dict(enumerate(steps)), dict[int, int]()
     for number, step in enumerate(steps):
         if step.work.operation == "scatter-add" and step.reads[0] in constant:
@@ -272,11 +272,11 @@ def _scattered_into_sums(steps: Sequence[Step], constant: Container[int], output
 
 
 def _without_transposes(steps: Sequence[Step], outputs: Container[int]) -> list[Step]:
-    """A product reads a transposed matrix as it lies; transposed itself, it is another product."""
-    # A matrix whose elements change one by one may lie transposed until a product reads it, or it is transposed back.
+    """Absorb transposes into products, whose operands and results may have any memory order."""
+    # Elementwise work may stay transposed until a product reads the matrix, or until it is transposed back.
     readers = _readers(steps)
     by_products = _readers(step for step in steps if step.work.operation == "dot_general")
-    #: By buffer: which of the steps that are left transposes it, multiplies it, or makes it; and what stands for it.
+    #: By buffer: the remaining step that transposes, multiplies or makes it; and the buffer that replaces it.
     turned, products, makers, instead = (dict[int, int]() for _ in range(4))
     left: list[Step | None] = []
 
@@ -294,7 +294,7 @@ def _without_transposes(steps: Sequence[Step], outputs: Container[int]) -> list[
                 instead[operand] = result
                 left[makers[operand]] = maker._replace(writes=(result,))
                 makers[result] = makers[operand]
-            elif result in outputs:  # nothing happened to it meanwhile
+            elif result in outputs:  # nothing changed in between
                 left.append(step._replace(reads=(instead[operand],), work=step.work._replace(operation="copy")))
             else:
                 instead[result] = operand
@@ -327,7 +327,7 @@ def _without_transposes(steps: Sequence[Step], outputs: Container[int]) -> list[
 
 
 def _with_turned_left(step: Step, is_turned: bool) -> Step:
-    """Say of a product whose left matrix is contracted along its columns that it reads this one in another order."""
+    """Mark the left matrix of a product as read in another order if its columns are contracted."""
     left, right = (var.aval for var in step.equation.invars)
     (contracted, _), (batch, _) = step.equation.params["dimension_numbers"]
     if len(left.shape) != 2 or batch or len(contracted) != 1 or (contracted[0] == 0) == is_turned:

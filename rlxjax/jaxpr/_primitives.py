@@ -1,4 +1,4 @@
-"""Primitives of JAX: the rule of each by its name, how to teach one of your own, and what an equation of one is."""
+"""Counting rules of JAX primitives by name, and `register_rule` for primitives of your own."""
 
 import functools
 import re
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from rlxjax._checks import as_index
-from rlxjax._tracing import TRACER
+from rlxjax._tracing import PACKAGE
 
 from . import _rules_algebra
 from ._rules import ARRAY_RULES, Aval, Operation, OperationCounts, Rule, names, nbytes
@@ -21,37 +21,37 @@ if TYPE_CHECKING:
 #: `(avals of the operands, avals of the results, parameters of the equation) -> counts`.
 CountingRule: TypeAlias = Callable[[Sequence[Aval], Sequence[Aval], Mapping[str, Any]], OperationCounts]
 
-#: Rules by the name of the primitive; no name stands in two families.
+#: Rules by the name of the primitive. Each name is in one family.
 RULES: dict[str, Rule] = dict(**ARRAY_RULES, **_rules_algebra.RULES)
-#: What holds a jaxpr and runs it once, as if its equations stood in its place.
+#: Primitives that run an inner jaxpr once; the inner equations are counted in place.
 CALLS = names(
     "jit pjit call core_call closed_call core_closed_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr "
     "checkpoint remat remat2 composite custom_vmap_call xla_metadata_call custom_linear_solve eval_jaxpr"
 )
 LOOPS = names("scan while cond shard_map")
-#: What names its operand anew and moves nothing.
+#: Primitives that rename their operand and move nothing.
 RENAMES = names(
     "reshape squeeze expand_dims stop_gradient name optimization_barrier sharding_constraint random_wrap "
     "random_unwrap pvary pcast pbroadcast mesh_cast layout_constraint"
 )
-#: What gives its operand where there is but one element to put together.
+#: Reductions that return their operand if each result reduces one element.
 _SUMMING = names("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor")
-#: What is known before the program runs, or orders it.
+#: Primitives that cost nothing: constants of the program, and ordering.
 NOTHING = names("axis_index platform_index create_token after_all dce_sink")
-#: Kernels that no compiler makes, whose authors say what they do: these, and what `register_rule` was told of.
+#: Handwritten kernels, and primitives registered by `register_rule`: their authors declare the counts.
 CUSTOMS = {"pallas_call", "ffi_call"}
-#: Names that the walk itself knows.
+#: Names that the walk handles itself.
 RESERVED = CALLS | LOOPS | RENAMES | NOTHING
 
 
 def register_rule(primitive: "str | Primitive", rule: CountingRule, *, family: str = "custom") -> None:
-    """Count a primitive of your own from now on in `profile_function`.
+    """Register a counting rule, which `profile_function` then uses for a primitive of your own.
 
     Args:
         primitive: the primitive or its name.
         rule: takes the shapes and dtypes of the operands, those of the results, and the parameters of
             the equation; returns `OperationCounts`. An operand has `.shape` and `.dtype`.
-        family: what `by_family` sums it under.
+        family: the name under which `by_family` sums the primitive.
 
     Raises:
         ValueError: the primitive has a rule already, built in or registered, or the rule cannot be called.
@@ -88,17 +88,19 @@ def register_rule(primitive: "str | Primitive", rule: CountingRule, *, family: s
 
 
 UNKNOWN_LINE = "unknown line"
+#: The largest number of stack frames that are searched for a line of the user.
+_MOST_FRAMES = 64
 #: `/folder/file.py:12:3 (function)`, as JAX writes a place.
 _PLACE = re.compile(r"(?:.*[/\\])?([^/\\]+?):(\d+)(?::\d+)?(?: |$)")
 
 
 def is_literal(operand: Any) -> bool:
-    """Whether an operand of an equation is a `jax.extend.core.Literal`, by its value: importing that loads Pallas."""
+    """Whether an operand is a literal. The check by attribute avoids an import that loads Pallas."""
     return hasattr(operand, "val")
 
 
 def opened(held: Any) -> Any:
-    """Return the jaxpr of one that holds its constants, or itself."""
+    """Return the open jaxpr of a closed one, or the given open jaxpr."""
     return getattr(held, "jaxpr", held)
 
 
@@ -110,7 +112,7 @@ def inner_jaxprs(equation: Any) -> Iterable[Any]:
 
 
 def scan_layout(equation: Any) -> tuple[int, int]:
-    """Return how many constants and carried values a scan has: its body sees a slice of all other operands."""
+    """Return the numbers of constants and of carried values of a scan. The body reads a slice of each other operand."""
     body = opened(equation.params["jaxpr"])
 
     def same(outside: Sequence[Any], inside: Sequence[Any]) -> int:
@@ -122,7 +124,7 @@ def scan_layout(equation: Any) -> tuple[int, int]:
 
 
 def called_jaxpr(equation: Any, operands: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
-    """Return the jaxpr that a call runs, and what it gives to it."""
+    """Return the jaxpr that a call runs, and the operands of that jaxpr."""
     params = equation.params
     if equation.primitive.name == "custom_linear_solve":
         counts = params["const_lengths"]
@@ -133,12 +135,12 @@ def called_jaxpr(equation: Any, operands: Sequence[Any]) -> tuple[Any, Sequence[
 
 
 def lowered(traced: Any) -> Any:
-    """Return the jaxpr with its constants of a traced function, new kinds of primitives by what they stand for."""
+    """Return the closed jaxpr of a traced function, with high-level primitives replaced by their implementation."""
     return getattr(traced, "lojax", traced).jaxpr
 
 
 def implementation(equation: Any) -> Any | None:
-    """Return the jaxpr of what a library's primitive runs, where that is written in JAX; None of one with a rule."""
+    """Return the jaxpr of a library primitive that is implemented in JAX; None if the primitive has a rule."""
     primitive, params = equation.primitive, equation.params
     if primitive.name in RULES or primitive.name in RESERVED:
         return None
@@ -158,7 +160,7 @@ def _holds(jaxpr: Any, primitive: Any) -> bool:
 
 
 def is_renaming(equation: Any) -> bool:
-    """Whether a result is its operand under another name, in the order of memory that it has already."""
+    """Whether a result is its operand renamed, with the same order in memory."""
     name = equation.primitive.name
     if name in ("convert_element_type", "broadcast_in_dim") and len(equation.invars) == 1:
         operand, result = equation.invars[0].aval, equation.outvars[0].aval
@@ -173,23 +175,27 @@ def is_renaming(equation: Any) -> bool:
 
 
 def is_outer_reduction(name: str, op: Operation) -> bool:
-    """Whether it reduces axes but the last: compilers read its operand from memory."""
+    """Whether a reduction keeps the last axis. Compilers then read its operand from memory."""
     axes = op.params.get("axes", ()) if name.startswith("reduce_") else ()
     return bool(axes) and len(op.operand.shape) - 1 not in axes
 
 
 def source_line(equation: Any, otherwise: str = UNKNOWN_LINE) -> str:
-    """Return the user's line that an equation comes from, as `file.py:12`, where JAX tells it."""
+    """Return the user's source line of an equation, as `file.py:12`, if JAX knows the line."""
     from jax.extend import source_info_util  # which loads much, Pallas among it
 
     try:
-        place = _PLACE.match(source_info_util.summarize(equation.source_info))
+        said = source_info_util.summarize(equation.source_info)
+        if said.startswith(PACKAGE):  # the user's line is that of a caller, and callers come first
+            callers = source_info_util.summarize(equation.source_info, _MOST_FRAMES).splitlines()
+            said = next((one for one in reversed(callers) if not one.startswith(PACKAGE)), "")
     except (AttributeError, TypeError):
         return otherwise
-    return f"{place[1]}:{place[2]}" if place and place[1] != TRACER else otherwise
+    place = _PLACE.match(said)
+    return f"{place[1]}:{place[2]}" if place else otherwise
 
 
-# --- What products and conversions of `jax.experimental.sparse` run --------------------------------
+# --- Implementations of products and conversions in `jax.experimental.sparse` ------------------------
 
 
 def _sparse() -> Any:
@@ -199,7 +205,7 @@ def _sparse() -> Any:
 
 
 def _dot(data: Any, indices: Any, right: Any, *, dimension_numbers: Any, lhs_spinfo: Any, **_: Any) -> Any:
-    """Read what elements meet on the right side, multiply, and add up where the results lie."""
+    """Multiply the stored elements with the matching rows of the right operand, and add the products up."""
     (contracted, contracted_right), (batched, batched_right) = dimension_numbers
     shape, met = lhs_spinfo.shape, (*batched_right, *contracted_right)
     places = *shape[: indices.ndim - 2], indices.shape[-2]
@@ -218,7 +224,7 @@ def _dot(data: Any, indices: Any, right: Any, *, dimension_numbers: Any, lhs_spi
 
 
 def _bcoo(parts: Any, shape: Any, spinfo: Any) -> Any:
-    """Return a sparse matrix by coordinates: of its rows and columns, or of elements that are stored row by row."""
+    """Return a sparse matrix in coordinate form, from coordinates or from compressed rows."""
     if spinfo is None:
         return _sparse().BCSR(parts, shape=shape).to_bcoo()
     data, *places = parts
@@ -240,7 +246,7 @@ def _found_by_rows(matrix: Any, **options: Any) -> Any:
     return found.data, found.indices, found.indptr
 
 
-#: By the name of the primitive.
+#: Implementations by the name of the primitive.
 _SPARSE_PROGRAMS: Mapping[str, Callable[..., Any]] = {
     "bcoo_dot_general": _dot,
     "bcsr_dot_general": lambda *operands, dimension_numbers, lhs_spinfo, **_: _sparse().bcoo_dot_general(

@@ -1,12 +1,13 @@
-"""The profile of a function, what it takes of a target, and how both are shown."""
+"""The profile of a function, the resources that it takes of a target device, and the text of both."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from rlxjax._values import FrozenDict, by_value
+from rlxjax._values import FrozenDict, by_value, counted
 from rlxjax.devices import TargetDevice
 from rlxjax.graph import GraphIoProfile
+from rlxjax.units import bytes_text, number_text, time_text
 
 from ._exchanges import Exchange
 from ._kernels import Kernels
@@ -15,17 +16,18 @@ from ._totals import BranchSpread, UnknownLoop
 from ._xla_kernels import GpuProgram
 
 _SHOWN_LINES = 10
+_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 class Disagreement(NamedTuple):
-    """A count on which the function as written, what was compiled, and XLA's own analysis differ.
+    """A count that differs between the function as written, the compiled program and XLA's own analysis.
 
     Attributes:
-        name: of the count.
-        jaxpr: of the equations; of traffic the fused one.
-        compiled: of the instructions that XLA made; None where its text gives none.
-        xla: of XLA's own `cost_analysis()`; None where it gives none.
-        reason: why they may differ, empty if nothing is known.
+        name: the name of the count.
+        jaxpr: the count of the equations; for traffic, the fused traffic.
+        compiled: the count of XLA's instructions; None if XLA's text does not say the count.
+        xla: the count of XLA's own `cost_analysis()`; None if XLA gives no such figure.
+        reason: a reason for the difference, empty if none is known.
     """
 
     name: str
@@ -38,30 +40,30 @@ class Disagreement(NamedTuple):
 @by_value
 @dataclasses.dataclass(frozen=True)
 class TargetProfile:
-    """What a program takes of a device that it was compiled for; figures are those of one device.
+    """The memory, kernels and compiler's estimates of a program on a target; all figures are per device.
 
     Attributes:
         device: the target.
-        devices: how many the program runs on.
-        argument_bytes: of the arguments.
-        output_bytes: of the results.
-        temporary_bytes: that the program needs beside them.
-        peak_bytes: arguments, results and temporaries, what is shared once.
-        collectives: what the devices do together, by name: how often, and the bytes that one gives and receives.
-        exchanges: each of these, with the devices that take part and what runs beside.
-        mesh: sizes of the axes that the devices are named by; empty for one device.
-        coordinates: of each device in a TPU's torus, in the order of the program's partitions.
-        products: floating-point operations of products by what bounds their rate, see `PRODUCT_KINDS`.
-        custom: what the authors of its custom kernels say that they do.
-        unknown: the kernels of which nobody says what they do.
-        cycles: by the TPU compiler's estimates, loops by their trips; None of a GPU.
-        estimates: XLA's own figures that make sense: "flops", "bytes accessed", "optimal_seconds", "cycles".
-        left_out: XLA's own figures that make none, each with the reason.
-        compiler: what compiled it, with versions.
-        compile_seconds: that it took, 0 where it was compiled before.
-        gpu: what a call launches, of a GPU.
-        own_cycles: those of kernels that do more than to go over their arrays, such as products.
-        others: of a TPU, the other kernels, which take what their bytes and operations take.
+        devices: number of devices that the program runs on.
+        argument_bytes: bytes of the arguments.
+        output_bytes: bytes of the results.
+        temporary_bytes: bytes of the temporaries.
+        peak_bytes: bytes of arguments, results and temporaries; shared memory counts once.
+        collectives: launches and bytes of the collective operations, by name.
+        exchanges: each collective operation, with its devices and the work that overlaps with the operation.
+        mesh: sizes of the mesh axes by name; empty for one device.
+        coordinates: place of each device in a TPU's torus, in the order of the program's partitions.
+        products: floating-point operations of products, by the kind that bounds their rate, see `PRODUCT_KINDS`.
+        custom: counts of the custom kernels, as their authors declare them.
+        unknown: names of kernels whose work nobody declares.
+        cycles: cycles by the TPU compiler's estimates, with all iterations of loops; None on a GPU.
+        estimates: XLA's own plausible figures: "flops", "bytes accessed", "optimal_seconds", "cycles".
+        left_out: XLA's own implausible figures, each with the reason.
+        compiler: name and version of the compiler.
+        compile_seconds: seconds of compiling, 0 if the program was cached.
+        gpu: the launches of a call on a GPU.
+        own_cycles: cycles of kernels that do more than pass over their arrays, such as products.
+        others: the remaining kernels of a TPU, whose time follows from their bytes and operations.
     """
 
     device: TargetDevice
@@ -88,21 +90,17 @@ class TargetProfile:
 
     @property
     def fits(self) -> bool:
-        """Whether the peak memory of the program is at most that of the device."""
+        """Whether the program's peak memory is at most the device's memory."""
         return self.peak_bytes <= self.device.memory_bytes
 
     @property
     def memory(self) -> str:
-        """The memory that the program needs beside what the device has, in words.
-
-        Examples:
-            A program of 21 GB on a device of 16: "needs 21 GB of 16: does not fit".
-        """
-        needs, has = (f"{count / 1e9:.3g}" for count in (self.peak_bytes, self.device.memory_bytes))
-        return f"needs {needs} GB of {has}: {'fits' if self.fits else 'does not fit'}"
+        """The peak memory and the device's memory in words: "needs 21 GB of 17.2 GB: does not fit"."""
+        needs, has = map(bytes_text, (self.peak_bytes, self.device.memory_bytes))
+        return f"needs {needs} of {has}: {'fits' if self.fits else 'does not fit'}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what a program reads; what XLA estimates under XLA's own names."""
+        """Return the profile as JSON has it; XLA's estimates keep XLA's own names."""
         sizes = ("argument_bytes", "output_bytes", "temporary_bytes", "peak_bytes", "fits")
         return {
             "name": self.device.name,
@@ -118,15 +116,17 @@ class TargetProfile:
         }
 
     def lines(self) -> list[str]:
-        """Return what there is to say, a line each."""
+        """Return the lines of the printed text."""
         axes = " x ".join(f"{name} {size}" for name, size in self.mesh.items())
         several = f", each of {self.devices} devices{f' ({axes})' if axes else ''}" if self.devices > 1 else ""
-        temporary = f"{self.temporary_bytes / 1e9:.3g} GB of it temporaries"
+        temporary = f"{bytes_text(self.temporary_bytes)} of which are temporaries"
         found = [f"on {self.device.title} ({self.compiler}){several}: {self.memory}, {temporary}"]
         for name, counts in self.collectives.items():
-            found.append(f"{name}: {counts.launches:,} times, {(counts.bytes or 0) / 1e6:,.4g} MB")
-        for name, value in self.estimates.items():
-            found.append(f"XLA's own estimate of {name}: {value:,.6g}")
+            found.append(f"{name}: {counted(counts.launches, 'time')}, {bytes_text(counts.bytes or 0)}")
+        found += (
+            f"XLA's own estimate of {name}: {_FIGURES.get(name, count_text)(value).strip()}"
+            for name, value in self.estimates.items()
+        )
         found += (f"XLA's own estimate of {name} is left out: {reason}" for name, reason in self.left_out.items())
         return found
 
@@ -134,46 +134,44 @@ class TargetProfile:
 @by_value
 @dataclasses.dataclass(frozen=True)
 class FunctionProfile:
-    """What a function computes and moves when it is called once; counts are exact integers.
+    """The operations, bytes, launches and memory of one call of a function; counts are exact integers.
 
-    Loops whose length depends on data count as no trip, and are listed in `unknown_loops`; `uncounted` says in
-    words what else is missing.
+    A loop whose trip count depends on data counts as zero iterations and is listed in `unknown_loops`. `uncounted`
+    says in words which other work is missing.
 
-    Of level "compiled", what moves and runs is that of the instructions that XLA made: `io.kernel_launches`,
-    `io.device_traffic_bytes` (which is then `fused_traffic_bytes`), `peak_bytes`, `unknown_loops` and
-    `branches`. XLA's text gives no operations: these, and the coverage, stay those of the jaxpr. Rows of
-    `by_family` hold the operations of a family of primitives, or launches and bytes of a kind of
-    instruction ("loop fusion", "copy", "custom-call TopK"), or both where the names are the same. Arrays that
-    the function closes over are part of the compiled program, and no memory of its runs.
+    At level "compiled", the counts of launches, bytes and memory come from XLA's instructions: `io.kernel_launches`,
+    `io.device_traffic_bytes` (equal to `fused_traffic_bytes`), `peak_bytes`, `unknown_loops` and `branches`. XLA's text
+    says no operations, so operations and coverage come from the jaxpr. A row of `by_family` holds the operations of a
+    family of primitives, or the launches and bytes of a kind of instruction ("loop fusion", "copy", "custom-call
+    TopK"), or both if the two names are equal. Captured arrays are part of the compiled program and use no memory of
+    its runs.
 
     Attributes:
-        io: launches (an equation that does work is one), sync points (callbacks and ordered effects),
-            bytes of the results, and the traffic of every equation by itself: operands and results.
+        io: the unfused counts: launches (one for each equation that does work), sync points (callbacks and ordered
+            effects), bytes of the results, and traffic (operands and results of each equation).
         flops: floating-point operations; a fused multiply-add is two.
-        transcendentals: exp, log, sqrt, sin, pow and the like, which are no FLOP.
+        transcendentals: calls of exp, log, sqrt, sin, pow and the like; these are not in `flops`.
         integer_ops: operations on integers and booleans.
-        fused_traffic_bytes: the traffic if what may be computed on the way to its readers is.
-        peak_bytes: the arguments and constants that are used, the results, and the most temporaries that
-            live at once, fused.
-        by_family: counts by family of operation, dearest first.
-        by_line: counts by the user's line, `file.py:12`, dearest first.
-        coverage_equations: share of the equations that a rule counts, each once however often it runs.
-        coverage_bytes: share of the unfused bytes that they move.
-        equations: how many there are, calls written out; what nobody uses is left out.
-        uncosted: primitives without a rule, each with how often it was met; they count by their bytes only.
+        fused_traffic_bytes: bytes of traffic if each value that can be fused into its readers is fused.
+        peak_bytes: bytes of used arguments and constants, results, and the most temporaries that live at once, fused.
+        by_family: counts by family of operation, the most expensive family first.
+        by_line: counts by your source line, `file.py:12`, the most expensive line first.
+        coverage_equations: share of the equations that a rule counts; an equation in a loop counts once.
+        coverage_bytes: share of the unfused bytes that these equations move.
+        equations: number of equations, those of called functions included and unused ones left out.
+        uncosted: primitives without a rule and their numbers of equations; only their bytes count.
         unknown_loops: the loops of unknown length, in order of appearance.
-        branches: each conditional with its cheapest and its dearest branch; the dearest is counted.
-        kernels: what is launched if what may be computed on the way is, by kind and size, of the jaxpr.
-        trips: turns of loops, and choices among branches.
-        arrays: that a call takes and gives.
-        results: those that it gives.
-        static_ops: floating-point and integer operations, those of a loop's body once.
+        branches: the cheapest and the most expensive branch of each conditional; the most expensive one counts.
+        kernels: the fused kernels of the jaxpr, by kind and size.
+        trips: iterations of loops, plus choices among branches.
+        arrays: number of arrays that a call takes and returns.
+        results: number of arrays that a call returns.
+        static_ops: floating-point and integer operations; the body of a loop counts once.
         level: "jaxpr" or "compiled".
-        disagreements: of level "compiled", the counts on which the jaxpr, the compiled program and XLA's own
-            analysis differ.
-        target: what the program takes of the device that it was compiled for, where one was named.
-        custom: what custom kernels do by their authors: `pallas_call`, `ffi_call`, and primitives that
-            `register_rule` was told of; of all devices.
+        disagreements: at level "compiled", the counts that differ between jaxpr, compiled program and XLA's analysis.
+        target: the profile of the program on the target device, if you named a target.
+        custom: the counts of custom kernels on all devices, as their authors declare them: `pallas_call`, `ffi_call`,
+            and primitives known by `register_rule`.
     """
 
     io: GraphIoProfile
@@ -202,31 +200,32 @@ class FunctionProfile:
 
     @property
     def uncounted(self) -> tuple[str, ...]:
-        """What is done and not counted, a sentence each: no figure but a least one rests on such counts."""
+        """The work that is not counted, a sentence each; predictions from such counts are lower bounds."""
         reasons = []
         for line, starts, turn in self.unknown_loops:
             if starts != 0:
-                times = "an unknown number of times" if starts is None else f"{starts} times"
+                times = "an unknown number of times" if starts is None else counted(starts, "time")
                 reasons.append(
-                    f"how often the loop at {line} turns depends on data: give trip_counts; it is started {times}, "
-                    f"and a turn takes {_short(turn.flops)}FLOP and {_short(turn.bytes or 0)}B"
+                    f"the trip count of the loop at {line} depends on data: give trip_counts; the loop starts {times}, "
+                    f"and an iteration takes {count_text(turn.flops)}FLOP and {bytes_text(turn.bytes or 0)}"
                 )
         for name, times in self.uncosted.items() if self.target is None else ():  # a compiler counts it
-            reasons.append(f"{name} has no rule and counts by its bytes only, {times} times: see register_rule")
+            said = f"{name} has no rule, so only its bytes count ({counted(times, 'equation')}): see register_rule"
+            reasons.append(said)
         for name in () if self.target is None else self.target.unknown:
             reasons.append(
-                f"nobody says what the kernel {name} does: give pallas_call a cost_estimate, or see register_rule"
+                f"the work of the kernel {name} is unknown: give pallas_call a cost_estimate, or see register_rule"
             )
         if self.target is not None and self.target.gpu is not None and self.target.gpu.unknown_loops and not reasons:
-            reasons.append("loops of different trips that depend on data count as one turn each")
+            reasons.append("loops whose different trip counts depend on data count as one iteration each")
         if self.io.sync_points:
-            reasons.append("what the host does when the program calls it is not known")
+            reasons.append("the time of Python callbacks on the host is unknown")
         if "collective" in self.by_family and self.target is None:
-            reasons.append("how long devices wait for each other is not known")
+            reasons.append("the time that devices wait for each other is unknown")
         return tuple(reasons)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what a program reads: counts, shares of 1, and what the program takes of a target."""
+        """Return the profile as JSON has it: counts, shares of 1, and the profile on a target."""
         found: dict[str, Any] = {
             "counts": {name: getattr(self, name) for name in ("flops", "transcendentals", "integer_ops")}
             | {
@@ -245,58 +244,67 @@ class FunctionProfile:
         return found
 
     def __str__(self) -> str:
-        io, is_written = self.io, self.level == "jaxpr"
-        shares = self.coverage_equations, self.coverage_bytes  # which read 100 % only if they are
+        io: Any = self.io  # of integers
+        is_written = self.level == "jaxpr"
+        shares = self.coverage_equations, self.coverage_bytes  # a text of "100 %" means all of them
         covered, of_traffic = ("100 %" if each == 1 else f"{min(100 * each, 99.99):.2f} %" for each in shares)
-        moved = _short(io.device_traffic_bytes)
-        of_bytes = f", {of_traffic} of {moved}B"
+        moved, launches = bytes_text(io.device_traffic_bytes), counted(io.kernel_launches, "launch", "launches")
+        if is_written:
+            moved += f" of memory traffic if nothing is fused, {bytes_text(self.fused_traffic_bytes)} if all is fused"
+            launches += f" if nothing is fused, {sum(self.kernels.launches.tolist()):,} if all is fused"
         several = self.target.devices if self.target else 1
-        of_all = f", of all {several} devices" if several > 1 else ""
-        of_xla = "; launches, traffic and memory are those of the compiled program"
-        fused = f", {_short(self.fused_traffic_bytes)}B if fused" if is_written else ""
         lines = [
-            f"covered by rules: {covered} of {self.equations} equations{of_bytes if is_written else of_xla}",
-            f"{_short(self.flops)}FLOP, {_short(self.transcendentals).strip()} transcendentals, "
-            f"{_short(self.integer_ops).strip()} integer operations{of_all}",
-            f"{moved}B of traffic{fused}, {_short(self.peak_bytes)}B live at the peak",
-            f"{io.kernel_launches} launches, {io.sync_points} sync points, {_short(io.host_output_bytes)}B of results",
+            f"{count_text(self.flops)}FLOP, {count_text(self.transcendentals).strip()} transcendentals, "
+            f"{count_text(self.integer_ops).strip()} integer operations{f', on {several} devices' * (several > 1)}",
+            moved if is_written else f"{moved} of memory traffic",
+            launches,
+            f"{counted(io.sync_points, 'wait')} for the host, {bytes_text(self.peak_bytes)} of memory at the peak, "
+            f"{bytes_text(io.host_output_bytes)} of results",
+            f"counted: {covered} of {counted(self.equations, 'equation')}"
+            + (f", {of_traffic} of the traffic" if is_written else "; launches and bytes are the compiled program's"),
             "",
         ]
-        rows: list[tuple[str, ...]] = [("", "FLOP", "transcendentals", "integer", "bytes", "launches")]
+        headings = ("if nothing is fused" * is_written, "FLOP", "transcendentals", "integer", "traffic", "launches")
+        rows: list[tuple[str, ...]] = [headings]
         for name, counts in [*self.by_family.items(), *list(self.by_line.items())[:_SHOWN_LINES]]:
-            rows.append((name, *(_short(count or 0).strip() for count in counts)))
+            operations = (count_text(count).strip() for count in counts[:3])
+            rows.append((name, *operations, bytes_text(counts.bytes or 0), f"{counts.launches:,}"))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines += ("  ".join([first.ljust(widths[0]), *map(str.rjust, rest, widths[1:])]) for first, *rest in rows)
         lines += (f"not counted: {reason}" for reason in self.uncounted)
         for line, least, most in self.branches:
             lines.append(
-                f"conditional at {line}: {_short(least.flops).strip()} to {_short(most.flops)}FLOP, "
-                f"{_short(least.bytes or 0).strip()} to {_short(most.bytes or 0)}B; the dearest is counted"
+                f"conditional at {line}: {count_text(least.flops).strip()} to {count_text(most.flops)}FLOP, "
+                f"{bytes_text(least.bytes or 0)} to {bytes_text(most.bytes or 0)}; the most expensive branch counts"
             )
         lines += self.target.lines() if self.target else ()
         for name, *counts, reason in self.disagreements:
-            jaxpr, compiled, xla = ("none" if count is None else _short(count).strip() for count in counts)
+            jaxpr, compiled, xla = ("none" if count is None else count_text(count).strip() for count in counts)
             why = f"; {reason}" if reason else ""
             lines.append(f"{name}: jaxpr {jaxpr}, compiled {compiled}, XLA's own figure {xla}{why}")
         return "\n".join(lines)
+
+
+#: The texts of XLA's own figures that are no plain counts.
+_FIGURES: dict[str, Callable[[float], str]] = {
+    "optimal_seconds": lambda seconds: time_text(1e9 * seconds),
+    "bytes accessed": bytes_text,
+}
 
 
 def _moved(rows: Mapping[str, OperationCounts]) -> dict[str, dict[str, int]]:
     return {name: {"launches": row.launches, "bytes": row.bytes or 0} for name, row in rows.items()}
 
 
-def dearest_first(rows: Mapping[str, OperationCounts]) -> Mapping[str, OperationCounts]:
-    """Order rows by their share of the operations plus their share of the bytes."""
+def costliest_first(rows: Mapping[str, OperationCounts]) -> Mapping[str, OperationCounts]:
+    """Sort rows by their share of the operations plus their share of the bytes."""
     operations = max(sum(sum(row[:3]) for row in rows.values()), 1)
     moved = max(sum(row.bytes or 0 for row in rows.values()), 1)
     order = sorted(rows, key=lambda name: -(sum(rows[name][:3]) / operations + (rows[name].bytes or 0) / moved))
     return FrozenDict({name: rows[name] for name in order})
 
 
-def _short(count: Any) -> str:
-    """Return a count with three to four digits and the prefix of its power of a thousand."""
-    for prefix in ("", "k", "M", "G", "T", "P"):
-        if abs(count) < 1000 or prefix == "P":
-            return f"{count:.4g} {prefix}"
-        count /= 1000
-    raise AssertionError
+def count_text(count: float) -> str:
+    """Return a count with three digits, a space and the prefix of its power of a thousand: `2.15 G`."""
+    size, prefix = next(((size, prefix) for size, prefix in _PREFIXES if abs(count) >= 0.9995 * size), (1.0, ""))
+    return f"{number_text(count / size, 3)} {prefix}"

@@ -1,7 +1,7 @@
-"""What one operation of a JAX program does: its counts, the record of a rule, and the rules of all but algebra.
+"""Counting rules: counts of an operation, the record of a rule, and the rules of all primitives except algebra.
 
-Complex numbers follow the textbook: a product is 4 multiplies and 2 adds, a quotient multiplies by the
-conjugate and divides by the squared modulus (11), exp(x + iy) is exp(x) (cos y + i sin y).
+Complex numbers follow the textbook. A product is 4 multiplies and 2 adds. A quotient multiplies by the conjugate and
+divides by the squared modulus (11 operations). exp(x + iy) is exp(x) (cos y + i sin y).
 """
 
 import functools
@@ -12,23 +12,23 @@ from typing import Any, NamedTuple, TypeAlias
 import jax.numpy as jnp
 import numpy as np
 
-#: What a rule reads of an operand or a result: an object with a `shape` and a `dtype`.
+#: An operand or a result, as a rule reads it: an object with a `shape` and a `dtype`.
 Aval: TypeAlias = Any
 #: FLOP and transcendentals.
 Pair: TypeAlias = tuple[int, int]
 
 
 class OperationCounts(NamedTuple):
-    """What one operation, or a group of them, does; exact integers.
+    """Exact integer counts of one operation, or of a group of operations.
 
     Attributes:
-        flops: floating-point operations. An add, a multiply or a comparison is one, a fused
-            multiply-add two; complex numbers count by the real operations that they take.
-        transcendentals: evaluations of exp, log, sqrt, sin, pow, erf and the like, which are no FLOP.
+        flops: floating-point operations. An add, a multiply or a comparison counts one, a fused
+            multiply-add two. A complex operation counts its real operations.
+        transcendentals: evaluations of exp, log, sqrt, sin, pow, erf and similar functions. These are not in `flops`.
         integer_ops: operations on integers and booleans.
-        bytes: bytes read and written, unfused. None in what a rule returns: every operand and every
-            result once, an operand that is read twice twice, scalar literals not at all.
-        launches: kernels; what moves no byte launches none.
+        bytes: bytes read and written without fusion. A rule may return None: each operand and each result
+            then counts once, and a scalar literal does not count.
+        launches: kernels. An operation that moves no bytes launches none.
     """
 
     flops: int = 0
@@ -39,7 +39,7 @@ class OperationCounts(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """An equation as its rule sees it."""
+    """An equation, as its rule reads it: operands, results and parameters."""
 
     inputs: Sequence[Aval]
     outputs: Sequence[Aval]
@@ -55,36 +55,36 @@ class Operation(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """How an operation is counted, and how a compiler may fuse it."""
+    """A counting rule of an operation, and how a compiler may fuse the operation."""
 
-    #: What the profile sums it under.
+    #: The name under which a profile sums the operation.
     family: str
-    #: How often it computes, what one time takes of real and of complex numbers, and which operand says the kind.
+    #: The number of computations, the cost of each for real and complex numbers, and the operand that decides the kind.
     times: Callable[[Operation], int] | None = None
     real: Pair = (1, 0)
     in_complex: Pair = (2, 0)
     of: int = 0
-    #: Bytes, where these are not those of all operands and results.
+    #: Bytes, if they differ from the sum over operands and results.
     moved: Callable[[Operation], int] | None = None
-    #: What says all of that in its place; None of an operation that nothing is known about.
+    #: A function that gives all counts instead; None for an operation without known counts.
     said: Callable[[Operation], OperationCounts | None] | None = None
-    #: How many of its first operands have to lie in memory, None of all; others may be computed on the way.
+    #: The number of leading operands that must be in memory, None for all. Others may be computed inside the kernel.
     in_memory: int | None = None
-    #: Its result has to lie in memory; else its readers may compute it on the way.
+    #: Whether the result must be in memory. Otherwise readers may compute it inside their kernel.
     writes_memory: bool = True
-    #: Its result may take the memory of an operand that nobody reads later.
+    #: Whether the result may reuse the memory of an operand without later readers.
     in_place: bool = False
-    #: Compilers keep its result in memory for several readers; others are computed anew by each of them.
+    #: Whether compilers store the result for several readers. Other results are recomputed by each reader.
     costly: bool = False
-    #: It reads as much of its first operand as it gives.
+    #: Whether the operation reads as many bytes of its first operand as it gives.
     reads_part: bool = False
-    #: Bytes that it needs while it runs.
+    #: Scratch bytes.
     workspace: Callable[[Operation], int] | None = None
-    #: Whether it reads an operand in another order of memory, for each.
+    #: For each operand, whether it is read in another memory order.
     reorders: Callable[[Operation], Sequence[bool]] | None = None
-    #: How many pieces it works on one by one: matrices, products of a batch, transforms.
+    #: The number of pieces that are computed one by one: matrices, products of a batch, transforms.
     pieces: Callable[[Operation], int] | None = None
-    #: Counts by operation of the vocabulary beside its own, or in its place.
+    #: Further counts by operation of the vocabulary, or counts that replace the own ones.
     also: Callable[[Operation], Mapping[str, int]] | None = None
 
     def counts(self, op: Operation) -> OperationCounts | None:
@@ -97,7 +97,7 @@ class Rule(NamedTuple):
 
 
 def arithmetic(aval: Aval, times: int, real: Pair = (1, 0), in_complex: Pair = (2, 0)) -> OperationCounts:
-    """Return the counts of an operation done a number of times on numbers of a dtype."""
+    """Return the counts of so many computations on numbers of a dtype."""
     kind = number_kind(aval.dtype)
     if kind == "integer":
         return OperationCounts(integer_ops=times * sum(real))
@@ -106,17 +106,17 @@ def arithmetic(aval: Aval, times: int, real: Pair = (1, 0), in_complex: Pair = (
 
 
 def names(text: str) -> frozenset[str]:
-    """Return the words of a text: the names of primitives."""
+    """Return the words of a text as a set of names of primitives."""
     return frozenset(text.split())
 
 
 def elements(aval: Aval) -> int:
-    """Return the number of elements of an operand; 0 of a token."""
+    """Return the number of elements of an operand; a token has 0."""
     return math.prod(getattr(aval, "shape", (0,)))
 
 
 def nbytes(*avals: Aval) -> int:
-    """Return the bytes of operands, of a key by its words; 0 of a token."""
+    """Return the bytes of operands. A random key counts its words, a token counts 0."""
     return sum(elements(aval) * aval.dtype.itemsize for aval in avals if getattr(aval, "shape", None) is not None)
 
 
@@ -129,13 +129,13 @@ def number_kind(dtype: Any) -> str:
 
 
 def is_real_on_one_side(op: Operation) -> bool:
-    """Return whether an operation turns real numbers into complex ones, or back."""
+    """Return whether an operation converts real numbers to complex numbers, or back."""
     return len({number_kind(aval.dtype) for aval in (*op.inputs, *op.outputs)}) > 1
 
 
-# --- Elementwise work, reductions, moving and indexing, random numbers, what is outside --------------------
+# --- Elementwise work, reductions, moving and indexing, random numbers, calls out of the program -----------
 
-#: Names -> (FLOP, transcendentals) of a real element, and of a complex one.
+#: Names -> (FLOP, transcendentals) of a real element, then of a complex element.
 _ELEMENTWISE: Mapping[str, tuple[Pair, Pair]] = {
     "add sub add_any neg max min eq ne lt le gt ge eq_to lt_to le_to is_finite": ((1, 0), (2, 0)),
     "floor ceil round rem nextafter reduce_precision conj and or xor not population_count clz mulhi "
@@ -146,7 +146,7 @@ _ELEMENTWISE: Mapping[str, tuple[Pair, Pair]] = {
     "div": ((1, 0), (11, 0)),
     "abs": ((1, 0), (3, 1)),
     "sign": ((1, 0), (5, 1)),
-    # What a special function computes inside, series or iterations, is not looked at.
+    # The series or iterations inside a special function do not count.
     "lgamma digamma bessel_i0e bessel_i1e erf erfc erf_inv zeta polygamma atan2 cbrt": ((0, 1), (0, 1)),
     "exp exp2": ((0, 1), (2, 3)),
     "expm1": ((0, 1), (4, 3)),
@@ -164,23 +164,23 @@ _COSTLY = names(
     "exp exp2 expm1 log log1p tanh logistic sqrt rsqrt cbrt div rem pow erf erfc erf_inv atan2 tan asin acos atan sinh "
     "cosh asinh acosh atanh lgamma digamma polygamma zeta bessel_i0e bessel_i1e"
 )
-#: Special functions that iterate over whole arrays until the last element has converged -> values of an element that
-#: are kept meanwhile, as XLA writes their series and continued fractions.
+#: Special functions that XLA computes by iterating over whole arrays until every element has converged -> the values
+#: that each element keeps during the iteration.
 _ITERATED = {
     **{"igamma": 25, "igammac": 25, "igamma_grad_a": 38, "random_gamma_grad": 35, "regularized_incomplete_beta": 9}
 }
-#: Names -> FLOP of putting one more real element in, and one more complex one.
+#: Names -> FLOP of reducing one more real element, then one more complex element.
 _COMBINE: Mapping[str, tuple[Pair, Pair]] = {
     **dict.fromkeys(("sum", "max", "min"), ((1, 0), (2, 0))),
     "prod": ((1, 0), (6, 0)),
     **dict.fromkeys(("and", "or", "xor"), ((1, 0), (1, 0))),
 }
-#: The family of primitives at which the device waits for the host.
+#: The family of primitives that make the device wait for the host.
 CALLBACK = "callback"
-#: Threefry-2x32 with 20 rounds (Salmon et al., SC 2011): a round is an add, a rotation (two shifts and an or)
-#: and an xor; the key goes in six times, two adds the first time and three after it.
+#: Threefry-2x32 with 20 rounds (Salmon et al., SC 2011). A round is an add, a rotation (two shifts and an or) and an
+#: xor. The key is added six times: two adds the first time, then three.
 _THREEFRY_OPS = 20 * 5 + 2 + 5 * 3
-#: Philox-4x32 with 10 rounds gives four words: a round is two products of two words, four xors and two adds.
+#: Philox-4x32 with 10 rounds gives four words. A round is two products of two words, four xors and two adds.
 _PHILOX_OPS = 10 * (2 * 2 + 4 + 2) // 4
 
 
@@ -189,44 +189,44 @@ def _results(op: Operation) -> int:
 
 
 def _integer_pow(op: Operation) -> OperationCounts:
-    """Squares and multiplies (Knuth, The Art of Computer Programming, 4.6.3), then one division if y < 0."""
+    """Count squares and multiplies (Knuth, The Art of Computer Programming, 4.6.3), plus a division if y < 0."""
     power, inverse = abs(op.params["y"]), op.params["y"] < 0
     products = max(power.bit_length() + power.bit_count() - 2, 0)
     return arithmetic(op.result, elements(op.result), (products + inverse, 0), (6 * products + 11 * inverse, 0))
 
 
 def _each(op: Operation) -> int:
-    """Operations of one combination: of a general reduction each of its function's equations is one."""
+    """Return the operations of combining two elements. Each equation of a general reduction's function counts one."""
     return len(op.params["jaxpr"].eqns) if "jaxpr" in op.params else 1
 
 
 def _cumulated(op: Operation) -> int:
-    """`n - 1` operations along the axis."""
+    """Count `n - 1` operations along the axis."""
     length = op.operand.shape[op.params["axis"]]
     return elements(op.operand) - elements(op.operand) // length if length else 0
 
 
 def _gamma(op: Operation) -> OperationCounts:
-    """One accepted trial of Marsaglia and Tsang (2000): a normal and a uniform number, two logs, a cube, a power."""
+    """Count one accepted trial of Marsaglia and Tsang (2000): a normal and a uniform number, two logs, cube, power."""
     samples = elements(op.result)
     return OperationCounts(14 * samples, 4 * samples, 2 * _THREEFRY_OPS * samples)
 
 
 def _random(ops_per_block: int, words: int = 1) -> Rule:
-    """Return the rule of blocks, of which each gives so many elements."""
+    """Return the rule of a generator whose blocks give so many elements each."""
     return Rule(
         "random", said=lambda op: OperationCounts(integer_ops=sum(map(elements, op.outputs)) * ops_per_block // words)
     )
 
 
 def _random_bits(op: Operation) -> OperationCounts:
-    """One block of Threefry for an element, whose two words are put together; other generators as Philox."""
+    """Count one Threefry block for each element of two words. Other generators count as Philox."""
     is_threefry = "fry" in str(op.operand.dtype)
     return OperationCounts(integer_ops=elements(op.result) * (_THREEFRY_OPS + 1 if is_threefry else _PHILOX_OPS))
 
 
 def _written(index: int, combine: tuple[Pair, Pair] | None = None) -> Rule:
-    """Updates, the operand of an index, written into another in place; where they are combined, it is read as well."""
+    """Count in-place updates as written bytes. Combining updates also reads the old values."""
     passes = 2 if combine is None else 3
     return Rule(
         "scatter",
@@ -239,20 +239,20 @@ def _written(index: int, combine: tuple[Pair, Pair] | None = None) -> Rule:
 
 
 def _scatter(combine: tuple[Pair, Pair] | None = None) -> Rule:
-    """Return the rule of a scatter, which writes a window for each vector of its indices."""
+    """Return the rule of a scatter, which writes one window for each index vector."""
     return _written(2, combine)._replace(
         also=lambda op: {"scatter_places": elements(op.inputs[1]) // max(op.inputs[1].shape[-1], 1)}
     )
 
 
 def _combining(op: Operation) -> OperationCounts:
-    """One operation for every element that a device gives."""
+    """Count one operation for each element of one device's part."""
     counts = [arithmetic(aval, elements(aval)) for aval in op.inputs]
     return OperationCounts(sum(c.flops for c in counts), 0, sum(c.integer_ops for c in counts))
 
 
 def _pallas(op: Operation) -> OperationCounts | None:
-    """What the kernel's author says; nothing is known without it."""
+    """Return the counts that the author of the kernel declares; None if the author declares none."""
     if (said := op.params.get("cost_estimate")) is None:
         return None
     return OperationCounts(int(said.flops), int(said.transcendentals), 0, int(said.bytes_accessed))
@@ -263,14 +263,14 @@ _ELEMENT, _MOVED = _FUSED._replace(times=_results, of=-1), _FUSED._replace(famil
 _REDUCTION = Rule(  # `n - 1` operations for `n` elements
     "reduction", lambda op: max(elements(op.operand) - elements(op.result), 0) * _each(op), in_memory=0, in_place=True
 )
-#: What is read of the operand and written: the result twice, and the indices.
+#: Bytes of a gather: the result twice, and the indices.
 _TOUCHING = Rule("gather", moved=lambda op: 2 * nbytes(*op.outputs) + nbytes(*op.inputs[1:]))
 _GATHER = _TOUCHING._replace(in_memory=0, writes_memory=False, reads_part=True)
-#: Partial results of blocks, and their copy if there are other axes.
+#: Bytes of the partial results of blocks, and of their copy for other axes.
 _CUMULATIVE = Rule("cumulative", _cumulated, workspace=lambda op: (1 + (len(op.result.shape) > 1)) * nbytes(op.result))
-#: `size - 1` operations for a window, padding included.
+#: `size - 1` operations for each window, including padding.
 _WINDOW = Rule("window", lambda op: _results(op) * max(math.prod(op.params["window_dimensions"]) - 1, 0) * _each(op))
-#: For each window the comparisons of its elements, and one add of its source, which is no larger than what they cover.
+#: For each window: comparisons of its elements, and one add of the source.
 _SELECTION = Rule("window", lambda op: min(map(elements, op.inputs[:2])) * math.prod(op.params["window_dimensions"]))
 
 
@@ -281,15 +281,15 @@ def _costing(rule: Rule, costs: tuple[Pair, Pair]) -> Rule:
 #: Names of primitives -> the rule of each.
 _TABLE: Mapping[str, Rule] = {
     "integer_pow": _FUSED._replace(said=_integer_pow),
-    # A multiply and an add for each coefficient but the highest (Horner).
+    # A multiply and an add for each coefficient except the highest (Horner).
     "polynomial": _FUSED._replace(
         times=lambda op: elements(op.result) * (len(op.inputs) - 2), real=(2, 0), in_complex=(8, 0)
     ),
-    # What moves data and computes nothing.
+    # Primitives that move data and compute nothing.
     "broadcast_in_dim concatenate pad select_n convert_element_type bitcast_convert_type iota copy copy_p real imag "
     "complex split stack unstack tile device_put empty empty2 new_ref freeze random_clone": _MOVED,
     "slice": _MOVED._replace(reads_part=True),
-    # Their results lie in another order, and so never where the operand lies.
+    # The results have another memory order, so they never reuse the operand's memory.
     "transpose rev": _MOVED._replace(in_place=False),
     "reduce argmax argmin": _REDUCTION,
     "gather": _GATHER._replace(
@@ -298,7 +298,7 @@ _TABLE: Mapping[str, Rule] = {
     ),
     "dynamic_slice": _GATHER._replace(also=lambda op: {"gather_places": 1}),
     "get": _TOUCHING,
-    # The new values read and written, the old ones read and written, and the indices.
+    # Bytes: new values read and written, old values read and written, and the indices.
     "swap": Rule("scatter", moved=lambda o: 2 * nbytes(o.result, o.inputs[1]) + nbytes(*o.inputs[2:]), in_place=True),
     "addupdate": _written(1, _COMBINE["sum"]),
     "dynamic_update_slice": _written(1)._replace(also=lambda op: {"scatter_places": 1}),
@@ -308,13 +308,13 @@ _TABLE: Mapping[str, Rule] = {
     "cumlogsumexp": _costing(_CUMULATIVE, ((4, 2), (12, 5))),  # max + log1p(exp(-|a - b|))
     "reduce_window reduce_window_sum reduce_window_max reduce_window_min select_and_gather_add": _WINDOW,
     "select_and_scatter_add select_and_scatter": _SELECTION,
-    # The state of a block and its key: three words of 32 bits for every element.
+    # Scratch: state and key of a block, three words for each element.
     "random_bits": Rule("random", said=_random_bits, workspace=lambda op: 12 * elements(op.result)),
     "threefry2x32": _random(_THREEFRY_OPS, 2),
     "random_split random_fold_in": _random(_THREEFRY_OPS),
     "random_seed": _random(3),  # two words by a shift, a mask, a conversion
     "rng_uniform rng_bit_generator": _random(_PHILOX_OPS),
-    "random_gamma": Rule("random", said=_gamma, workspace=lambda op: 36 * nbytes(op.result)),  # XLA's state of a trial
+    "random_gamma": Rule("random", said=_gamma, workspace=lambda op: 36 * nbytes(op.result)),  # XLA's scratch memory
     "pure_callback io_callback debug_callback debug_print python_callback infeed outfeed": Rule(CALLBACK),
     "psum psum2 psum_invariant pmax pmin reduce_scatter unreduced_psum unreduced_reduce_scatter": Rule(
         "collective", said=_combining
@@ -323,7 +323,7 @@ _TABLE: Mapping[str, Rule] = {
     "reshard": Rule("collective"),
     "pallas_call": Rule("kernel", said=_pallas),
 }
-#: By the name of the primitive.
+#: Rules by the name of the primitive.
 ARRAY_RULES: Mapping[str, Rule] = {
     **{name: rule for text, rule in _TABLE.items() for name in text.split()},
     **{

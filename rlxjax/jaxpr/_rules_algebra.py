@@ -1,7 +1,8 @@
 """Rules of products, convolutions, Fourier transforms, sorting and linear algebra.
 
-FLOP of factorisations are the leading orders of the textbooks, rounded down: LAPACK Working Note 41 for what one takes,
-Golub and Van Loan, Matrix Computations (4th edition), for what iterates. A complex multiply-add is four real ones.
+FLOP of factorisations are the leading orders in textbooks, rounded down: LAPACK Working Note 41 for direct algorithms;
+Golub and Van Loan, Matrix Computations (4th edition), for iterative ones. A complex multiply-add counts as four real
+ones.
 """
 
 import math
@@ -9,28 +10,28 @@ from collections.abc import Callable, Mapping
 
 from ._rules import Operation, Rule, elements, is_real_on_one_side, nbytes
 
-#: Points beyond which a transform is a long one.
+#: A longer transform counts as long.
 _LONG = 2**13
-#: Channels of a short vector.
+#: The most channels of a short vector.
 _VECTOR = 4
-#: Factors that transforms are written out for; what a step of another one costs, of those; and how many steps of a
-#: smooth transform Bluestein's algorithm (1970) takes for one of its own, with its other passes.
+#: Prime factors with special FFT code; the relative cost of a step for another factor; and the relative cost of
+#: Bluestein's algorithm (1970), in steps of a smooth transform.
 _WRITTEN_OUT, _OTHER_FACTOR, _BLUESTEIN = 5, 1.1, 3.0
 
 
 def _products(op: Operation) -> int:
-    """Return how many products of two matrices there are: the elements of the batch axes."""
+    """Return the number of matrix products, which is the product of the batch sizes."""
     return math.prod(op.operand.shape[axis] for axis in op.params["dimension_numbers"][1][0])
 
 
 def _dot(op: Operation) -> int:
-    """`m n k` for each of the batch."""
+    """Return `m n k` times the batch size."""
     (contracted, _), _ = op.params["dimension_numbers"]
     return elements(op.result) * math.prod(op.operand.shape[axis] for axis in contracted)
 
 
 def _product_reads(op: Operation) -> dict[str, int]:
-    """Return the products of a batch, the elements that are packed for them, and their results; vectors apart."""
+    """Return counts of products, packed elements and results. Products with a vector have counts of their own."""
     (left, _), _ = op.params["dimension_numbers"]
     shared, count = math.prod(op.operand.shape[axis] for axis in left), _products(op)
     sides = [elements(aval) // max(shared * count, 1) for aval in op.inputs[:2]]
@@ -41,7 +42,7 @@ def _product_reads(op: Operation) -> dict[str, int]:
 
 
 def _reordered(op: Operation) -> list[bool]:
-    """Whether the batch of an operand does not come first, or its contracted axes lie between others."""
+    """Whether an operand's batch axes are not first, or its contracted axes lie between other axes."""
     reordered = []
     for aval, axes, batch in zip(op.inputs, *op.params["dimension_numbers"], strict=True):
         first, end = len(batch), len(aval.shape)
@@ -51,7 +52,7 @@ def _reordered(op: Operation) -> list[bool]:
 
 
 def _ragged_dot(op: Operation) -> int:
-    """`m n k`: each row meets the matrix of its own group only."""
+    """Return `m n k`: each row is multiplied by the matrix of its own group only."""
     numbers = op.params["ragged_dot_dimension_numbers"]
     (contracted, _), _ = numbers.dot_dimension_numbers
     groups = op.inputs[2].shape[-1] if numbers.lhs_ragged_dimensions[0] in contracted else 1
@@ -59,7 +60,7 @@ def _ragged_dot(op: Operation) -> int:
 
 
 def _window(op: Operation) -> list[tuple[int, ...]]:
-    """Return of each axis of a window: positions, taps, elements, stride, hole, dilation, and the padding before."""
+    """Return for each axis of a window: positions, taps, elements, stride, holes, dilation and leading padding."""
     numbers, params, (operand, kernel) = op.params["dimension_numbers"], op.params, op.inputs
     specs = numbers.out_spec[2:], numbers.rhs_spec[2:], numbers.lhs_spec[2:]
     steps = params["window_strides"], params["lhs_dilation"], params["rhs_dilation"], params["padding"]
@@ -70,7 +71,7 @@ def _window(op: Operation) -> list[tuple[int, ...]]:
 
 
 def _convolution(op: Operation) -> int:
-    """One for every element of the result, tap and input channel of its group; padding counts, holes do not."""
+    """Count one for each result, tap and input channel of a group. Padding counts, holes do not."""
     numbers = op.params["dimension_numbers"]
     products = op.inputs[1].shape[numbers.rhs_spec[1]]
     products *= math.prod(op.result.shape[axis] for axis in numbers.out_spec[:2])
@@ -85,14 +86,14 @@ def _convolution(op: Operation) -> int:
 
 
 def _runs(op: Operation) -> int:
-    """Return the runs of neighbours that a convolution reads: one a position, group and row of its window."""
+    """Return the contiguous runs that a convolution reads: one for each position, group and row of the window."""
     axes, images = _window(op), op.result.shape[op.params["dimension_numbers"].out_spec[0]]
     positions, rows = math.prod(axis[0] for axis in axes), math.prod(axis[1] for axis in axes[:-1])
     return images * op.params["feature_group_count"] * positions * rows
 
 
 def _window_reads(op: Operation) -> dict[str, int]:
-    """Return the loads of the runs that a convolution reads, and those of windows over an edge."""
+    """Return the vector loads of a convolution's runs, and the loads of windows over an edge."""
     axes, channels = _window(op), op.inputs[1].shape[op.params["dimension_numbers"].rhs_spec[1]]
     runs = inside = _runs(op)
     for positions, taps, size, stride, hole, dilation, before in axes:
@@ -104,7 +105,7 @@ def _window_reads(op: Operation) -> dict[str, int]:
 
 
 def _channels_last(op: Operation) -> int:
-    """A copy of what does not lie as compilers want it: batch, space, channels; kernels space, in, out."""
+    """Count copies of operands in another layout than (batch, space, channels), kernels (space, in, out)."""
     numbers, last = op.params["dimension_numbers"], len(op.result.shape) - 1
     image, kernel = (0, last, *range(1, last)), (last, last - 1, *range(last - 1))
     specs = map(tuple, (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec))
@@ -113,7 +114,7 @@ def _channels_last(op: Operation) -> int:
 
 
 def _fft(op: Operation) -> int:
-    """`5 n log2 n` for n complex points (Cooley and Tukey, as FFTW counts), half of it where one side is real."""
+    """Return `5 n log2 n` FLOP for n complex points (Cooley and Tukey, as FFTW counts), half for a real side."""
     points = math.prod(op.params["fft_lengths"])
     half_flops = (1 if is_real_on_one_side(op) else 2) * 5 * points
     return _points(op) // points * round(half_flops * math.log2(points) / 2) if points else 0
@@ -124,12 +125,12 @@ def _points(op: Operation) -> int:
 
 
 def _transforms(op: Operation) -> int:
-    """Return how many transforms of the last axis there are."""
+    """Return the number of transforms of the last axis."""
     return _points(op) // max(op.params["fft_lengths"][-1], 1)
 
 
 def _fft_steps(op: Operation) -> dict[str, int]:
-    """Return the points of a Fourier transform times the sum of the factors of its lengths, half where one is real."""
+    """Return the points of an FFT times the sum of its lengths' prime factors, half for a real side."""
     steps = _points(op) * sum(map(_steps_of_a_point, op.params["fft_lengths"]))
     steps = round(steps / 2 if is_real_on_one_side(op) else steps)
     is_long = max(op.params["fft_lengths"], default=1) > _LONG
@@ -137,7 +138,7 @@ def _fft_steps(op: Operation) -> dict[str, int]:
 
 
 def _steps_of_a_point(length: int) -> float:
-    """Return the sum of the factors of a length, those of Bluestein's algorithm if it takes fewer."""
+    """Return the sum of a length's prime factors, or the equivalent of Bluestein's algorithm if that is less."""
     smooth_log2 = (2 * length - 1).bit_length()
     of_bluestein = _BLUESTEIN * smooth_log2 * 2**smooth_log2 / length
     total, factor = 0.0, 2
@@ -151,7 +152,7 @@ def _steps_of_a_point(length: int) -> float:
 
 
 def _matrix(flops: Callable[[Operation], int], copies: bool = False, operand: int = 0) -> Rule:
-    """Return the rule of a factorisation: FLOP of one matrix, times the batch; some libraries want a copy of it."""
+    """Return the rule of a factorisation: FLOP of one matrix times the batch. Some libraries copy the matrix first."""
     return Rule(
         "linear algebra",
         lambda op: math.prod(op.inputs[operand].shape[:-2]) * flops(op),
@@ -169,14 +170,14 @@ def _lu_flops(op: Operation) -> int:
 
 
 def _householder_flops(op: Operation, n: int | None = None, k: int | None = None) -> int:
-    """K reflectors of an m by n matrix, made into R or multiplied out into Q; as many as fit unless told."""
+    """Count k reflectors of an m by n matrix, for R or for Q; by default as many as fit."""
     m, columns = op.operand.shape[-2:]
     n, count = n or columns, min(m, columns) if k is None else k
     return (12 * m * n * count - 6 * (m + n) * count**2 + 4 * count**3) // 3
 
 
 def _svd_flops(op: Operation) -> int:
-    """Golub and Reinsch (Golub and Van Loan, figure 8.6.1)."""
+    """Return the FLOP of Golub and Reinsch (Golub and Van Loan, figure 8.6.1)."""
     n, m = sorted(op.operand.shape[-2:])
     if not op.params.get("compute_uv", True):
         return (12 * m * n**2 - 4 * n**3) // 3
@@ -186,7 +187,7 @@ def _svd_flops(op: Operation) -> int:
 
 
 def _eig_flops(op: Operation) -> int:
-    """25 n**3 with eigenvectors, 10 n**3 without (Golub and Van Loan, 7.5.6)."""
+    """Return 25 n**3 FLOP with eigenvectors, 10 n**3 without (Golub and Van Loan, 7.5.6)."""
     vectors = op.params.get("compute_left_eigenvectors") or op.params.get("compute_right_eigenvectors")
     return (25 if vectors else 10) * op.operand.shape[-1] ** 3
 
@@ -200,7 +201,7 @@ def _ormqr_flops(op: Operation) -> int:
 _PRODUCT = Rule("matmul", _dot, (2, 0), (8, 0))
 #: `n max(1, ceil(log2 k))` comparisons: a heap of k.
 _TOP_K = Rule("sort", lambda op: elements(op.operand) * max((max(op.params["k"], 1) - 1).bit_length(), 1))
-#: By the name of the primitive.
+#: Rules by the name of the primitive.
 RULES: Mapping[str, Rule] = {
     "dot_general": _PRODUCT._replace(reorders=_reordered, pieces=_products, also=_product_reads),
     "scaled_dot": _PRODUCT,
@@ -230,9 +231,9 @@ RULES: Mapping[str, Rule] = {
     "geqp3": _matrix(_householder_flops),
     "householder_product": _matrix(lambda op: _householder_flops(op, k=op.inputs[1].shape[-1])),
     "ormqr": _matrix(_ormqr_flops),
-    # The operand in another order, or, as it is destroyed, its place and more for the results in that order.
+    # The operand in another order; a destroyed operand also needs space for the results.
     "svd": _matrix(_svd_flops)._replace(workspace=lambda op: max(nbytes(op.operand), nbytes(*op.outputs))),
-    # n**2 for each right side, which lies along either axis of the second operand.
+    # n**2 for each right side, along either axis of the second operand.
     "triangular_solve": _matrix(lambda op: math.prod(op.inputs[1].shape[-2:]) * op.operand.shape[-1], copies=True),
     # The Thomas algorithm takes 8 n for each right side.
     "tridiagonal_solve": _matrix(lambda op: 8 * math.prod(op.inputs[3].shape[-2:]), operand=3),

@@ -1,4 +1,4 @@
-"""What the equations of a jaxpr add up to, and how often the bodies of its loops run."""
+"""Totals over the equations of a jaxpr, with the trip counts of its loops."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,17 +10,17 @@ from ._kernels import kernel_bytes
 from ._rules import OperationCounts
 
 NONE = OperationCounts(bytes=0, launches=0)
-#: Trip counts of the loops that do not tell theirs: by line, or in order of appearance.
+#: Trip counts of loops with unknown trips: by source line, or in order of appearance.
 TripCounts = Mapping[str, int | None] | Sequence[int | None]
-#: Keys of what runs: single counts; others begin with a word and a name, and end with the place of a count.
+#: Keys of single counts. Other keys are (word, name, position of the count).
 SYNC_POINTS, FUSED_BYTES, CYCLES = ("sync points", "", 0), ("fused bytes", "", 0), ("cycles", "", 0)
-#: Cycles of kernels that do more than to go over their arrays: products, and what a compiler has code of its own for.
+#: Cycles of products, and of kernels that a compiler implements by special code.
 OWN_CYCLES = ("own cycles", "", 0)
-#: Turns of loops, and choices among branches.
+#: Iterations of loops, and branch decisions.
 TRIPS = ("trips", "", 0)
-#: What keys of exchanges, and of the products of a compiled program by their kind, begin with.
+#: First words of the keys of exchanges, and of products by their kind.
 EXCHANGE, PRODUCT = "exchange", "product"
-#: And those of custom kernels, by what their authors say.
+#: First word of the keys of custom kernels, whose authors declare the counts.
 CUSTOM = "custom"
 
 
@@ -28,9 +28,9 @@ class UnknownLoop(NamedTuple):
     """A `while` whose number of trips depends on data.
 
     Attributes:
-        line: where it stands.
-        starts: how often it is started; None inside another unknown loop.
-        per_trip: what one trip does, of body and condition, without unknown loops inside.
+        line: source line of the loop.
+        starts: number of starts; None inside another unknown loop.
+        per_trip: counts of one iteration (body and condition), without inner unknown loops.
     """
 
     line: str
@@ -39,12 +39,12 @@ class UnknownLoop(NamedTuple):
 
 
 class BranchSpread(NamedTuple):
-    """A `cond` or `switch`, charged by its dearest branch.
+    """A `cond` or `switch`, which counts as its most expensive branch.
 
     Attributes:
-        line: where it stands.
-        least: what its cheapest branch does, by FLOP, then bytes.
-        most: what its dearest branch does.
+        line: source line of the conditional.
+        least: counts of the cheapest branch, compared by FLOP, then bytes.
+        most: counts of the most expensive branch.
     """
 
     line: str
@@ -53,34 +53,34 @@ class BranchSpread(NamedTuple):
 
 
 class Trips:
-    """Hands out the trip counts of loops, in order of appearance, and remembers which loops asked."""
+    """Trip counts of loops by order of appearance, with a record of the loops that needed a count."""
 
     def __init__(self, trip_counts: TripCounts | None) -> None:
         self._is_in_order = isinstance(trip_counts, Sequence) and not isinstance(trip_counts, str)
         if not (self._is_in_order or trip_counts is None or isinstance(trip_counts, Mapping)):
             raise ValueError(f"trip_counts: expected a mapping by line or a sequence of integers, got {trip_counts!r}")
         given: Any = dict(enumerate(trip_counts or ())) if self._is_in_order else trip_counts or {}
-        #: By place or by line.
+        #: Trip counts by position or by line.
         self._given = {key: n if n is None else as_index(n, "trip_counts") for key, n in given.items()}
-        #: Of the loops that asked, and what they were told; and the trips by line of those that tell their own.
+        #: Lines of the loops that needed a count, the counts given, and the known trips by line of other loops.
         self._asked: list[tuple[str, int | None]] = []
         self.read: list[tuple[str, int | None]] = []
 
     def next(self, line: str) -> int | None:
-        """Return the trips of the loop that appears now, None if nobody said."""
+        """Return the trips of the next loop, None if not given."""
         trips = self._given.get(len(self._asked) if self._is_in_order else line)
         self._asked.append((line, trips))
         return trips
 
     def by_line(self) -> dict[str, int]:
-        """Return the trips of the lines whose loops all have the same, of those that appeared."""
+        """Return the trips by line, for lines whose loops all have the same trips."""
         found: dict[str, set[int | None]] = {}
         for line, trips in (*self.read, *self._asked):
             found.setdefault(line, set()).add(trips)
         return {line: trips for line, (trips, *others) in found.items() if trips is not None and not others}
 
     def check_used(self) -> None:
-        """Refuse a count for a loop that is not there, and too few."""
+        """Refuse counts for absent loops, and too few counts."""
         lines = [line for line, _ in self._asked]
         if self._is_in_order and len(self._given) != len(lines):
             where = f" ({', '.join(lines)})" if lines else ""
@@ -91,21 +91,21 @@ class Trips:
 
 
 class Totals:
-    """What one jaxpr, or a part of a compiled program, does when it runs once."""
+    """Totals of one run of a jaxpr or of a part of a compiled program."""
 
     def __init__(self) -> None:
-        #: What runs, by its key.
+        #: Counts by key.
         self.work: Counter[Any] = Counter()
-        #: Of a compiled program: its kernels by kind, and commands of a GPU's host.
+        #: For a compiled program: kernels by kind, and commands of a GPU's host.
         self.kernels: Counter[Any] = Counter()
         self.commands: Counter[str] = Counter()
-        #: Each equation once, operations of a loop's body once, bytes as often as they move.
+        #: Coverage by rules: each equation once, a loop's body once, bytes each time that they move.
         self.equations = self.static_ops = self.all_bytes = self.counted_bytes = 0
         self.uncosted: Counter[str] = Counter()
-        #: How often each loop of unknown length is started; None inside another one.
+        #: Starts of each loop with unknown trips; None inside another such loop.
         self.loop_starts: dict[int, int | None] = {}
         self.spreads: dict[str, BranchSpread] = {}
-        #: Of the arguments and constants that somebody uses, and of what lives beside them.
+        #: Bytes of used arguments and constants, and of other memory at the peak.
         self.argument_bytes = self.temp_bytes = 0
 
     def rows(self, of: str) -> dict[str, OperationCounts]:
@@ -135,7 +135,7 @@ class Totals:
                 own[key] += times * count
 
     def meet(self, other: "Totals", times: int | None) -> None:
-        """Add what is met, each equation once, and its bytes as often as they move; None is unknown, and once."""
+        """Add coverage: equations count once, bytes each time that they move. Unknown times (None) count once."""
         for number, starts in other.loop_starts.items():
             self.loop_starts[number] = 0 if times == 0 else starts and times and starts * times
         self.spreads.update(other.spreads)
@@ -147,7 +147,7 @@ class Totals:
         self.uncosted.update(other.uncosted)
 
     def add_loop(self, test: "Totals", turn: "Totals", trips: int | None, line: str, number: int) -> UnknownLoop:
-        """Add a loop, and say what one turn does; of unknown trips it counts its first test, and is met by a number."""
+        """Add a loop; return its counts for one iteration. A loop of unknown trips only counts its first condition."""
         self.add(test, 1 + (trips or 0))
         if trips is None:
             self.meet(turn, None)
@@ -158,9 +158,9 @@ class Totals:
         return UnknownLoop(line, 0, summed(test.sums(), turn.sums()))
 
     def add_branches(self, branches: Sequence["Totals"], line: str) -> "Totals":
-        """Add the dearest branch of a conditional, by FLOP, bytes, then launches; return the cheapest one."""
+        """Add the most expensive branch of a conditional, by FLOP, bytes, then launches; return the cheapest branch."""
 
-        def order(branch: Totals) -> tuple[Any, ...]:  # libraries may go over the bytes of a call several times
+        def order(branch: Totals) -> tuple[Any, ...]:  # a library call may read its bytes several times
             sums = branch.sums()
             return sums.flops, kernel_bytes(branch.kernels), *sums[3:]
 
@@ -168,7 +168,7 @@ class Totals:
         self.add(ordered[-1], 1)
         for branch in ordered[:-1]:
             self.meet(branch, 0)
-            self.loop_starts.update(dict.fromkeys(branch.loop_starts))  # it may be taken all the same
+            self.loop_starts.update(dict.fromkeys(branch.loop_starts))  # this branch may run too
         if len(ordered) > 1:
             self.spreads[line] = BranchSpread(line, ordered[0].sums(), ordered[-1].sums())
         return ordered[0]

@@ -1,4 +1,4 @@
-"""The walk over a jaxpr: every equation that does work is counted, calls are looked into, loops multiplied."""
+"""The walk over a jaxpr: count each equation that does work, inside calls too, and multiply loops by trip counts."""
 
 import math
 from collections import Counter
@@ -28,15 +28,15 @@ from ._primitives import (
 from ._rules import CALLBACK, Operation, OperationCounts, Rule, elements, nbytes
 from ._totals import CUSTOM, FUSED_BYTES, NONE, SYNC_POINTS, TRIPS, Totals, Trips, UnknownLoop
 
-#: A called jaxpr of more equations is one step of its caller, so that calls of calls stay bounded.
+#: The most equations of a called jaxpr that are inlined; a larger jaxpr is one step, so that nested calls stay bounded.
 _MOST_INLINED = 100_000
 _UNCOSTED = Rule("uncosted", said=lambda op: None)
-#: What holds steps of its own, and what is put in another order of memory.
+#: The rules of a step that contains steps, and of a copy in another order of memory.
 _INNER, _REORDERED = Rule("", in_place=True), Rule("movement")
 
 
 class _Placed(NamedTuple):
-    """An equation with the buffers that it reads (or literals) and makes, and the line of its caller."""
+    """An equation, the buffers or literals that the equation reads, the buffers it writes, and its caller's line."""
 
     equation: Any
     caller: str
@@ -45,23 +45,23 @@ class _Placed(NamedTuple):
 
 
 class _Flat:
-    """A jaxpr with its calls written out, between numbered buffers."""
+    """A jaxpr with inlined calls, as equations between numbered buffers."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
         self.placed: list[_Placed] = []
         self.constants: dict[int, int] = {}
-        #: Buffers that are made of literals: nobody has to keep them.
+        #: Buffers made of literals alone: these need no memory.
         self.constant: set[int] = set()
-        #: How those are made that some equation makes: of some on the way, in any order of memory.
+        #: The rule of the equation that makes each buffer; a fused result can have any order of memory.
         self.makers: dict[int, Rule] = {}
-        #: Those that somebody reads in another shape: no elementwise result takes their place.
+        #: Buffers that are read in another shape: no elementwise result reuses their memory.
         self.reshaped: set[int] = set()
-        #: Of arguments, those in another order of memory.
+        #: Copies of arguments in another order of memory.
         self.copies: dict[int, int] = {}
-        #: Those that hold one number which is known before the program runs.
+        #: Buffers of one number that is known before the program runs.
         self.known: dict[int, Number] = {}
-        #: Equations that move nothing.
+        #: The number of equations that move nothing.
         self.free_equations = 0
 
     def new(self, size_bytes: int) -> int:
@@ -79,7 +79,7 @@ class _Flat:
 
 
 class Walk:
-    """One walk over a traced function, with the trips of its loops, and the values that it closes over by variable."""
+    """One walk over a traced function, with the trip counts of its loops and the values of captured arrays."""
 
     def __init__(self, trips: Trips, constants: dict[Any, Any]) -> None:
         self.loops: list[UnknownLoop] = []
@@ -97,7 +97,7 @@ class Walk:
         return self._totals[key]
 
     def _size(self, jaxpr: Any) -> tuple[int, bool]:
-        """Return how many equations a jaxpr has with its calls written out, and whether a `while` is in it."""
+        """Return the number of equations of a jaxpr with inlined calls, and whether the jaxpr has a `while`."""
         if id(jaxpr) not in self._sizes:
             size, has_while = len(jaxpr.eqns), False
             for equation in jaxpr.eqns:
@@ -118,7 +118,7 @@ class Walk:
         return self._implementations[id(equation)]
 
     def _called(self, equation: Any, operands: Sequence[Any]) -> tuple[Any, Sequence[Any]] | None:
-        """Return the jaxpr that an equation runs once, and what it gives to it."""
+        """Return the jaxpr that an equation calls, and its arguments; None if the equation is no call."""
         if equation.primitive.name in CALLS:
             return called_jaxpr(equation, operands)
         implemented = self._implementation(equation)
@@ -128,14 +128,14 @@ class Walk:
         flat, totals = _Flat(), Totals()
         inputs = [flat.new(nbytes(var.aval)) for var in jaxpr.invars]
         flat.known.update(zip(inputs, known, strict=False))
-        # Loops of unknown length are told apart by line; totals without one serve every caller.
+        # A loop of unknown length is identified by its line; totals without such a loop serve every caller.
         outputs = self._place(jaxpr, inputs, flat, self._line if self._size(jaxpr)[1] else UNKNOWN_LINE)
         kept = [buffer for buffer in outputs if isinstance(buffer, int)]
         given = [*inputs, *flat.constants.values()]
         totals.equations = flat.free_equations
         steps = [self._step(placed, flat, totals) for placed in _used(flat.placed, kept)]
         steps = folded(steps, flat.constant, {*kept})
-        # What is given can be put in order at once, and compilers do.
+        # Compilers put an argument into the needed order of memory once.
         steps[:0] = [
             Step(None, _REORDERED, (old,), (new,), (old,), 0, work=reordering(flat.sizes[old]))
             for old, new in flat.copies.items()
@@ -151,7 +151,7 @@ class Walk:
         return totals
 
     def _place(self, jaxpr: Any, operands: Sequence[Any], flat: _Flat, caller: str) -> list[Any]:
-        """Write the equations of a jaxpr out and return the buffers of its results."""
+        """Place the equations of a jaxpr between buffers, and return the buffers of the results."""
         held: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
         held.update((var, flat.held_constant(self._constants.get(var, var), var.aval)) for var in jaxpr.constvars)
 
@@ -175,7 +175,7 @@ class Walk:
             else:
                 results = [flat.new(nbytes(var.aval)) for var in equation.outvars]
                 flat.known.update(dict.fromkeys(results[:1], known_result(equation, flat.numbers(reads))))
-                if name == "dot_general":  # free axes of an operand become one
+                if name == "dot_general":  # the free axes of an operand become one axis
                     free = (
                         len(var.aval.shape) - sum(map(len, axes))
                         for var, *axes in zip(equation.invars, *equation.params["dimension_numbers"], strict=True)
@@ -190,7 +190,7 @@ class Walk:
         return [at(var) for var in jaxpr.outvars]
 
     def _step(self, placed: _Placed, flat: _Flat, totals: Totals) -> Step:
-        """Add an equation to the totals, and return what it does between buffers."""
+        """Add the counts of an equation to the totals, and return the equation as a step between buffers."""
         equation, caller, reads, writes = placed
         name, line = equation.primitive.name, source_line(equation, caller)
         buffers = tuple(buffer for buffer in reads if isinstance(buffer, int))
@@ -242,7 +242,7 @@ class Walk:
         return Step(equation, rule, buffers, writes, needs, traffic_bytes, workspace, work, tuple(hows))
 
     def _inside(self, equation: Any, line: str, known: Sequence[Number]) -> Totals:
-        """Return what the jaxprs of a loop, a conditional or a large call do, with the memory they need beside it."""
+        """Return the totals of a loop, a conditional or a large call, with the temporaries' memory."""
         name, params = equation.primitive.name, equation.params
         written = nbytes(*(var.aval for var in equation.outvars))
         result = Totals()
@@ -297,7 +297,7 @@ class Walk:
         mark_looped(result.work)
 
     def _told_trips(self, params: Mapping[str, Any], known: Sequence[Number]) -> int | None:
-        """Return how often a `while` with these operands runs, if its test depends on known numbers only, else None."""
+        """Return the trip count of a `while` whose test depends on known numbers alone, else None."""
         flat, of_test = _Flat(), params["cond_nconsts"]
         operands = [flat.new(0) for _ in known]
         carried = of_test + params["body_nconsts"]
@@ -331,19 +331,19 @@ class Walk:
         branches = [self.totals(opened(branch), known=known) for branch in possible]
         least = result.add_branches(branches, line)
         result.work[TRIPS] += 1
-        # Beside a branch that does nothing, the others are a guard: a run that it stops is none.
+        # Beside an empty branch, the others are an error check: their callbacks do not run in a call that succeeds.
         deciding = branches if any(least.sums()[:4]) else [least]
         result.work[SYNC_POINTS] = max(branch.work[SYNC_POINTS] for branch in deciding)
         result.temp_bytes = max(branch.temp_bytes for branch in branches)
 
 
 def _used(placed: Sequence[_Placed], outputs: Iterable[int]) -> list[_Placed]:
-    """Return the equations whose results somebody uses, or that have an effect."""
+    """Return the equations whose results are used, or that have an effect."""
     needed, used = set(outputs), []
     for each in reversed(placed):
         effects = any(type(effect).__name__ != "NamedAxisEffect" for effect in each.equation.effects)
         if effects or not needed.isdisjoint(each.writes):
-            if each.equation.primitive.name == "scan":  # a stack that nobody reads is not kept
+            if each.equation.primitive.name == "scan":  # an unused stack is not kept
                 _, carried = scan_layout(each.equation)
                 kept = (buffer for buffer in each.writes[carried:] if buffer in needed)
                 each = each._replace(writes=(*each.writes[:carried], *kept))

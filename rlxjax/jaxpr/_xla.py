@@ -1,8 +1,8 @@
-"""What a program that XLA compiled runs and moves, by one walk over its text for CPU, TPU and GPU."""
+"""Counts of a program that XLA compiled: kernels, bytes and exchanges, read from its text for CPU, TPU and GPU."""
 
 import re
 from collections import Counter
-from collections.abc import Container, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 
 import numpy as np
 
@@ -15,9 +15,9 @@ from ._totals import CYCLES, EXCHANGE, OWN_CYCLES, PRODUCT, Totals, UnknownLoop
 from ._xla_kernels import GpuProgram, add_kernels, end_row, products_of, unknown_targets
 from ._xla_text import COLLECTIVES, ENDS, NOTHING, TRANSFERS, Computation, Instruction, computations, frame_lines
 
-#: What a TPU's compiler has code of its own for.
+#: Operations that a TPU's compiler implements by code of its own.
 _OWN = names("reduce-window select-and-scatter sort scatter gather rng-bit-generator fft cholesky triangular-solve")
-#: Calls that stand for another view of memory.
+#: Custom calls that only give another view of memory.
 _VIEWS = ("ConcatBitcast", "AllocateBuffer")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)')
 _KIND = re.compile(r"\bkind=k(\w+)")
@@ -29,36 +29,29 @@ _DIRECTION = re.compile(r"\bdirection=(\w+)")
 _INTEGERS = {"pred": np.dtype(bool)} | {
     f"{'su'[kind == 'u']}{8 * size}": np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)
 }
-#: What a loop's counter meets, by the names of primitives; a comparison is named by its direction.
+#: Opcodes that may act on a loop counter, as names of primitives. The direction names a comparison.
 _SCALARS = dict.fromkeys(("copy", "bitcast", "convert", "copy-done", "copy-start", "reshape"), "copy") | {"add": "add"}
 
 
 class CompiledProgram:
-    """A compiled program: what it runs, and what of it no figure of XLA's own covers.
+    """The counts of a compiled program, and the parts of the program for which XLA estimates no cycles.
 
-    Trips are those of loops whose trips the text does not tell, by their line. Some files are no user's. On a TPU
-    instructions on single numbers are no kernels. A text that is not written as expected is a `ValueError`.
+    `trips` gives the iterations of loops whose text does not say them, by source line. On a TPU, instructions on
+    single numbers are no kernels. A text of an unknown form raises a `ValueError`.
     """
 
-    def __init__(
-        self,
-        text: str,
-        trips: Mapping[str, int],
-        no_users: Container[str] = (),
-        platform: str = "cpu",
-        devices: int = 1,
-    ) -> None:
-        #: The loops whose trips the text does not tell, and how many turn more than once, or nobody knows how often.
+    def __init__(self, text: str, trips: Mapping[str, int], platform: str = "cpu", devices: int = 1) -> None:
+        #: Loops of unknown iterations. `loops` counts all loops except those of exactly one iteration.
         self.unknown_loops: list[UnknownLoop] = []
         self.loops = 0
-        #: The targets of custom calls, in order, and what the compiler estimates no cycles of though it does of others.
+        #: Targets of custom calls, in order. `no_cycles` names kinds of kernels without an estimate of cycles.
         self.custom_calls: dict[str, None] = {}
         self.no_cycles: dict[str, None] = {}
         self._trips, self._platform, self._devices = trips, platform, devices
         try:
             self._computations, name = computations(text)
-            self._lines = frame_lines(text, no_users)
-            #: Launches and bytes by kind of instruction and by the user's line.
+            self._lines = frame_lines(text)
+            #: Launches and bytes by kind of instruction and by the user's source line.
             self.totals = self._count(name)
             entry = self._computations[name]
             results = len(entry.instructions[entry.root].arrays)
@@ -67,17 +60,17 @@ class CompiledProgram:
                 f"compiled program: XLA's text is not written as expected ({type(error).__name__}: {error})"
             ) from None
         self.cycles, self.own_cycles = self.totals.work[CYCLES], self.totals.work[OWN_CYCLES]
-        #: What devices do together, by name: how often, and bytes that one device reads and writes.
+        #: Collectives by name: launches, and the bytes that one device reads and writes.
         self.collectives = {name: row for name, row in self.totals.rows("family").items() if name in COLLECTIVES}
-        #: The same as exchanges: which devices take part, and what runs beside.
+        #: The same collectives as exchanges: the devices that take part, and the work that overlaps.
         self.exchanges = tuple(
             name._replace(times=times) for (what, name, _), times in self.totals.work.items() if what == EXCHANGE
         )
-        #: Floating-point operations of products by their kind.
+        #: Floating-point operations of matrix products and convolutions by their kind.
         self.products = {name: flop for (what, name, _), flop in self.totals.work.items() if what == PRODUCT}
         starts = self.totals.loop_starts
         self.unknown_loops = [loop._replace(starts=starts.get(i, 0)) for i, loop in enumerate(self.unknown_loops)]
-        #: What a call launches, of a GPU; its kernels, of a CPU too; of a TPU those that go over their arrays.
+        #: Kernels and launches of one call. On a TPU the kernels are those without an estimate of cycles.
         self.gpu = GpuProgram(
             len(entry.parameters),
             results,
@@ -88,7 +81,7 @@ class CompiledProgram:
         )
 
     def _count(self, name: str) -> Totals:
-        """Return what a computation does when it runs once."""
+        """Return the counts of one run of a computation."""
         totals = Totals()
         self._run(name, totals)
         return totals
@@ -113,7 +106,7 @@ class CompiledProgram:
         totals: Totals,
         begun: dict[str, tuple[Exchange, list[int]]],
     ) -> None:
-        """Note what an instruction exchanges: what runs from the first one of a channel to its last is beside it."""
+        """Record an exchange. Work between the first and the last instruction of its channel overlaps with it."""
         if instruction.opcode.endswith(ENDS):
             names = [name for name in instruction.operands if name in begun]
             if names and instruction.opcode.endswith("-update"):  # which the end names
@@ -125,7 +118,7 @@ class CompiledProgram:
                 if made is None:
                     continue
                 exchange, channel = made
-                # Fusions of one channel are steps of one exchange; an end names its start.
+                # Fusions of one channel are steps of one exchange. An end names its start.
                 key = channel if instruction.opcode == "fusion" else instruction.name
                 if key in begun:
                     names.append(key)
@@ -135,7 +128,7 @@ class CompiledProgram:
             begun[name] = begun[name][0], begun[name][1][:3] + [*self._done(totals)]
 
     def _done(self, totals: Totals) -> tuple[int, int, int]:
-        """Return the cycles, the bytes and the FLOP of products that are done so far."""
+        """Return the cycles, bytes and FLOP of products that are counted so far."""
         flop = sum(count for (what, *_), count in totals.work.items() if what == PRODUCT)
         rows = totals.rows("family").items()
         return totals.work[OWN_CYCLES], sum(row.bytes or 0 for name, row in rows if name not in COLLECTIVES), flop
@@ -167,7 +160,7 @@ class CompiledProgram:
             products = products_of(instruction, computation, self._computations)
             for kind, flop in products:
                 totals.work[PRODUCT, kind, 0] += flop
-            # Of kernels that go over their arrays, a TPU's compiler estimates two to five times what memory takes.
+            # A TPU's compiler estimates two to five times the memory time for kernels that stream over arrays.
             is_own = bool(products or instruction.target or opcode in _OWN)
             totals.work[CYCLES] += int(cycles[1]) if cycles else 0
             totals.work[OWN_CYCLES] += int(cycles[1]) if cycles and is_own else 0
@@ -181,12 +174,12 @@ class CompiledProgram:
     def _add_loop(self, loop: Instruction, outside: Computation, line: str, totals: Totals) -> None:
         known, called = _TRIPS.search(loop.attributes), loop.called
         trips = int(known[1]) if known else None
-        if trips is None and self._platform != "cuda":  # the counter of a GPU's loop lies on the device
+        if trips is None and self._platform != "cuda":  # a GPU keeps its loop counter on the device
             trips = self._told_trips(loop, outside)
         trips = self._trips.get(line) if trips is None else trips
         self.loops += trips != 1
         test, turn = self._count(called["condition"]), self._count(called["body"])
-        if known and self._platform == "cuda":  # a GPU's host looks at no test
+        if known and self._platform == "cuda":  # the host of a GPU reads no loop condition
             test = Totals()
         elif known:
             test.kernels, test.commands = Counter(), Counter()
@@ -195,18 +188,18 @@ class CompiledProgram:
         for part in (test, turn):
             mark_looped(part.kernels)
         added = totals.add_loop(test, turn, trips, line, len(self.unknown_loops))
-        if trips is None:  # one turn, and the test that ends it
+        if trips is None:  # one iteration, and the condition that ends the loop
             self.unknown_loops.append(added)
             totals.add_kernels(turn, 1)
             totals.add_kernels(test, 1)
 
     def _told_trips(self, loop: Instruction, outside: Computation) -> int | None:
-        """Return how often a `while` turns whose test compares a counter with a number; None of any other."""
+        """Return the iterations of a `while` that compares a counter with a constant; None for other loops."""
         known: dict[Hashable, Number] = {}
         moves: dict[Hashable, Hashable] = {}
         sides: list[list[Scalar]] = []
         for side in (inside := [self._computations[loop.called[way]] for way in ("condition", "body")]):
-            carried: dict[str, Hashable] = {}  # the place of what the loop carries, by the name that takes it
+            carried: dict[str, Hashable] = {}  # position of a carried value, by the name that reads it
             sides.append([])
             for name, each in side.instructions.items():
                 reads = [carried.get(operand, (len(sides), operand)) for operand in each.operands]
@@ -230,7 +223,7 @@ class CompiledProgram:
         return turns(sides[0], sides[1], (1, inside[0].root), moves, known)
 
     def _family(self, instruction: Instruction) -> str:
-        """Return the kind of an instruction, a custom call by its target, a fusion by what makes its code."""
+        """Return a custom call's target, a fusion's code generator, or the opcode of another instruction."""
         opcode, attributes = instruction.opcode, instruction.attributes
         if target := instruction.target:
             if target in _VIEWS:
@@ -245,27 +238,27 @@ class CompiledProgram:
 
 
 def _beside(marks: list[int]) -> dict[str, int]:
-    """Return what is done between two marks of cycles, bytes and FLOP, by the fields of an exchange."""
+    """Return the cycles, bytes and FLOP between two marks, by the names of an exchange's fields."""
     names = ("beside_cycles", "beside_bytes", "beside_flop")
     return {name: end - start for name, start, end in zip(names, marks[:3], marks[3:], strict=True)}
 
 
 def _is_scalar(instruction: Instruction, computation: Computation) -> bool:
-    """Whether an instruction works on single numbers alone, as a loop's counter."""
+    """Whether an instruction only works on single numbers, such as a loop counter."""
     if instruction.opcode in ("fusion", "custom-call") or instruction.opcode.removesuffix("-start") in COLLECTIVES:
         return False
     return all(value.bytes <= 8 for value in (instruction, *computation.operands(instruction)))
 
 
 def gpu_program(text: str, trips: Mapping[str, int] | None = None) -> GpuProgram:
-    """Return what a program that was compiled for a GPU launches, by its text.
+    """Return the launches and kernels of a program compiled for a GPU, read from its text.
 
     Args:
-        text: what `jax.stages.Compiled.as_text` gives.
-        trips: of loops whose trips the text does not tell, by line; others are unknown, and count as one turn.
+        text: the result of `jax.stages.Compiled.as_text`.
+        trips: iterations by source line, for loops whose text does not say them. Other such loops count once.
 
     Raises:
-        ValueError: the text is not written as expected.
+        ValueError: the text has an unknown form.
 
     Examples:
         >>> text = '''
@@ -285,10 +278,10 @@ def gpu_program(text: str, trips: Mapping[str, int] | None = None) -> GpuProgram
 
 
 def compiled_kernels(text: str, trips: Mapping[str, int] | None = None) -> Kernels:
-    """Return the kernels of a program that was compiled for a CPU or a GPU, by its text; arguments of `gpu_program`.
+    """Return the kernels of a program compiled for a CPU or GPU; the arguments are those of `gpu_program`.
 
     Raises:
-        ValueError: the text is not written as expected.
+        ValueError: the text has an unknown form.
 
     Examples:
         >>> import jax, jax.numpy as jnp

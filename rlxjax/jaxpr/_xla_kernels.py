@@ -1,4 +1,4 @@
-"""The kernels of a compiled program, counted by the rules that count a jaxpr's equations; what the host launches."""
+"""Kernels of a compiled program, counted by the rules of jaxpr equations, and the launches of a GPU's host."""
 
 import dataclasses
 import math
@@ -18,15 +18,15 @@ from ._rules import Operation, OperationCounts, elements
 from ._totals import Totals
 from ._xla_text import NOTHING, Array, Computation, Instruction, fused_in
 
-#: Commands that follow each other and that one launch of a CUDA graph runs, at least so many.
+#: The least number of consecutive commands that XLA groups into one CUDA graph.
 GRAPH_COMMANDS = 5
-#: Samples of a transform that one pass over memory takes at most.
+#: The most samples of an FFT that one pass over memory transforms.
 PASS_SAMPLES = 2**13
-#: Kernels of a radix sort for each byte of a key, and before the first one.
+#: Kernels of a radix sort for each byte of a key, and kernels before the first byte.
 DIGIT_KERNELS, COUNTING_KERNELS = 2, 2
-#: When XLA lets a library sort by digits if the card is there, as it does by what it timed on an H100, by bytes of a
-#: key: one row that is longer than the first number; rows that are longer than the second one, if they are more than
-#: the third, for rows of 2**17, and more for shorter ones.
+#: Thresholds from which XLA calls a library's radix sort on a card that is present, by bytes of a key (from XLA's own
+#: timings on an H100): the least length of a single row; the least length of several rows; the least number of rows of
+#: length 2**17. Shorter rows need more rows.
 SORTED_BY_DIGITS = {1: (0, 1300, 4), 2: (2**9, 2**12, 10), 4: (22_000, 2**13, 26), 8: (2**17, 2**14, 55)}
 
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
@@ -43,11 +43,11 @@ _SLICES = re.compile(r"\bslice_sizes=\{([\d,]*)\}")
 
 
 def _pairs(text: str) -> dict[str, str]:
-    """Return the names that a text of `name=other` maps."""
+    """Return a mapping from a text of `name=other` pairs."""
     return {name: other for name, _, other in (pair.partition("=") for pair in text.split())}
 
 
-#: Primitives by the opcodes that name them otherwise, and by what the targets of custom calls hold.
+#: Names of primitives by opcode, where the names differ, and by parts of custom call targets.
 _PRIMITIVES = _pairs(
     "exponential=exp exponential-minus-one=expm1 log-plus-one=log1p sine=sin cosine=cos power=pow negate=neg "
     "subtract=sub multiply=mul divide=div remainder=rem maximum=max minimum=min compare=eq select=select_n "
@@ -61,33 +61,33 @@ _LIBRARY = _pairs(
     "orgqr=householder_product ungqr=householder_product ormqr=ormqr unmqr=ormqr syev=eigh heev=eigh geev=eig "
     "gesvd=svd gesdd=svd cudnn$conv=conv_general_dilated cublas=dot_general"
 )
-#: Kinds of products by what bounds their rate, and the operations that are products.
+#: Kinds of products, each with a peak rate of its own, and the operations that count as products.
 PRODUCT_KINDS = ("byte", "half", "float32", "high", "exact", "float64")
 PRODUCT_OPERATIONS = ("dot_general", EXACT, "product_with_vector", "conv_general_dilated")
-#: Families by which a kernel is named that computes several things, the first one that it has.
+#: A fused kernel takes the name of the first of these families that it contains.
 _NAMING = ("matmul", "convolution", "fft", "sort", "linear algebra", "scatter", "reduction", "window")
-#: How reductions and scatters combine: the root of what they call.
+#: Names of reductions by the opcode that combines two elements.
 _COMBINED = _pairs("add=sum maximum=max minimum=min multiply=prod and=and or=or")
 
 
 @by_value
 @dataclasses.dataclass(frozen=True)
 class GpuProgram:
-    """What one call of a compiled program does on a GPU.
+    """Counts of one call of a compiled program on a GPU.
 
     Attributes:
-        arguments: arrays that it takes.
-        results: arrays that it gives.
-        kernels: that it launches; those of loops as often as they turn.
-        copies: of these, copies that no kernel of the compiler does.
-        calls: of these, calls of cuBLAS, cuDNN, cuSOLVER and the like.
-        convolutions: of the calls, those of cuDNN.
+        arguments: number of argument arrays.
+        results: number of result arrays.
+        kernels: kernels that a call launches. Kernels in loops count once an iteration.
+        copies: copies among the kernels that no compiled kernel does.
+        calls: library calls among the kernels (cuBLAS, cuDNN, cuSOLVER).
+        convolutions: cuDNN calls among the library calls.
         graphs: launches of CUDA graphs.
-        grouped: kernels that these launch.
-        forks: kernels outside of graphs that run on a second stream, beside the next ones.
-        readbacks: values that the host waits for: tests of loops whose trips are not known, and conditions.
-        unknown_loops: loops whose trips the text does not tell; each counts as one turn.
-        unknown: targets of custom calls of which no rule says what they do, in order; their results alone are counted.
+        grouped: kernels that CUDA graphs launch.
+        forks: kernels outside of graphs that run on a second stream, beside the next kernels.
+        readbacks: values that the host waits for: conditions, also those of loops with unknown iterations.
+        unknown_loops: loops with unknown iterations; each counts as one iteration.
+        unknown: targets of custom calls without a rule, in order. Only their results are counted.
     """
 
     arguments: int
@@ -105,17 +105,17 @@ class GpuProgram:
 
     @property
     def launches(self) -> int:
-        """Kernels that are launched, those of graphs too."""
+        """Launched kernels, including those in CUDA graphs."""
         return int(self.kernels.launches.sum())
 
 
 def unknown_targets(targets: Iterable[str]) -> tuple[str, ...]:
-    """Return the targets of custom calls of which no rule says what they do; a user registers one by their name."""
+    """Return the targets of custom calls without a rule. `register_rule` takes a target as a name."""
     return tuple(target for target in targets if _library(target) not in RULES)
 
 
 def _library(target: str) -> str:
-    """Return the name of the rule by which a custom call is counted, if there is one."""
+    """Return the name of a custom call's rule, or its target where no rule is known."""
     return next((name for part, name in _LIBRARY.items() if part in target), target)
 
 
@@ -126,11 +126,11 @@ def add_kernels(
     totals: Totals,
     platform: str,
 ) -> None:
-    """Add the kernels of an instruction, with what it fuses, to a table; and what a GPU's host commands for them."""
+    """Add the kernels of an instruction, and the commands of a GPU's host, to the totals."""
     called, target, commands = instruction.called, instruction.target, totals.commands
     fused = computations[called["calls"]] if "calls" in called else None
     read, written = computation.moved(instruction, fused)
-    if target and len(instruction.arrays) > 1:  # what a library asks for beside its results is last
+    if target and len(instruction.arrays) > 1:  # the last array is the library's scratch memory
         last = instruction.arrays[-1]
         written -= last.elements * (last.kind in ("s8", "u8") and len(last.sizes) == 1)
     inside = fused_in(instruction, computation, computations)
@@ -146,16 +146,16 @@ def add_kernels(
         is_pair = not readers or any("index=0" not in each.attributes for each in readers)
         sort, place = next(one for one in inside if one[0].opcode == "sort")
         if both := _bytes_by_digits(sort, place, computations, is_pair):
-            add_kernel(totals.kernels, 2 * read, read, [copying(read, 4)])  # keys that digits sort
+            add_kernel(totals.kernels, 2 * read, read, [copying(read, 4)])  # the copy of the keys
             by_digits, parts, read, written = True, [main._replace(counts={})], both, both
-    if by_digits:  # once over the bytes for each byte of a key, and once to count
+    if by_digits:  # one pass over the data for each byte of a key, and one to count
         launches = DIGIT_KERNELS * main.itemsize + COUNTING_KERNELS
         read, written = ((main.itemsize + 1) * each // launches for each in (read, written))
-    elif main.family == "sort" and not target:  # in place, so that what is sorted is copied
+    elif main.family == "sort" and not target:  # the sort is in place, so XLA copies its operand first
         add_kernel(totals.kernels, 2 * read, read, [copying(read, 4)])
         is_copy = True
     elif transform:
-        # Over its bytes it goes once by axis, more often for long ones, once more if a long one is real.
+        # An FFT takes one pass for each axis, more for long axes, and one more for a long real axis.
         lengths = _sizes(transform[2])
         launches = sum(math.ceil(math.log2(max(length, 2)) / math.log2(PASS_SAMPLES)) for length in lengths)
         launches += "R" in transform[1] and max(lengths, default=1) > PASS_SAMPLES
@@ -165,12 +165,12 @@ def add_kernels(
     if scaled := bool(transform and transform[1].startswith("I")):  # by cuBLAS
         add_kernel(totals.kernels, 2 * written, written, [Work("elementwise", "mul", 4, counts={"mul": written // 4})])
     is_call = bool(target) and main.family in ("matmul", "convolution", "linear algebra")
-    # Before each launch CUB asks for the card's properties, which takes as long.
+    # CUB queries the card's properties before each launch, which takes as long as a copy.
     commands.update(
         copies=launches if by_digits else int(is_copy), calls=is_call + scaled, convolutions=int("cudnn" in target)
     )
     forks = instruction.opcode.endswith("-start")
-    if main.family == "matmul" or (not target and main.family not in ("fft", "sort")):  # what CUDA graphs hold
+    if main.family == "matmul" or (not target and main.family not in ("fft", "sort")):  # CUDA graphs may hold these
         commands.update({"row": 1, "row forks": forks})
     else:
         commands["forks"] += forks
@@ -180,9 +180,9 @@ def add_kernels(
 def _bytes_by_digits(
     sort: Instruction, inside: Computation, computations: Mapping[str, Computation], is_pair: bool
 ) -> int:
-    """Return the bytes of keys and values that a library's sort goes over at once; 0 where XLA takes none.
+    """Return the bytes of keys and values in one pass of a library's sort; 0 where XLA calls no library.
 
-    XLA takes one only where the card is there. The numbers that XLA adds to keep the order of equal keys are no values.
+    XLA calls a library only if a card is present. Indices that XLA adds to keep the order of equal keys do not count.
     """
     arrays, is_numbered = [each.arrays[0] for each in inside.operands(sort)], inside.operands(sort)[-1].opcode == "iota"
     keys, *values = arrays[: len(arrays) - (is_numbered and len(arrays) > 1 + is_pair)]
@@ -194,9 +194,9 @@ def _bytes_by_digits(
     if not (axes and is_enough) or keys.kind[0] not in "bfsu" or len(values) > 1:
         return 0
     by = computations[sort.called["to_apply"]]
-    if any(each.inside == "nan" for each in by.instructions.values()):  # floats, NaNs last: values are packed with keys
+    if any(each.inside == "nan" for each in by.instructions.values()):  # NaNs last: values packed with keys
         is_known, added = not values or (size <= 4 and values[0].kind in ("s16", "s32")), max(size, added and 8)
-    else:  # a second key is none of the values
+    else:  # a second key is no value
         are_places = is_numbered and len(arrays) == 2
         is_second_key = bool(values) and not are_places and by.parameters[2] in by.readers
         is_known = not is_second_key and (not values or keys.kind[0] == "u" or size == added == 4)
@@ -204,9 +204,9 @@ def _bytes_by_digits(
 
 
 def end_row(commands: Counter[str]) -> None:
-    """Make a graph of the commands that follow each other, if they are enough."""
+    """Count the consecutive commands as one CUDA graph, if they are enough."""
     row, forks = commands.pop("row", 0), commands.pop("row forks", 0)
-    # Joining a second stream is a command too.
+    # Joining a second stream takes one more command.
     graph = {"graphs": 1, "grouped": row} if row + forks >= GRAPH_COMMANDS else {"forks": forks}
     commands.update(graph)
 
@@ -216,14 +216,14 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _aval(array: Array) -> jax.ShapeDtypeStruct:
-    """Return the shape and dtype of an array; floats and integers of few bits as those of 16 and 8."""
+    """Return the shape and dtype of an array. Narrow floats become 16 bits and narrow integers 8 bits."""
     letter, size = array.kind[0], array.bits // 8
     least = {"s": f"i{max(size, 1)}", "u": f"u{max(size, 1)}", "f": f"f{max(size, 2)}", "p": "bool", "b": "bfloat16"}
     return jax.ShapeDtypeStruct(array.sizes, jnp.dtype(least.get(letter, f"{letter}{size}")))
 
 
 def _work(instruction: Instruction, computation: Computation, computations: Mapping[str, Computation]) -> Work:
-    """Return what an instruction computes, by the rule of the primitive that it stands for."""
+    """Return the work of an instruction, by the rule of the primitive with the same meaning."""
     opcode, target = instruction.opcode.removesuffix("-start"), instruction.target
     name = _PRIMITIVES.get(opcode, opcode.replace("-", "_"))
     if target:
@@ -240,7 +240,7 @@ def _work(instruction: Instruction, computation: Computation, computations: Mapp
         how = _COMBINED.get(inside.instructions[inside.root].opcode, "")
         if opcode == "scatter":
             name = "scatter-add" if how else name
-        else:  # half of the operands are what it begins with
+        else:  # the second half of the operands are initial values
             inputs = inputs[: max(len(inputs) // 2, 1)]
             name = "argmax" if len(inputs) == 2 else f"reduce_{how}" if how else name
     rule, given = RULES.get(name), sizes(_DIMENSIONS)
@@ -259,16 +259,16 @@ def _work(instruction: Instruction, computation: Computation, computations: Mapp
         "precision": "HIGHEST" if _HIGHEST.search(instruction.attributes) else None,
     }
     op = Operation(inputs, outputs, params)
-    if name == "conv_general_dilated":  # the text of a call of cuDNN does not say all that its rule asks for
+    if name == "conv_general_dilated":  # the text of a cuDNN call lacks some parameters of the rule
         labels, kernel = _LABELS.search(instruction.attributes), inputs[1].shape
         features = max(kernel[labels[1].index("o")] if labels else 1, 1)
         flops = 2 * (math.prod(kernel) // features) * elements(outputs[0])
         flops = int(flops * _met_share(instruction.attributes, inputs[0].shape, outputs[0].shape))
         return work_of(name, rule._replace(also=None), OperationCounts(flops), op)
     work = work_of(name, rule, rule.counts(op) or OperationCounts(), op)
-    if name == "dot_general":  # of numbers of 8 bits too, which are no dtype of every NumPy
+    if name == "dot_general":  # 8-bit floats are no dtype of every NumPy
         return work._replace(itemsize=max(each.arrays[0].itemsize for each in computation.operands(instruction)[:2]))
-    if name == "sort":  # rows one by one; of libraries' sorts digits are counted, and nothing is compared
+    if name == "sort":  # rows are sorted one by one; a library's radix sort compares nothing
         length = inputs[0].shape[params["dimension"]] if inputs[0].shape else 1
         work = work._replace(
             itemsize=inputs[0].dtype.itemsize,
@@ -281,9 +281,9 @@ def _work(instruction: Instruction, computation: Computation, computations: Mapp
 def products_of(
     instruction: Instruction, computation: Computation, computations: Mapping[str, Computation]
 ) -> list[tuple[str, int]]:
-    """Return the operations of each product that an instruction is or fuses, with the kind that its rate goes by.
+    """Return the kind and FLOP of each matrix product or convolution in an instruction.
 
-    Kinds are those of `PRODUCT_KINDS`: by the type that is multiplied, and the precision that is asked for.
+    The kind is one of `PRODUCT_KINDS`. The dtype of the operands and the requested precision decide the kind.
     """
     found = []
     for each, inside in fused_in(instruction, computation, computations):
@@ -301,9 +301,9 @@ def products_of(
 
 
 def _met_share(attributes: str, operand: tuple[int, ...], result: tuple[int, ...]) -> float:
-    """Return the share of a convolution's pairs of a result and a window's place that meet an element of its operand.
+    """Return the share of a convolution's multiplications that read an element, not padding or a hole.
 
-    Compilers write products of batches as convolutions of which most places meet padding, or between elements.
+    Compilers write batched products as convolutions, where most multiplications read padding or holes.
     """
     window, labels = _WHOLE_WINDOW.search(attributes), _ALL_LABELS.search(attributes)
     if window is None or labels is None:

@@ -1,32 +1,36 @@
-"""The text of a program that XLA compiled, taken apart: computations, instructions, their types and places."""
+"""A parser of XLA's text of a compiled program: computations, instructions, array types, source lines."""
 
 import functools
 import math
+import os
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from string import ascii_lowercase
 from typing import NamedTuple
 
+from rlxjax._tracing import PACKAGE
+
 from ._rules import names
 
-#: What names, groups or orders values, or ends what another instruction began.
+#: Opcodes that only name, group or order values.
 NOTHING = names(
     "parameter constant tuple get-tuple-element bitcast after-all add-dependency opt-barrier domain partition-id "
     "replica-id"
 )
+#: Suffixes of opcodes that continue or end an asynchronous instruction.
 ENDS = ("-done", "-update")
-#: What a part of a device does while the next kernels run: bytes and no kernel.
+#: Copies that run beside the next kernels: they move bytes and launch no kernel.
 TRANSFERS = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
-#: What devices do together.
+#: Opcodes of collectives: devices exchange data.
 COLLECTIVES = names(
     "all-reduce all-gather all-to-all ragged-all-to-all reduce-scatter collective-permute collective-broadcast send "
     "recv"
 )
-#: What gives an element for each one that it reads; a fusion computes those that are looked at.
+#: Opcodes that give one element for each element read. A fusion computes only the elements that are used.
 _EACH = names("bitcast convert copy transpose reshape reverse")
-#: What reads as much of its first operand as it gives.
+#: Opcodes that read as many bytes of their first operand as they give.
 _PARTS = ("slice", "dynamic-slice", "gather")
-#: What changes part of its first operand, in place: the position of the operand that says which part.
+#: Opcodes that update part of their first operand in place, with the position of the operand that holds the update.
 _CHANGES = {"dynamic-update-slice": 1, "scatter": 2}
 
 _NAME = re.compile(r"%([\w.\-]+)")
@@ -38,13 +42,15 @@ _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _HEAD = re.compile(r"(ENTRY )?%([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"  (ROOT )?%([\w.\-]+) = (.*)$")
 _OPCODE = re.compile(r" ?([a-z][a-z0-9\-]*)\(")
-#: An array, and the layout of one that lies in another memory than the device's main one: `{1,0:T(8,128)S(1)}`.
+#: An array type. A layout such as `{1,0:T(8,128)S(1)}` puts the array outside of the device's main memory.
 _ARRAY = re.compile(r"([a-z]+[0-9]*)\w*\[([\d,<=]*)\](\{[^{}]*S\([1-9]\d*\)[^{}]*\})?")
+#: The files of this package that lower and compile: their callers are no part of a function.
+_LOWERING = ("_tracing.py", "_function_profile.py", "_compile.py", "_child.py")
 _FIELD, _PARENTHESIS = re.compile(r"(\w+)=(\d+)"), re.compile(r"[()]")
 
 
 class Array(NamedTuple):
-    """An array of a type: the kind of its numbers, its sizes, and whether it lies in another memory than the main."""
+    """An array type: the kind of its numbers, its shape, and whether the array lies outside of main memory."""
 
     kind: str
     sizes: tuple[int, ...]
@@ -73,7 +79,7 @@ class Instruction(NamedTuple):
     arrays: tuple[Array, ...]
     is_tuple: bool
     operands: tuple[str, ...]
-    #: The text of the parentheses, which for a parameter is its position.
+    #: The text within the parentheses; for a parameter, its position.
     inside: str
     attributes: str
 
@@ -87,7 +93,7 @@ class Instruction(NamedTuple):
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether it, or one of a tuple, lies in the device's main memory."""
+        """Whether any array of the result lies in the device's main memory."""
         return not any(array.is_elsewhere for array in self.arrays) or self.main_bytes > 0
 
     @property
@@ -124,7 +130,7 @@ class Computation:
         return [self.instructions[name] for name in instruction.operands]
 
     def moved(self, instruction: Instruction, fused: "Computation | None") -> tuple[int, int]:
-        """Return the bytes that an instruction reads from main memory and writes to it, with what it fuses."""
+        """Return the bytes that an instruction, with its fused instructions, reads from and writes to main memory."""
         operands, opcode = self.operands(instruction), instruction.opcode.removesuffix("-start")
         is_start = opcode != instruction.opcode
         readers = self.readers.get(instruction.name, ()) if is_start else ()
@@ -136,7 +142,7 @@ class Computation:
             made = fused._ends if instruction.is_in_memory else ()
             written = sum(fused._written(end) for end in map(fused.instructions.get, made) if end and end.is_in_memory)
             return sum(fused._read(fused.parameters[i]) for i in reads), written
-        if is_start:  # its result lists operands, results and what the device keeps
+        if is_start:  # its result lists operands, results and scratch memory
             read = sum(operands[i].bytes for i in reads)
             if end is None:
                 return read, read
@@ -149,7 +155,7 @@ class Computation:
 
     @functools.cached_property
     def _ends(self) -> list[str]:
-        """What a fusion gives: the values of a tuple, under their first names."""
+        """The names of the instructions that compute the results of a fusion."""
         left, ends = [self.root], []
         while left:
             instruction = self.instructions[left.pop(0)]
@@ -160,20 +166,20 @@ class Computation:
         return ends
 
     def _read(self, name: str) -> int:
-        """Return the bytes of a value that its readers in a fusion look at; all, unless every one takes a part."""
+        """Return the bytes of a value that a fusion reads: all, unless every reader takes only a part."""
         whole = self.instructions[name].bytes
         parts = whole if name in self._ends else 0
         for reader in self.readers.get(name, ()):
             if reader.opcode in _EACH:
                 parts += whole * self._read(reader.name) // max(reader.bytes, 1)
-            elif reader.opcode in _CHANGES and reader.name not in self._ends:  # not in place: all of it is written anew
+            elif reader.opcode in _CHANGES and reader.name not in self._ends:  # not in place: the whole array is copied
                 parts += whole
             elif reader.opcode != "tuple":
                 parts += sum(self._read_by(reader, i) for i, operand in enumerate(reader.operands) if operand == name)
         return min(parts, whole)
 
     def _read_by(self, reader: Instruction, position: int) -> int:
-        """Return the bytes that an instruction reads of one of its operands."""
+        """Return the bytes that an instruction reads from one operand."""
         if position == 0 and reader.opcode in _PARTS:
             return reader.bytes
         if position == 0 and reader.opcode in _CHANGES:
@@ -187,7 +193,7 @@ class Computation:
 
 
 def computations(text: str) -> tuple[dict[str, Computation], str]:
-    """Take the text apart; return the computations by name, and the name of the one that is entered."""
+    """Parse the text; return the computations by name, and the name of the entry computation."""
     found: dict[str, Computation] = {}
     entry, current = None, Computation()
     for line in text.splitlines():
@@ -202,7 +208,7 @@ def computations(text: str) -> tuple[dict[str, Computation], str]:
 
 
 def _instruction(name: str, text: str) -> Instruction:
-    """Take `type opcode(operands), attributes` apart."""
+    """Parse `type opcode(operands), attributes`."""
     is_tuple = text.startswith("(")
     end = _closing(text, 0) if is_tuple else text.index(" ")
     if (found := _OPCODE.match(text, end)) is None:
@@ -227,27 +233,32 @@ def _closing(text: str, start: int) -> int:
     raise ValueError(f"no end of the parenthesis in {text[:60]!r}")
 
 
-def frame_lines(text: str, no_users: Container[str]) -> dict[int, str]:
-    """Return the line, `file.py:12`, of every stack frame that the text lists, where it is a user's."""
+def frame_lines(text: str) -> dict[int, str]:
+    """Return the user's line (`file.py:12`) of each stack frame in the text: the frame's own line or a caller's."""
 
     def table(name: str) -> dict[int, str]:
         rows = text.partition(f"\n{name}\n")[2].partition("\n\n")[0].splitlines()
         return {int(key): row for key, _, row in (row.partition(" ") for row in rows)}
 
-    files = {key: path.strip('"').replace("\\", "/").rpartition("/")[2] for key, path in table("FileNames").items()}
+    files = {key: path.strip('"').replace("\\\\", "\\") for key, path in table("FileNames").items()}
     places = {key: dict(_FIELD.findall(row)) for key, row in table("FileLocations").items()}
     found = {}
-    for key, row in table("StackFrames").items():
-        place = places[int(dict(_FIELD.findall(row))["file_location_id"])]
-        if (file := files[int(place["file_name_id"])]) not in no_users:
-            found[key] = f"{file}:{place['line']}"
+    for key, row in sorted(table("StackFrames").items()):  # a caller comes before the frames that it calls
+        frame = dict(_FIELD.findall(row))
+        place = places[int(frame["file_location_id"])]
+        file = files[int(place["file_name_id"])]
+        caller = int(frame.get("parent_frame_id", 0)) - 1  # the text counts them from one, and has 1 for no caller
+        if not file.startswith(PACKAGE):
+            found[key] = f"{os.path.basename(file)}:{place['line']}"
+        elif caller in found and not file.endswith(_LOWERING):
+            found[key] = found[caller]
     return found
 
 
 def fused_in(
     instruction: Instruction, computation: Computation, computations: Mapping[str, Computation]
 ) -> list[tuple[Instruction, Computation]]:
-    """Return an instruction, or all that a fusion or a part of a device runs, each with its computation."""
+    """Return an instruction, or the instructions inside a fusion or call, each with its computation."""
     name = {"fusion": "calls", "custom-call-start": "called_computations"}.get(instruction.opcode, "")
     inside = computations.get(instruction.called.get(name, ""))
     if inside is None:

@@ -15,10 +15,10 @@ from rlxjax._checks import as_index
 from rlxjax._files import Sealed, read_json_file, write_json_file
 from rlxjax._values import short_repr
 
-#: A gate of at least this much is on in hard use.
+#: A hardened gate is on from this value.
 GATE_ON = 0.5
 SCHEMA_VERSION = 1
-#: What a file holds of a model: its leaves, and what they say.
+#: Fields of a model file: the leaves of the model, and figures derived from the leaves.
 LEAVES, COUNTS = ("twiddles", "gates", "mask"), ("n_fft", "active_gates", "total_gates")
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -27,18 +27,18 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class LearnedFft:
-    """A gated radix-2 decimation-in-time FFT; a pytree, which checks nothing when it is built.
+    """A gated radix-2 decimation-in-time FFT, as a pytree. The constructor checks nothing.
 
-    Its arrays are not to be changed in place: programs that were made of a model stay as they are.
+    Do not change the arrays in place: a compiled program keeps the old values.
 
-    Samples enter in bit-reversed order. Stage `s` (0 is the first) works on places `0 .. n_fft - 1` in
-    blocks of `2 * half` with `half = 2**s`; its butterfly `j = block * half + t`, `t < half`, takes
-    `a` from place `2 * half * block + t` and `b` from the place `half` further, and leaves there
+    Samples enter in bit-reversed order. Stage `s` (0 is the first) works on positions `0 .. n_fft - 1` in
+    blocks of `2 * half` with `half = 2**s`. Its butterfly `j = block * half + t`, `t < half`, reads
+    `a` at position `2 * half * block + t` and `b` at `half` positions further, and writes there
 
         `gate * (a + w*b, a - w*b) + (1 - gate) * (a, b)`, `w = twiddles[s, j]`.
 
-    So a stage's gates are its blocks side by side, block 0 of every stage ends in bins `0 .. half`, and the only block
-    of the last stage makes the bins from two halves: the transforms of the even and of the odd samples.
+    The gates of a stage list its blocks one after another. Block 0 of a stage computes bins `0 .. half`. The single
+    block of the last stage combines the transforms of the even and the odd samples.
 
     Attributes:
         twiddles: real and imaginary parts, `[stages, n_fft/2, 2]`; `exp(-2i*pi * t / (2*half))` is exact.
@@ -61,13 +61,13 @@ class LearnedFft:
 
     @classmethod
     def exact(cls, n_fft: int) -> "LearnedFft":
-        """Return the model that is the exact transform, with float64 leaves on the host.
+        """Return the model of the exact transform, with float64 leaves on the host.
 
         Args:
             n_fft: samples of a segment, a power of two of at least 2.
 
         Raises:
-            ValueError: an `n_fft` that is none.
+            ValueError: `n_fft` is not a power of two of at least 2.
         """
         n_fft = as_index(n_fft, "n_fft")
         if n_fft < 2 or n_fft & (n_fft - 1):
@@ -82,15 +82,15 @@ class LearnedFft:
     def checked(
         cls, *, twiddles: Array | np.ndarray, gates: Array | np.ndarray, mask: Array | np.ndarray
     ) -> "LearnedFft":
-        """Build from values that came from outside; the plain constructor checks nothing.
+        """Return a model after checking shapes and values, which the constructor does not check.
 
         Args:
             twiddles: `[stages, n_fft/2, 2]`, finite.
-            gates: `[stages, n_fft/2]`, from 0 to 1; their number of columns decides `n_fft`.
+            gates: `[stages, n_fft/2]`, from 0 to 1. The number of columns is `n_fft/2`.
             mask: `[n_fft/2 + 1]`, finite.
 
         Raises:
-            ValueError: shapes of no model, a gate that is NaN or outside [0, 1], or another value that is not finite.
+            ValueError: the shapes do not match, a gate is NaN or outside [0, 1], or another value is not finite.
         """
         arrays: dict[str, np.ndarray] = {}
         for name, leaf in {"twiddles": twiddles, "gates": gates, "mask": mask}.items():
@@ -117,7 +117,7 @@ class LearnedFft:
 
     @property
     def stages(self) -> int:
-        """Stages of the network, `log2(n_fft)`."""
+        """Number of stages, `log2(n_fft)`."""
         return self.gates.shape[-2]
 
     @property
@@ -127,23 +127,23 @@ class LearnedFft:
 
     @property
     def n_bins(self) -> int:
-        """Bins of the one-sided spectrum."""
+        """Number of bins in the one-sided spectrum."""
         return self.n_fft // 2 + 1
 
     @property
     def total_gates(self) -> int:
-        """Gates of the network, `log2(n_fft) * n_fft/2`."""
+        """Number of gates, `log2(n_fft) * n_fft/2`."""
         return self.stages * self.n_fft // 2
 
     @property
     def active_gates(self) -> int:
-        """Gates of at least 0.5, counted on the host."""
+        """Number of gates of at least 0.5, counted on the host."""
         return int(np.sum(np.asarray(self.gates) >= GATE_ON))
 
     def hardened(self) -> "LearnedFft":
-        """Return the model for hard use: gates 0 or 1, those that reach no unmasked bin 0; on the host.
+        """Return the model on the host with each gate rounded to 0 or 1.
 
-        Its spectrum is that of the gates at 0 or 1, whichever of them no bin depends on.
+        A gate that reaches no unmasked bin becomes 0, which leaves the spectrum unchanged.
 
         Examples:
             >>> model = LearnedFft.exact(8)
@@ -161,17 +161,17 @@ class LearnedFft:
 def learned_spectrum(
     model: LearnedFft, segments: Real[Array | np.ndarray, "*batch n_fft"]
 ) -> Complex[Array, "*batch n_bins"]:
-    """Return the one-sided spectra that a model makes of segments, whatever its gates, hard or not.
+    """Return the one-sided spectra of segments by a model, with hard or soft gates.
 
     Args:
-        model: the network; its leaves are taken in the precision of the segments.
+        model: the network; its leaves are converted to the precision of the segments.
         segments: real, `[*batch, n_fft]`, windowed by the caller; whole numbers become float32.
 
     Returns:
-        complex `[*batch, n_fft/2 + 1]`: what the network leaves at places `0 .. n_fft/2`, times the mask.
+        complex `[*batch, n_fft/2 + 1]`: the network's outputs `0 .. n_fft/2`, times the mask.
 
     Raises:
-        ValueError: segments of another length.
+        ValueError: the segments have another length.
 
     Examples:
         >>> tone = np.cos(2 * np.pi * 3 / 16 * np.arange(16))
@@ -185,11 +185,11 @@ def learned_spectrum(
     return _spectrum(jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), model), segments.astype(dtype))
 
 
-# Operation by operation, a first call would compile for seconds.
+# Without jit, a first call would compile each operation, which takes seconds.
 @jax.jit
 def _spectrum(model: LearnedFft, segments: Array) -> Array:
     twiddles = jax.lax.complex(model.twiddles[..., 0], model.twiddles[..., 1])
-    # Rows come last, so that the places of a block stay whole vectors in every stage.
+    # Rows are the last axis, so that each position of a block is a contiguous vector in every stage.
     rows = segments.reshape(-1, model.n_fft).T[bit_reversal(model.n_fft)]
     places = jax.lax.complex(rows, jnp.zeros_like(rows))
     for stage in range(model.stages):
@@ -210,8 +210,8 @@ def _scaled(factor: Array | np.ndarray, z: Array) -> Array:
 
 @functools.lru_cache(maxsize=32)  # of 4 bytes a sample
 def bit_reversal(n_fft: int) -> np.ndarray:
-    """Return the sample that enters at each place: the place with its bits reversed, `[n_fft]`."""
-    order = np.zeros(1, np.int32)  # in either precision: JAX remembers NumPy arrays by identity
+    """Return the sample at each input position, in bit-reversed order, `[n_fft]`."""
+    order = np.zeros(1, np.int32)  # one array for both precisions: JAX caches NumPy constants by identity
     while len(order) < n_fft:
         order = np.concatenate([2 * order, 2 * order + 1])
     order.flags.writeable = False
@@ -219,7 +219,7 @@ def bit_reversal(n_fft: int) -> np.ndarray:
 
 
 def butterfly_places(stage: int, gates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places of `a` and of `b` of a stage's butterflies, of those whose gates are not 0."""
+    """Return the positions of `a` and of `b` for a stage's butterflies with nonzero gates."""
     half = 2**stage
     block, t = np.divmod(np.flatnonzero(gates), half)
     a = 2 * half * block + t
@@ -227,7 +227,7 @@ def butterfly_places(stage: int, gates: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def wanted_places(on: np.ndarray, unmasked: np.ndarray) -> list[np.ndarray]:
-    """Return which places some unmasked bin depends on through hard gates, before each stage and after the last."""
+    """Return the positions that reach an unmasked bin through hard gates, before each stage and after the last."""
     stages, half_n = on.shape
     wanted = [np.pad(unmasked, (0, half_n - 1))]
     for stage in reversed(range(stages)):
@@ -238,11 +238,11 @@ def wanted_places(on: np.ndarray, unmasked: np.ndarray) -> list[np.ndarray]:
 
 
 class LearnedFftFileError(ValueError):
-    """A model file that cannot be used: one line with the file, the field and the mend."""
+    """A model file is unusable. The message names the file, the field and the remedy in one line."""
 
 
 class LearnedFftFile(Sealed):
-    """The schema: stage by stage, and in a stage butterfly by butterfly, in the order of `LearnedFft`."""
+    """The schema of a model file. Lists follow the order of `LearnedFft`: by stage, then by butterfly."""
 
     schema_version: Literal[1]
     kind: Literal["learned_fft"]
@@ -267,7 +267,7 @@ class LearnedFftFile(Sealed):
 
 
 def _single_precision(given: "LearnedFft | LearnedFftFile") -> LearnedFft:
-    """Return a model in single precision, checked; what lies beyond it is infinite, which no model takes."""
+    """Return a checked model in single precision. A value beyond single precision becomes infinite, and is refused."""
     leaves: dict[str, Any] = {}
     for name in LEAVES:
         try:
@@ -279,16 +279,15 @@ def _single_precision(given: "LearnedFft | LearnedFftFile") -> LearnedFft:
 
 
 def save_learned_fft(model: LearnedFft, path: str | os.PathLike[str], note: str = "") -> None:
-    """Write a model to a file; a reader sees either the old file or the new one, whole.
+    """Write a model to a file atomically: a reader sees the old file or the new file, never a part.
 
     Args:
-        model: the model; its leaves are kept in single precision.
+        model: the model; its leaves are stored in single precision.
         path: the file.
-        note: how it was trained, for a reader.
+        note: a text for readers, such as how you trained the model.
 
     Raises:
-        ValueError: something that is no model, one with gates outside [0, 1], leaves that are not finite or
-            of wrong shapes.
+        ValueError: `model` is no `LearnedFft`, a gate is outside [0, 1], or a leaf has a wrong shape or is not finite.
 
     Examples:
         >>> import tempfile
@@ -302,7 +301,7 @@ def save_learned_fft(model: LearnedFft, path: str | os.PathLike[str], note: str 
     if not isinstance(note, str):
         raise ValueError(f"note: expected a string, got {note!r}")
     whole = _single_precision(model)
-    # The shortest decimals that give the same single-precision numbers.
+    # The shortest decimals that give the same single-precision numbers back.
     content: dict[str, Any] = {name: getattr(whole, name).astype(str).astype(float).tolist() for name in LEAVES}
     content |= {name: getattr(whole, name) for name in COUNTS}
     content = {"schema_version": SCHEMA_VERSION, "kind": "learned_fft", "note": note} | content
@@ -314,12 +313,11 @@ def load_learned_fft(path: str | os.PathLike[str], n_fft: int | np.integer | Non
 
     Args:
         path: the file.
-        n_fft: the segment length that it has to be for, if that matters already.
+        n_fft: the segment length that you need, or None for any.
 
     Raises:
-        LearnedFftFileError: a file that is missing, truncated, changed, of a future schema, has gates outside [0, 1]
-            or another value that is no model's, or is a model for another `n_fft`; one line that names the
-            file, the field and the mend.
+        LearnedFftFileError: the file is missing, damaged, of a newer schema or for another `n_fft`, or a value is
+            invalid. The message names the file, the field and the remedy in one line.
 
     Examples:
         >>> load_learned_fft("missing.json")

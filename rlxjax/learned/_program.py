@@ -1,8 +1,8 @@
-"""The compiled form of a pruned learned FFT: what its gates and mask switch off is not in the program.
+"""The compiled program of a pruned learned FFT, without the butterflies that gates and mask switch off.
 
-A hard network is a linear map of the samples. Bins that depend on one cone of samples are one real matrix of
-`[cone, 2 * bins]`, window, mask and power weight folded in: the faster form where few samples and bins are left. Where
-many are left, the live butterflies are run stage by stage.
+A hardened network is a linear map of the samples. The cone of a bin is the set of samples that the bin depends on. Bins
+with one cone become one real matrix `[cone, 2 * bins]`, which includes window, mask and power weight. This form is
+faster for few samples and bins. For many, the program runs the live butterflies stage by stage.
 """
 
 import dataclasses
@@ -18,13 +18,13 @@ from rlxjax.welch import WelchPeakParams, default_selection, hann_window, one_si
 
 from ._model import LearnedFft, bit_reversal, butterfly_places, wanted_places
 
-#: What the choice of form goes by, as measured on two cores: FLOP per nanosecond of a matrix product, and
-#: nanoseconds a row for one more matrix, to gather one sample or bin, to carry a place through a stage.
+#: Costs that choose the form, measured on two cores: FLOP per ns of a matrix product; ns a row for one more matrix, for
+#: gathering one sample or bin, and for carrying one position through a stage.
 MATRIX_FLOP_PER_NS, MATRIX_NS, GATHER_NS, PLACE_NS = 150.0, 40.0, 2.8, 1.1
 
 
 class LearnedWork(NamedTuple):
-    """What a program costs, for latency models: operations for one segment, and bins that are not masked."""
+    """The work of a program, for latency models: FLOP of one segment, and number of unmasked bins."""
 
     flop: RealLike
     live_bins: RealLike
@@ -34,13 +34,13 @@ _Cone = tuple[np.ndarray, np.ndarray]
 
 
 def _is_even(indices: np.ndarray) -> bool:
-    """Whether indices progress upward by one step, so that a strided slice takes them."""
+    """Whether indices increase by a constant step, so that a strided slice reads them."""
     steps = np.unique(np.diff(indices))
     return len(steps) == 0 or (len(steps) == 1 and bool(steps[0] > 0))
 
 
 class Places(NamedTuple):
-    """Which entries of an axis a step takes, as int32 bytes: hashable, so that it is part of a program's structure."""
+    """Indices along an axis, as int32 bytes: hashable, so that they can be static fields of a program."""
 
     packed: bytes
 
@@ -53,7 +53,7 @@ class Places(NamedTuple):
         return np.frombuffer(self.packed, np.int32)
 
     def take(self, array: Array, axis: int) -> Array:
-        """Return the entries: by a strided slice where the indices progress evenly, else by a gather."""
+        """Return the entries at the indices, by a strided slice for evenly spaced indices, else by a gather."""
         indices = self.indices
         if not len(indices):
             return jax.lax.slice_in_dim(array, 0, 0, axis=axis)
@@ -64,7 +64,7 @@ class Places(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """Where a stage's live `a`, `b` and what passes by are found in the array so far; it leaves them in this order."""
+    """Positions of a stage's live `a`, its live `b`, and the values passed on; its result keeps this order."""
 
     a: Places
     b: Places
@@ -74,17 +74,17 @@ class Stage(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LearnedProgram:
-    """What `learned_peaks` runs: arrays as leaves, everything that shapes the program static.
+    """The program that `learned_peaks` runs: arrays are leaves, and the structure is static.
 
     Attributes:
-        matrices: in matrix form, `[cone, 2 * bins]` a cone: real parts, then imaginary ones; else empty.
-        window: in butterfly form, of the samples that are used, `[samples]`.
-        twiddles: in butterfly form, `[butterflies, 2]` a stage; `(0, 0)` rows are none.
-        scales: in butterfly form, of the live bins, `[bins]`.
-        samples: taken by each matrix, or by the network.
-        stages: in butterfly form, those with a live butterfly.
-        order: where the live bins, ascending, are found in what the matrices or the network leave.
-        bins: live bins, ascending.
+        matrices: matrix form: one matrix `[cone, 2 * bins]` for each cone, real parts first. Else empty.
+        window: butterfly form: window of the samples that are read, `[samples]`.
+        twiddles: butterfly form: `[butterflies, 2]` for each stage; rows `(0, 0)` are padding.
+        scales: butterfly form: factors of the live bins, `[bins]`.
+        samples: indices of the samples that each matrix, or the network, reads.
+        stages: butterfly form: the stages with a live butterfly.
+        order: positions of the live bins, ascending, in the output of the matrices or the network.
+        bins: indices of the live bins, ascending.
         n_fft: samples of a segment.
     """
 
@@ -101,32 +101,32 @@ class LearnedProgram:
     def peaks(
         self, signal: Array, params: WelchPeakParams, selection: str | None = None, platform: str | None = None
     ) -> Float[Array, "batch k 2"]:
-        """Return `learned_peaks` of rows of samples."""
+        """Return the result of `learned_peaks` for rows of samples."""
         return learned_peaks(signal, self, params, selection, platform)
 
     @property
     def work(self) -> LearnedWork:
-        """The operations for one segment (2 an entry of a matrix, 10 a butterfly), and the live bins."""
+        """The FLOP of one segment (2 for each matrix entry, 10 for each butterfly), and the number of live bins."""
         products = sum(2.0 * np.size(matrix) for matrix in self.matrices)
         butterflies = sum(10.0 * len(twiddles) for twiddles in self.twiddles)
         return LearnedWork(max(products + butterflies, 1.0), len(self.bins.indices))
 
 
 def learned_program(model: LearnedFft, params: WelchPeakParams, form: str | None = None) -> LearnedProgram:
-    """Return the program of a model, its gates hardened, on the host.
+    """Return the program of a model with hardened gates. This runs on the host.
 
     Args:
         model: the network.
         params: segment length and number of segments.
-        form: "cones" (one matrix a cone), "matrix" (one for all samples and bins that are left) or
-            "butterflies"; the cheapest by estimate if None.
+        form: "cones" (one matrix for each cone), "matrix" (one matrix for all live samples and bins) or
+            "butterflies". None chooses the form with the least estimated cost.
 
     Returns:
-        A pytree with float32 leaves. Programs of models that are pruned alike have one structure, and
-        so share one compilation of a function that takes the program as an argument.
+        A pytree with float32 leaves. Programs of equally pruned models have one structure, so a jitted function that
+        takes the program as an argument compiles once.
 
     Raises:
-        ValueError: a model of another segment length, or an unknown form.
+        ValueError: the model has another segment length, or the form is unknown.
 
     Examples:
         >>> params = WelchPeakParams.fast(64, k=4)
@@ -143,7 +143,7 @@ def learned_program(model: LearnedFft, params: WelchPeakParams, form: str | None
     scale = mask[bins] * np.sqrt(one_sided_weights(params)[bins].astype(np.float64))
     cones = _cones(on, bins)
     merged = [(np.unique(np.concatenate([samples for samples, _ in cones])), bins)] if len(bins) else []
-    # Of butterflies, what counts is the places that are left, stage by stage.
+    # The cost of butterflies depends on the live positions of each stage.
     places = sum(float(np.sum(wanted[stage])) for stage in np.flatnonzero(on.any(axis=1)))
     costs = {"cones": _matrices_ns(cones), "matrix": _matrices_ns(merged), "butterflies": PLACE_NS * places}
     form = min(costs, key=costs.__getitem__) if form is None else form
@@ -161,14 +161,14 @@ def learned_peaks(
     selection: str | None = None,
     platform: str | None = None,
 ) -> Float[Array, "batch k 2"]:
-    """Return the peaks that a learned FFT finds in rows of samples, as one program.
+    """Return the peaks of rows of samples by a learned FFT, as one program.
 
-    The same selection as the exact path's; masked bins have power 0. Samples that no live bin depends on are not read,
-    so a NaN there is not seen. The program is that of `learned_program`, made for these params; the other arguments and
-    the result are those of `fused_peaks`.
+    Peaks are selected as for the exact FFT. Masked bins have power 0. Samples that reach no live bin are not read, so a
+    NaN there has no effect. `program` comes from `learned_program` for the same params. The other arguments and the
+    result are those of `fused_peaks`.
 
     Raises:
-        ValueError: params of another segment length than the program's.
+        ValueError: the params have another segment length than the program.
     """
     if program.n_fft != params.n_fft:
         raise ValueError(f"params: expected n_fft {program.n_fft} as in the program, got {params.n_fft}")
@@ -188,12 +188,12 @@ def _(model: LearnedFft, params: WelchPeakParams) -> LearnedProgram:
 
 
 def _select(power: Float[Array, "batch live"], bins: np.ndarray, params: WelchPeakParams, selection: str) -> Array:
-    """Return the peaks of live bins and of as many masked ones, the lowest, as could be among them."""
+    """Return the peaks among live bins and the lowest masked bins, as many as could be peaks."""
     k = min(params.k, params.n_bins)
     masked = np.setdiff1d(np.arange(params.n_bins), bins)[:k]
     candidates = np.union1d(bins, masked)
     if len(masked):
-        # Ascending bins, so that the lower place among equals is the lower bin.
+        # Bins ascend, so that ties go to the lower bin.
         power = jnp.pad(power, ((0, 0), (0, 1)))
         place = np.where(np.isin(candidates, bins), np.searchsorted(bins, candidates), len(bins))
         power = jnp.take(power, place, axis=1, mode="clip")
@@ -203,7 +203,7 @@ def _select(power: Float[Array, "batch live"], bins: np.ndarray, params: WelchPe
 def _run_matrices(segment: Float[Array, "batch n_fft"], program: LearnedProgram) -> Array:
     powers = []
     for samples, matrix in zip(program.samples, program.matrices, strict=True):
-        # Some devices multiply in fewer bits than single precision unless told.
+        # Some devices multiply in less than single precision by default.
         spectra = jnp.matmul(samples.take(segment, 1), matrix, precision=jax.lax.Precision.HIGHEST)
         real, imag = jnp.split(jnp.square(spectra), 2, axis=1)
         powers.append(real + imag)
@@ -226,9 +226,9 @@ def _run_butterflies(segment: Float[Array, "batch n_fft"], program: LearnedProgr
 
 
 def _cones(on: np.ndarray, bins: np.ndarray) -> list[_Cone]:
-    """Return (samples, bins) of every cone: the bins that depend on the same samples, through hard gates."""
+    """Return (samples, bins) of each cone: bins that depend on the same samples through hard gates."""
     order = bit_reversal(2 * on.shape[1])
-    cones = np.zeros((len(order), -(-len(order) // 8)), np.uint8)  # a bit a sample
+    cones = np.zeros((len(order), -(-len(order) // 8)), np.uint8)  # one bit for each sample
     cones[np.arange(len(order)), order // 8] = 1 << order % 8
     for stage, gates in enumerate(on):
         a, b = butterfly_places(stage, gates)

@@ -17,35 +17,34 @@ from rlxjax.welch import hann_window
 
 from ._model import LearnedFft, butterfly_places, learned_spectrum
 
-#: Bins on either side of a reference peak that belong to its band; the share of its row's mean that a power counts as
-#: at least.
+#: Bins on either side of a reference peak that belong to its band. Then the floor of a power, as a share of the mean of
+#: its row.
 BAND_HALF_WIDTH, POWER_FLOOR = 3, 1e-6
-#: Rows of one training step, of those that choose a cut, of those that say which bins are wanted, and of
-#: those that choose among models.
+#: Numbers of rows: for one training step, for choosing a cut, for choosing the mask, and for validation.
 TRAINING_ROWS, CUT_ROWS, MASK_ROWS, VALIDATION_ROWS = 64, 256, 2048, 512
-#: A bin wanted less often than this share of how often the most wanted bin is, is masked.
+#: The mask drops a bin that is a peak less often than this share of the most frequent bin's count.
 LEAST_WANTED = 0.01
-#: Rounds of growth, and the weight of the mean gate in its loss.
+#: Rounds of growth, and the weight of the mean gate in the loss.
 GROWTH_ROUNDS, GATE_WEIGHT = 10, 0.02
-#: Step size of Adam at the start of fine-tuning (twiddles and mask), and how often fine-tuned models are compared.
+#: Initial step size of Adam in fine-tuning (twiddles and mask), and the number of comparisons during fine-tuning.
 FINE_TUNING_RATE, COMPARISONS = 0.002, 10
 
 
 @dataclasses.dataclass(frozen=True)
 class ToneSignals:
-    """Sums of tones in white noise: what a learned FFT is trained and judged on.
+    """Random sums of tones in white noise, for training and validating a learned FFT.
 
-    A row has a uniformly drawn number of tones; each has a uniform frequency and phase and a log-uniform amplitude.
+    The number of tones in a row is uniform. Frequency and phase of a tone are uniform, its amplitude is log-uniform.
 
     Attributes:
         low: lowest frequency of a tone, cycles a sample (a fraction of the sampling rate), at least 0.
         high: highest frequency, above `low` and at most 0.5.
-        tones: least and greatest number of tones of a row.
+        tones: least and greatest number of tones in a row.
         amplitude: least and greatest amplitude of a tone, in the unit of the samples.
         noise_sd: standard deviation of the noise, in that unit.
 
     Raises:
-        ValueError: a band outside 0 to 0.5, or an empty or negative range.
+        ValueError: the band is outside 0 to 0.5, or a range is empty or negative.
 
     Examples:
         >>> ToneSignals(high=0.125).sample(jax.random.key(0), 4, 64).shape
@@ -73,9 +72,9 @@ class ToneSignals:
         """Draw rows of samples.
 
         Args:
-            key: of JAX's random numbers; the same key gives the same rows.
-            count: rows.
-            n_fft: samples of a row.
+            key: a JAX random key; the same key gives the same rows.
+            count: number of rows.
+            n_fft: samples in a row.
 
         Returns:
             float32 `[count, n_fft]`.
@@ -95,12 +94,12 @@ class ToneSignals:
 
 
 def peak_loss(model: LearnedFft, segments: Real[Array | np.ndarray, "rows n_fft"], k: int) -> Float[Array, ""]:
-    """Return the mean cross entropy of a model's amplitudes and the exact transform's around its k strongest bins."""
+    """Return the mean cross entropy between the exact and the model's amplitudes around the k strongest bins."""
     reference, power = power_of(segments), power_of(segments, model)
     _, bins = jax.lax.top_k(reference, min(k, model.n_bins))
     distance = jnp.abs(bins[..., None] - jnp.arange(model.n_bins, dtype=bins.dtype)[None, None])
     target = jnp.where(jnp.any(distance <= BAND_HALF_WIDTH, axis=1), jnp.sqrt(reference), 0.0)
-    # Both are scaled to a sum of 1, so that the loss does not see the scale of either.
+    # Both are scaled to a sum of 1, so the loss ignores their scale.
     target = target / jnp.maximum(jnp.sum(target, axis=1, keepdims=True), jnp.finfo(target.dtype).tiny)
     floor = POWER_FLOOR * jax.lax.stop_gradient(jnp.mean(power, axis=1, keepdims=True))
     logits = 0.5 * jnp.log(power + floor + jnp.finfo(power.dtype).tiny)
@@ -108,12 +107,12 @@ def peak_loss(model: LearnedFft, segments: Real[Array | np.ndarray, "rows n_fft"
 
 
 def peak_recall(model: LearnedFft, segments: Real[Array | np.ndarray, "rows n_fft"], k: int) -> Float[Array, ""]:
-    """Return the share of the exact transform's k strongest bins that are among the model's k strongest.
+    """Return the share of the exact k strongest bins that are also among the model's k strongest bins.
 
     Args:
-        model: the network; its gates are taken as they are.
-        segments: samples, `[rows, n_fft]`, without a window: the symmetric Hann window is applied to both.
-        k: peaks of a row; at most all bins count.
+        model: the network, with its gates unchanged.
+        segments: samples, `[rows, n_fft]`. The symmetric Hann window is applied here.
+        k: peaks of a row; more than all bins means all bins.
 
     Examples:
         >>> segments = ToneSignals().sample(jax.random.key(0), 8, 16)
@@ -126,7 +125,7 @@ def peak_recall(model: LearnedFft, segments: Real[Array | np.ndarray, "rows n_ff
 
 
 def power_of(segments: RealLike, model: LearnedFft | None = None) -> Float[Array, "rows n_bins"]:
-    """Return the one-sided power of windowed segments, by a model or by the exact transform."""
+    """Return the one-sided power of windowed segments, by a model or the exact transform."""
     segments = jnp.asarray(segments)
     dtype = jnp.float64 if segments.dtype == jnp.float64 else jnp.float32
     windowed = segments.astype(dtype) * hann_window(segments.shape[-1]).astype(dtype)[None]
@@ -140,7 +139,7 @@ _loss = jax.jit(peak_loss, static_argnames="k")
 
 
 class TrainingRound(NamedTuple):
-    """What one round of steps ended with; `gate_weight`, that of the mean gate in the loss, is 0 but for growth."""
+    """The result of a round of steps. `gate_weight` weighs the mean gate in the loss, and is 0 except in growth."""
 
     step: int
     loss: float
@@ -152,12 +151,12 @@ class TrainingRound(NamedTuple):
 @by_value
 @dataclasses.dataclass(frozen=True)
 class TrainingResult:
-    """A trained model and how it came about.
+    """A trained model, with the record of its training.
 
     Attributes:
-        model: hardened, with float32 leaves on the host.
-        history: one record for the exact transform, for the mask, and for each cut and round.
-        message: a sentence on the outcome.
+        model: the hardened model, with float32 leaves on the host.
+        history: a record for the exact transform, the mask, each cut and each round.
+        message: the outcome in a sentence.
     """
 
     model: LearnedFft
@@ -175,28 +174,27 @@ def train_learned_fft(
     fine_tuning_steps: int = 1000,
     seed: int = 0,
 ) -> TrainingResult:
-    """Prune the exact transform to a share of its gates and train what is left to find the same peaks.
+    """Prune the exact transform to a share of its gates, and train the rest to find the same peaks.
 
-    *Mask.* Bins that are next to never among the k strongest of training rows are masked. *Cuts.* The places of the
-    network are halved along the bits of their address: a cut keeps one value of one bit and switches off every
-    butterfly of every stage that touches a place with the other value. Of all values of all bits left the one that
-    keeps the greatest recall on training rows stays, until the gates that reach a bin are within the budget. *Growth.*
-    What is left of the budget is filled with single gates in equal rounds: those switch on that would lower the loss
-    (`peak_loss` plus a weight times the mean gate) most, by its mean derivative at hard gates (straight through). The
-    gates of the best recall on validation rows are kept. *Fine-tuning.* With those gates fixed, twiddles and mask
-    descend `peak_loss`; again the best is kept.
+    *Mask.* Bins that are almost never among the k strongest bins of training rows are masked. *Cuts.* A cut halves the
+    positions of the network: it keeps one value of one bit of the address, and switches off each butterfly that touches
+    a position with the other value. Each cut keeps the greatest recall on training rows. Cuts end once the gates that
+    reach a bin are within the budget. *Growth.* Single gates fill the remaining budget in equal rounds. The gates that
+    lower the loss most are switched on. The loss is `peak_loss` plus a weight times the mean gate; its mean derivative
+    at hard gates (straight-through) ranks the gates. The gates with the best recall on validation rows are kept.
+    *Fine-tuning.* Gates stay fixed, and Adam lowers `peak_loss` over twiddles and mask. The best model is kept.
 
     Args:
         n_fft: samples of a segment, a power of two.
-        signals: what to train on; tones over the full band by default.
-        active_share: the active gates stay strictly below this share of all, above 0 and at most 1.
-        k: peaks to match, at least 1.
-        steps: steps of pruning, at least 1: mask and cuts, which are never left out, and then growth.
+        signals: the training signals; tones over the full band by default.
+        active_share: upper limit of the share of active gates, above 0 and at most 1; the result stays below.
+        k: number of peaks to match, at least 1.
+        steps: steps of pruning, at least 1. Mask and cuts always run; growth takes the remaining steps.
         fine_tuning_steps: steps of fine-tuning.
-        seed: of the training and validation rows; the same seed gives the same model.
+        seed: random seed of training and validation rows; the same seed gives the same model.
 
     Raises:
-        ValueError: an argument outside its range, with its name.
+        ValueError: an argument is outside its range; the message names it.
 
     Examples:
         >>> low = ToneSignals(high=0.125)
@@ -229,13 +227,13 @@ def train_learned_fft(
 
 
 def _cut(exact: LearnedFft, rows: Array, budget: int, k: int) -> tuple[LearnedFft, list[TrainingRound]]:
-    """Return the model, masked and cut until its gates are within the budget, and the history."""
+    """Return the masked and cut model with gates within the budget, and the history."""
     stages = exact.stages
     first_place = np.array([butterfly_places(stage, gates)[0] for stage, gates in enumerate(exact.gates)])
     history: list[TrainingRound] = []
 
     def after(model: LearnedFft, bit: int, value: int) -> LearnedFft:
-        # A stage's butterflies join the two values of its own bit.
+        # The butterflies of a stage combine the two values of that stage's bit.
         kept = ((first_place >> bit) & 1 == value) & (np.arange(stages)[:, None] != bit)
         return dataclasses.replace(model, gates=np.where(kept, model.gates, 0)).hardened()
 
@@ -260,7 +258,7 @@ def _cut(exact: LearnedFft, rows: Array, budget: int, k: int) -> tuple[LearnedFf
 def _grow(
     model: LearnedFft, signals: ToneSignals, validation: Array, budget: int, k: int, steps: int, key: Array
 ) -> tuple[LearnedFft, list[TrainingRound]]:
-    """Return the model with the gates of the best round, the one before growth included, and the history."""
+    """Return the model with the gates of the best round, or of no round, and the history."""
 
     def loss(gates: Array, segments: Array) -> Array:
         return peak_loss(dataclasses.replace(model, gates=gates), segments, k) + GATE_WEIGHT * jnp.mean(gates)
@@ -293,7 +291,7 @@ def _grow(
 def _fine_tune(
     model: LearnedFft, signals: ToneSignals, validation: Array, k: int, steps: int, key: Array
 ) -> tuple[LearnedFft, list[TrainingRound]]:
-    """Return the best hard model on the way, and the history; the gates stay as they are."""
+    """Return the best hard model of fine-tuning, and the history. The gates stay fixed."""
     import optax
 
     optimiser = optax.adam(optax.cosine_decay_schedule(FINE_TUNING_RATE, max(steps, 1)))
@@ -307,9 +305,9 @@ def _fine_tune(
         with jax.numpy_dtype_promotion("standard"):  # optax counts steps in int32
             updates, moments = optimiser.update(gradient, moments)
         twiddles, mask = jax.tree.map(jnp.add, state, updates)
-        # A masked bin stays masked: its gates may be gone.
+        # A masked bin stays masked: its gates may be switched off.
         mask = jnp.where(model.mask != 0, jnp.maximum(mask, 0.0), 0.0)
-        # The loss does not see the scale, but power below the smallest number would be the end.
+        # The loss ignores the scale, but power must not underflow.
         mask = mask / jnp.max(mask)
         return ((twiddles, mask), moments), value
 
@@ -329,7 +327,7 @@ def _fine_tune(
 
 
 class _Best:
-    """The model of the greatest recall on validation rows, of equals the first, and what was tried."""
+    """The first model with the greatest recall on validation rows, and the history."""
 
     def __init__(self, model: LearnedFft, validation: Array, k: int):
         self.model, self.validation, self.k = model, validation, k

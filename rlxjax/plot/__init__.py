@@ -1,8 +1,8 @@
-"""Pictures of a calibration, on a matplotlib axis of yours or on a new one; matplotlib comes with rlxjax[plot].
+"""Pictures of predictions and calibrations, on your matplotlib axis or on a new one.
 
-Of a calibrated model: `predicted_vs_measured` beside your timings, `time_by` one of its inputs, `decision_map` over
-two, and its `coefficients`. Of an explanation: `terms`. Each asks the calibration for what it draws, and returns the
-axis. Times are drawn in ns; ticks name their unit. `rows` has the figures behind a picture.
+`terms` draws the parts of a predicted time. `predicted_vs_measured`, `time_by`, `decision_map` and `coefficients` draw
+a calibrated model. Each function returns the axis, whose times are in ns, with their unit at each tick. `rows` returns
+the figures behind a picture.
 """
 
 from ._axes import rows as rows

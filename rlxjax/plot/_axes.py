@@ -1,9 +1,10 @@
-"""What pictures share: the axis and its directions, colours, what they are given, and the figures behind them.
+"""The parts that all pictures share: axes, colours, checks of arguments, and the figures behind a picture.
 
-Every colour has a contrast of 3 at least with white and with black, and differs from the others for eyes that take red
-for green: tests/test_plot.py computes both.
+Every colour has a contrast of at least 3 with white and with black. Readers who confuse red and green can tell the
+colours apart. tests/test_plot.py computes both.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
@@ -12,7 +13,9 @@ import numpy as np
 from jaxtyping import Float
 
 from rlxjax.calibration import CalibratedModel, Calibration
-from rlxjax.fit import LatencyModel, Timings, strategy_of
+from rlxjax.extras import require
+from rlxjax.fit import LatencyModel, Timings, strategy_of, unit_of
+from rlxjax.units import time_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
@@ -22,25 +25,21 @@ else:
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7a3cff")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", (0, (6, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1)))
-#: The colour of what is no way to do the work: noise, a total, what is undecided; how opaque what lies behind lines is.
+#: The colour of noise, totals and undecided cells; the opacity of bands behind lines.
 NEUTRAL, PALE = "#808080", 0.2
-#: Values of an input that all get a tick, at most.
+#: The largest count of input values that each get a tick.
 MOST_TICKS = 9
-#: Of a new figure: how high a line is, in sizes of the font, and all else, in inches.
+#: The height of a text line of a new figure, in font sizes, and of all other parts together, in inches.
 LINE_HEIGHT, REST_IN = 1.45, 0.9
-#: The figures behind each picture, a row a mark, by heading; the unit of a number stands in its heading.
+#: The figures behind each picture: a row for each mark, by heading. The heading ends with the unit of the number.
 _ROWS: "WeakKeyDictionary[Axes, list[dict[str, Any]]]" = WeakKeyDictionary()
 
 
 def axis_of(ax: Any, lines: float | None = None) -> Axes:
-    """Return the axis to draw on: the given one, else that of a new figure, high enough for lines of text."""
-    try:
-        import matplotlib.axes
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        mend = "get it with `pip install 'rlxjax[plot]'`"
-        raise ImportError(f"rlxjax.plot: matplotlib is not installed; {mend}") from None
+    """Return the given axis, or the axis of a new figure that is high enough for the lines of text."""
+    require("matplotlib", "plot")
+    import matplotlib.axes
+
     if isinstance(ax, matplotlib.axes.Axes):
         return ax
     if ax is not None:
@@ -54,16 +53,16 @@ def axis_of(ax: Any, lines: float | None = None) -> Axes:
 
 
 def ink_of(ax: Axes) -> Any:
-    """Return the colour of an axis' own labels, which its background was chosen for."""
+    """Return the colour of the labels of an axis, which is readable on its background."""
     return ax.xaxis.label.get_color()
 
 
 def show_legend(ax: Axes, above: Sequence[Any] = ()) -> None:
-    """Name what is drawn, on whatever the background is; what fills the axis above it, more than three in two rows."""
+    """Show the legend: within the axis, or above a filled axis, with more than three names in two rows."""
     where: dict[str, Any] = {}
     if above:
         columns = len(above) if len(above) <= 3 else (len(above) + 1) // 2
-        # Flush with the right end, so that it reaches over the labels of the other direction where the axis is narrow.
+        # A legend that ends at the right edge may extend over the labels on the left of a narrow axis.
         where = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "borderaxespad": 0.2}
         where |= {"handles": above, "ncols": columns, "handlelength": 1.2}
     ax.legend(frameon=False, labelcolor=ink_of(ax), fontsize="small", **where)
@@ -72,12 +71,12 @@ def show_legend(ax: Axes, above: Sequence[Any] = ()) -> None:
 def show(
     ax: Axes, along: Literal["x", "y"], label: str, said: Callable[[float], str], sizes: Mapping[str, Any] | None = None
 ) -> None:
-    """Label a direction, and its ticks by a function of their values; sizes that stay are named below."""
+    """Label a direction, and its ticks by a function of their values; name the fixed sizes below the label."""
     from matplotlib.ticker import LogFormatter
 
     class LogTicks(LogFormatter):
         def __call__(self, x: float, pos: int | None = None) -> str:
-            return said(x) if super().__call__(x, pos) else ""  # where there is room for a label
+            return said(x) if super().__call__(x, pos) else ""  # crowded ticks get no label
 
     axis = getattr(ax, f"{along}axis")
     if axis.get_scale() == "log":
@@ -89,7 +88,7 @@ def show(
 
 
 def show_input(ax: Axes, along: Literal["x", "y"], label: str, values: np.ndarray, sizes: Any = None) -> None:
-    """Make a direction that of an input, logarithmic; few values each get a tick."""
+    """Label a logarithmic direction by the values of an input; each of a few values gets a tick."""
     ax.set(**{f"{along}scale": "log"})
     show(ax, along, label, plain, sizes)
     if len(values) <= MOST_TICKS:
@@ -99,24 +98,27 @@ def show_input(ax: Axes, along: Literal["x", "y"], label: str, values: np.ndarra
 
 
 def duration(time_ns: float) -> str:
-    """Return a time with three digits, in the unit that fits it."""
-    from matplotlib.ticker import EngFormatter
-
-    return EngFormatter("s")(float(f"{time_ns:.3g}") * 1e-9)
+    """Return the time at a tick, without zeros at the end: `1.5 ms`."""
+    return re.sub(r"(\.\d+?)0+ ", r"\1 ", time_text(time_ns))
 
 
 def plain(value: float) -> str:
-    """Return a number as people write it."""
+    """Return a number as people write numbers: `8,192`, `0.5`."""
     return f"{value:,.0f}" if abs(value) >= 1000.0 else f"{value:g}"
 
 
 def in_words(sizes: Mapping[str, Any]) -> str:
-    """Return sizes by name."""
+    """Return sizes by name: `n_fft 256, k 16`."""
     return ", ".join(f"{name} {plain(float(value))}" for name, value in sizes.items())
 
 
+def words_of(name: str) -> str:
+    """Return the name of a coefficient, or of a part of a time, in words: `host call` for `host_call_ns`."""
+    return name.removesuffix("_" + unit_of(name).lower().replace("/", "_per_")).replace("_", " ")
+
+
 class Hue(NamedTuple):
-    """How one of several things is drawn."""
+    """The colour, marker and line style of a strategy or variant."""
 
     colour: str
     marker: str
@@ -124,7 +126,7 @@ class Hue(NamedTuple):
 
 
 def hues(model: LatencyModel, names: Sequence[str]) -> dict[str, Hue]:
-    """Return how strategies or variants are drawn: as the first variant of each, if that is free, in every picture."""
+    """Return the look of each strategy or variant: the look of its first variant, or another look if that is taken."""
     variants, own = list(model.variants), {}
     for name in names:
         place = variants.index(name if name in variants else strategy_of(model, name).variants[0])
@@ -139,7 +141,7 @@ def hues(model: LatencyModel, names: Sequence[str]) -> dict[str, Hue]:
 
 
 def calibrated_of(calibrated: Any, timings: Any = None, what: str = "") -> CalibratedModel:
-    """Return the calibrated model that is meant: of a calibration that of the timings, without any the first."""
+    """Return the given calibrated model; of a calibration, the model of the timings, or the first model."""
     if timings is not None and not isinstance(timings, Timings):
         raise ValueError(f"timings: expected Timings, got {type(timings).__name__}")
     if isinstance(calibrated, Calibration):
@@ -151,14 +153,14 @@ def calibrated_of(calibrated: Any, timings: Any = None, what: str = "") -> Calib
         own, other = calibrated.model, timings.model
         if (own.name, own.version) != (other.name, other.version):
             expected, got = (f"{model.name} (version {model.version})" for model in (own, other))
-            raise ValueError(f"timings: expected those of {expected}, got those of {got}")
+            raise ValueError(f"timings: expected timings of {expected}, got timings of {got}")
         if np.ndim(timings.time_ns) != 1 or np.size(timings.time_ns) == 0:
-            raise ValueError(f"timings: expected one machine's, `[n]`, got shape {np.shape(timings.time_ns)}")
+            raise ValueError(f"timings: expected times of one machine, `[n]`, got shape {np.shape(timings.time_ns)}")
     return calibrated
 
 
 def values_along(name: str, values: Any) -> Float[np.ndarray, "n"]:
-    """Return the different values of an input in ascending order."""
+    """Return the distinct values of an input in ascending order."""
     try:
         numbers = np.unique(np.asarray(values, np.float64))
     except (TypeError, ValueError):
@@ -167,12 +169,12 @@ def values_along(name: str, values: Any) -> Float[np.ndarray, "n"]:
     if wrong.size:
         raise ValueError(f"{name}: expected positive finite numbers, got {wrong[0]:g}")
     if numbers.size < 2:
-        raise ValueError(f"{name}: expected two different numbers at least, got {numbers.size}")
+        raise ValueError(f"{name}: expected at least two different numbers, got {numbers.size}")
     return numbers
 
 
 def other_sizes(sizes: Mapping[str, Any], *along: str) -> dict[str, Any]:
-    """Return the sizes that stay as they are, those that are left to their default left out."""
+    """Return the sizes that stay fixed, without the sizes that are None."""
     for name, value in sizes.items():
         if name in along:
             raise ValueError(f"{name}: given twice")
@@ -182,16 +184,16 @@ def other_sizes(sizes: Mapping[str, Any], *along: str) -> dict[str, Any]:
 
 
 def keep(ax: Axes, figures: Mapping[str, Any]) -> None:
-    """Keep figures behind a picture: a column, or one value for all rows, by heading."""
+    """Keep the figures behind a picture by heading: a column, or one value for all rows."""
     columns = [column.tolist() for column in np.broadcast_arrays(*map(np.atleast_1d, figures.values()))]
     _ROWS.setdefault(ax, []).extend(dict(zip(figures, row, strict=True)) for row in zip(*columns, strict=True))
 
 
 def rows(ax: Axes) -> list[dict[str, Any]]:
-    """Return the figures behind a picture, a row a mark, by heading.
+    """Return the figures behind a picture: a row for each mark, by heading.
 
     Args:
-        ax: an axis that a function of `rlxjax.plot` drew on.
+        ax: the axis that a function of `rlxjax.plot` drew on.
 
     Examples:
         >>> from matplotlib.figure import Figure

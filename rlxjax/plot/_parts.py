@@ -1,13 +1,14 @@
-"""What times are made of: the terms of each strategy, and coefficients beside the model's own prior."""
+"""Pictures of the parts of a predicted time, and of coefficients beside their priors."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from rlxjax.calibration import CalibratedModel, Calibration, Explanation, StrategyExplanation
+from rlxjax.calibration import CalibratedModel, Calibration, Explanation, FunctionPrediction, StrategyExplanation
 from rlxjax.fit import COVERED, COVERED_SDS, LatencyPosterior, PosteriorFit, is_measured, named, unit_of
 from rlxjax.gate import Provenance
+from rlxjax.units import interval_text
 
 from ._axes import (
     COLOURS,
@@ -22,10 +23,13 @@ from ._axes import (
     plain,
     show,
     show_legend,
+    words_of,
 )
 
-#: Of a bar, in rows; space between two strategies, in rows.
-THICKNESS, GAP = 0.72, 0.6
+#: The thickness of a bar, the height of a label of two lines, and the space between two strategies, in rows.
+THICKNESS, HEAD, GAP = 0.72, 1.5, 0.5
+#: The end of the axis at most, as a multiple of the longest predicted time: wide intervals leave space for the parts.
+MOST_SHOWN = 2.0
 
 
 def coefficients(
@@ -34,31 +38,30 @@ def coefficients(
     earlier: CalibratedModel | LatencyPosterior | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw each coefficient as a multiple of its prior's median, with the interval that holds it in nine cases of ten.
+    """Draw each coefficient as a multiple of the median of its prior, with its 90 % interval.
 
-    The prior is the model's own, which is wide: what is believed of any machine; its interval is the pale bar. A fit
-    may begin from a narrower one. A filled marker is a coefficient that timings settled; a hollow one keeps most of
-    what the fit began from.
+    The pale bar is the 90 % interval of the model's own prior, which is wide because the prior covers all machines. A
+    filled marker shows a coefficient that the timings settled. A hollow marker shows a coefficient that keeps most of
+    its prior.
 
     Args:
-        calibrated: a model of one machine, a calibration, of which the first model is taken, a posterior, or the fit
-            that found it.
-        earlier: another one of the same model, whose coefficients are drawn in grey.
-        ax: a matplotlib axis; that of a new figure, as high as it needs, unless given.
+        calibrated: a calibrated model, a calibration (the picture shows its first model), a posterior, or a fit.
+        earlier: an earlier calibrated model or posterior of the same model, drawn in grey.
+        ax: the matplotlib axis to draw on; without an axis, a new figure of the height that the names need.
 
     Returns:
         The axis. Its x direction is logarithmic and has no unit.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: none of these, or an earlier one of another model.
+        ValueError: `calibrated` is none of these, or `earlier` belongs to another model.
 
     Examples:
         >>> from matplotlib.figure import Figure
         >>> from rlxjax.calibration import prior_calibration
         >>> ax = coefficients(prior_calibration("cpu"), ax=Figure().subplots())
         >>> [label.get_text() for label in ax.get_yticklabels()][:2]
-        ['host_call_ns', 'launch_ns']
+        ['host call (ns)', 'launch (ns)']
     """
     (whole, own), before = _known(calibrated), None if earlier is None else _known(earlier)[1]
     names, prior = list(named(own.coefficients)), own.model.prior
@@ -68,7 +71,7 @@ def coefficients(
     if whole is not None:
         settled = np.array([whole.provenance.get(name) is Provenance.MEASURED for name in names])
     if before is not None and before.model.name != own.model.name:
-        raise ValueError(f"earlier: expected that of {own.model.name}, got that of {before.model.name}")
+        raise ValueError(f"earlier: expected coefficients of {own.model.name}, got those of {before.model.name}")
 
     ax = axis_of(ax, len(names))
     places, reach = np.arange(len(names)), np.exp(COVERED_SDS * prior_sd)
@@ -93,7 +96,8 @@ def coefficients(
         if shown.any():
             style = {"fmt": "o", "color": COLOURS[0], "markerfacecolor": face, "markersize": 5.0, "label": label}
             draw(value, log_sd, np.where(shown, places, np.nan), **style)
-    ax.set_yticks(places, names)
+    words = [f"{words_of(name)} ({unit})" if (unit := unit_of(name)) != "1" else words_of(name) for name in names]
+    ax.set_yticks(places, words)
     ax.tick_params(axis="y", length=0.0)
     ax.set(xscale="log", ylim=(len(names) - 0.4, -0.6))
     show(ax, "x", f"coefficient / median of its prior\nwith intervals of {100 * COVERED:g} %", plain)
@@ -102,7 +106,7 @@ def coefficients(
 
 
 def _known(given: Any) -> tuple[CalibratedModel | None, LatencyPosterior]:
-    """Return the posterior that a picture is given, and the calibrated model around it, if there is one."""
+    """Return the calibrated model, if one is given, and the posterior."""
     whole = given.posterior if isinstance(given, PosteriorFit) else given
     if isinstance(whole, LatencyPosterior):
         return None, whole
@@ -114,35 +118,35 @@ def _column(part: Any) -> np.ndarray:
     return np.array([float(value) for value in named(part).values()])
 
 
-def terms(explanation: Explanation | Sequence[StrategyExplanation], *, ax: Axes | None = None) -> Axes:
-    """Draw what each strategy's time is made of, the fastest strategy first.
+def terms(explained: Any, *, ax: Axes | None = None) -> Axes:
+    """Draw the parts of a predicted time: of a function, of both forms of an advice, or of each strategy of a model.
 
-    The bar of a strategy is its predicted time, with the interval that holds nine runs in ten. Below it each term
-    begins where the one before ends; what a correction takes off goes to the left. Terms of no time are left out.
+    The grey bar is the whole predicted time, with its 90 % interval, whose ends the label names. An interval that is
+    much longer than the time goes beyond the edge of the picture. Below the grey bar, each part begins where the part
+    above ends. Parts that make the time shorter go to the left. Parts of 0 ns are left out.
 
     Args:
-        explanation: what `explain` says of one workload, or what some ways to do it take.
-        ax: a matplotlib axis; that of a new figure, as high as it needs, unless given.
+        explained: an answer of `predict_function`, `advise` or `explain`, or a sequence of `StrategyExplanation`.
+        ax: the matplotlib axis to draw on; without an axis, a new figure of the height that the parts need.
 
     Returns:
-        The axis. Its x direction is time in ns from 0.
+        The axis. Its x direction is the predicted time in ns, from 0.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: no explanation.
+        ValueError: `explained` is no such answer, or an advice that predicts no time.
 
     Examples:
         >>> from matplotlib.figure import Figure
         >>> from rlxjax.calibration import prior_calibration
         >>> ax = terms(prior_calibration("cpu").explain(8192, n_fft=256, k=16), ax=Figure().subplots())
-        >>> ax.get_yticklabels()[0].get_text().startswith("fused, ")
-        True
+        >>> ax.get_yticklabels()[0].get_text().splitlines()[0]
+        'fused'
     """
-    each = explanation.strategies if isinstance(explanation, Explanation) else explanation
-    if not each or not all(isinstance(one, StrategyExplanation) for one in each):
-        raise ValueError(f"explanation: expected what `explain` returns, got {type(explanation).__name__}")
+    each = _explanations(explained)
     shown = [{name: ns for name, ns in one.terms_ns.items() if ns} for one in each]
-    n_rows = sum(1 + len(parts) for parts in shown) + GAP * (len(shown) - 1)
+    n_rows = sum(HEAD + len(parts) for parts in shown) + GAP * (len(shown) - 1)
+    end_ns = min(max(one.interval_ns[1] for one in each), MOST_SHOWN * max(one.time_ns for one in each))
 
     ax = axis_of(ax, n_rows)
     ink, row = ink_of(ax), 0.0
@@ -153,24 +157,40 @@ def terms(explanation: Explanation | Sequence[StrategyExplanation], *, ax: Axes 
         ax.barh([row], [one.time_ns], THICKNESS, color=NEUTRAL)
         about = {"strategy": one.strategy, "part": "total", "time (ns)": one.time_ns}
         keep(ax, about | {"from (ns)": low_ns, "to (ns)": high_ns})
-        reach = [[one.time_ns - low_ns], [high_ns - one.time_ns]]
+        reach = [[one.time_ns - low_ns], [min(high_ns, 2.0 * end_ns) - one.time_ns]]
         ax.errorbar([one.time_ns], [row], xerr=reach, fmt="none", ecolor=ink, elinewidth=1.0, capsize=2.0)
-        ticks[row] = f"{one.strategy}, {duration(one.time_ns)}"
+        ticks[row] = f"{one.strategy}\n{interval_text(one.time_ns, low_ns, high_ns)}"
         totals.append(len(ticks) - 1)
-        rows, widths = row + 1.0 + np.arange(len(parts)), np.array(list(parts.values()))
+        rows, widths = row + HEAD + np.arange(len(parts)), np.array(list(parts.values()))
         ends = np.cumsum(widths)
         colours = [COLOURS[1] if width < 0 else COLOURS[0] for width in widths]
         ax.barh(rows, widths, THICKNESS, left=ends - widths, color=colours)
         ax.vlines(ends[:-1], rows[:-1], rows[1:], color=ink, linewidth=0.6, alpha=0.6, zorder=0)
-        names = [name.removesuffix("_ns").replace("_", " ") for name in parts]
+        names = [words_of(name) for name in parts]
         keep(ax, about | {"part": names, "time (ns)": widths})
         ticks |= dict(zip(rows, names, strict=True))
-        row = row + len(parts) + 1.0 + GAP
+        row = row + len(parts) + HEAD + GAP
     ax.set_yticks(list(ticks), list(ticks.values()))
     for place in totals:
         ax.get_yticklabels()[place].set_fontweight("bold")
     ax.tick_params(axis="y", length=0.0)
-    ax.set_ylim(row - GAP - (1.0 - THICKNESS), -0.6)
-    ax.set_xlim(left=0.0)
-    show(ax, "x", "predicted time", duration, explanation.inputs if isinstance(explanation, Explanation) else None)
+    ax.set_ylim(row - GAP - (1.0 - THICKNESS), -0.9)
+    ax.set_xlim(0.0, 1.05 * end_ns)
+    show(ax, "x", "predicted time", duration, explained.inputs if isinstance(explained, Explanation) else None)
     return ax
+
+
+def _explanations(given: Any) -> Sequence[StrategyExplanation]:
+    if isinstance(given, FunctionPrediction):
+        bounds_ns = (given.low_ns, given.high_ns)
+        return [StrategyExplanation(given.target or "one call", given.terms_ns, given.time_ns, bounds_ns)]
+    if (pair := getattr(given, "pair", None)) is not None:  # an advice, whose class stands above the pictures
+        if not pair or None in [own.predicted_ns for own in pair]:
+            raise ValueError("explained: expected predicted times, got an advice without them")
+        ends = [own.predicted_interval_ns or (own.predicted_ns, own.predicted_ns) for own in pair]
+        return [StrategyExplanation(o.name, o.terms_ns, o.predicted_ns, e) for o, e in zip(pair, ends, strict=True)]
+    each = given.strategies if isinstance(given, Explanation) else given
+    if not isinstance(each, Sequence) or not each or not all(isinstance(one, StrategyExplanation) for one in each):
+        expected = "an answer of `predict_function`, `advise` or `explain`"
+        raise ValueError(f"explained: expected {expected}, got {type(given).__name__}")
+    return each

@@ -1,4 +1,4 @@
-"""Times of runs: predicted against measured, along one input of a model, and who is the fastest over two."""
+"""Pictures of times: predicted over measured, time by one input, and the fastest strategy over two inputs."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,9 +29,9 @@ from ._axes import (
     values_along,
 )
 
-#: How opaque the cells of a map are: timed ones, and those beyond what was timed.
+#: The opacity of map cells within and beyond the timed sizes.
 TIMED, BEYOND = 0.8, 0.35
-#: Headings of a prediction and the ends of its interval.
+#: The headings of a prediction and of the ends of its interval.
 PREDICTED = ("predicted (ns)", "from (ns)", "to (ns)")
 
 
@@ -42,29 +42,28 @@ def predicted_vs_measured(
     level: float = 0.9,
     noise: float | None = None,
     names: Sequence[str] | None = None,
-    is_ratio: bool = False,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw what a model predicts against what was measured, with intervals and the noise of the timings.
+    """Draw predicted over measured times, with intervals and the noise of the timings.
 
-    Each variant has a colour and a marker; its mean absolute error, relative, is named. Error bars are the intervals of
-    a run's time. The band around the diagonal is the noise floor: timings differ by that much from one another.
+    A point on the line at 1 is a correct prediction. A bar is the interval of a predicted time. The bar crosses this
+    line if the interval holds the measured time. The grey band is the noise floor: the relative difference between
+    repeated timings. Each variant has its own colour and marker; the legend says its mean absolute relative error.
 
     Args:
-        calibrated: a model of one machine, or a calibration that holds that of the timings.
-        timings: of runs of the model, `[n]`.
-        level: the probability that a run's time lies within its interval.
-        noise: relative, half the width of the band; the calibration's noise floor unless given, no band without one.
-        names: of the timings, `[n]`, for the figures behind the picture; their variants and sizes unless given.
-        is_ratio: draw predictions over measured times, of which 1 is right.
-        ax: a matplotlib axis; that of a new figure unless given.
+        calibrated: a calibrated model, or a calibration that holds the model of the timings.
+        timings: measured times of runs of the model, `[n]`.
+        level: the probability that an interval holds the time of a run, between 0 and 1.
+        noise: the relative noise, at least 0; by default the noise floor of the calibration, if there is a noise floor.
+        names: the name of each timing in `rows`, `[n]`; by default its variant and sizes.
+        ax: the matplotlib axis to draw on; without an axis, a new figure.
 
     Returns:
-        The axis. Both its directions are logarithmic, in ns, and show the same range; that of ratios has no unit.
+        The axis. Both directions are logarithmic: measured time in ns, and the ratio.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: timings of another model or of none, a level that is not between 0 and 1, or noise that is negative.
+        ValueError: the timings are missing or of another model, or `level` or `noise` is out of range.
 
     Examples:
         >>> from matplotlib.figure import Figure
@@ -79,7 +78,7 @@ def predicted_vs_measured(
     whole = calibrated_of(calibrated, timings)
     noise = whole.noise_floor if noise is None else noise
     if noise is not None and not 0.0 <= noise < math.inf:
-        raise ValueError(f"noise: expected a share of at least 0, got {noise}")
+        raise ValueError(f"noise: expected a number of at least 0, got {noise}")
     found = estimate(whole.posterior, timings.runs)
     predicted_ns, low_ns, high_ns = map(np.asarray, (found.time_ns, *whole.bounds_ns(found, level)))
     measured_ns, code = np.asarray(timings.time_ns), np.asarray(timings.runs.variant)
@@ -94,24 +93,22 @@ def predicted_vs_measured(
     figures |= {"from (ns)": low_ns, "to (ns)": high_ns, "predicted / measured": ratio}
 
     ax = axis_of(ax)
-    ends = np.array([min(measured_ns.min(), low_ns.min()), max(measured_ns.max(), high_ns.max())])
-    right, scale = (np.ones(2), measured_ns) if is_ratio else (ends, np.ones(code.shape))
-    ax.plot(ends, right, color=ink_of(ax), linewidth=0.8, zorder=1)
+    ax.axhline(1.0, color=ink_of(ax), linewidth=0.8, zorder=1)
     if noise:
         label = f"noise floor {100 * noise:.2g} %"
-        ax.fill_between(ends, right / (1 + noise), right * (1 + noise), color=NEUTRAL, alpha=0.4, lw=0, label=label)
+        ax.axhspan(1 / (1 + noise), 1 + noise, color=NEUTRAL, alpha=0.4, linewidth=0.0, label=label)
     known = [name for place, name in enumerate(whole.model.variants) if place in code]
     for name, hue in hues(whole.model, known).items():
         own = code == whole.model.variants.index(name)
-        reaches = np.stack([predicted_ns - low_ns, high_ns - predicted_ns]) / scale
+        reaches = np.stack([predicted_ns - low_ns, high_ns - predicted_ns]) / measured_ns
         style = {"fmt": hue.marker, "color": (hue.colour, 0.8), "ecolor": (hue.colour, 2 * PALE), "elinewidth": 0.8}
         style |= {"markersize": 3.0, "markeredgewidth": 0.0, "zorder": 2}
         label = f"{name}, error {100 * np.mean(np.abs(ratio - 1.0)[own]):.2g} %"
-        ax.errorbar(measured_ns[own], (predicted_ns / scale)[own], reaches[:, own], label=label, **style)
+        ax.errorbar(measured_ns[own], ratio[own], reaches[:, own], label=label, **style)
         keep(ax, {heading: column[own] for heading, column in figures.items()})
-    ax.set(xscale="log", yscale="log", aspect="auto" if is_ratio else "equal")
+    ax.set(xscale="log", yscale="log")
     show(ax, "x", "measured time", duration)
-    show(ax, "y", *(("predicted / measured", plain) if is_ratio else ("predicted time", duration)))
+    show(ax, "y", "predicted / measured", plain)
     show_legend(ax)
     return ax
 
@@ -127,28 +124,28 @@ def time_by(
     ax: Axes | None = None,
     **sizes: RealLike | None,
 ) -> Axes:
-    """Draw what strategies take along one input of a model, with the bands in which a run's time lies.
+    """Draw the predicted time of each strategy by one input of a model, with a band for the time of a run.
 
-    Lines are dotted beyond what was timed.
+    A line is dotted beyond the timed sizes.
 
     Args:
-        calibrated: a model of one machine, or a calibration, of which the first model is taken.
+        calibrated: a calibrated model, or a calibration (the picture shows its first model).
         along: the name of the input.
-        values: of that input, `[n]`; a line goes from one to the next.
-        strategies: to draw; all that give the result of every value unless given.
-        timings: of the model; those at the same sizes, within the values, are drawn as points. Of a strategy that may
-            run one of several variants, those of the one that it runs.
-        level: the probability that a run's time lies within its band.
-        ax: a matplotlib axis; that of a new figure unless given.
-        **sizes: the other inputs by name, a number each; what has a default may be left out.
+        values: at least two positive values of this input, `[n]`.
+        strategies: the names of the strategies; by default all strategies that give the result at every value.
+        timings: measured times of the model. Points show the timings at these sizes. A strategy with several variants
+            shows the timings of the variant that the strategy runs.
+        level: the probability that a band holds the time of a run, between 0 and 1.
+        ax: the matplotlib axis to draw on; without an axis, a new figure.
+        **sizes: the other inputs by name, one number each; an input with a default may be left out.
 
     Returns:
-        The axis. Both its directions are logarithmic, times in ns.
+        The axis. Both directions are logarithmic; times are in ns.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: an unknown or missing input, fewer than two values, a value that is not positive, an unknown
-            strategy, or a level that is not between 0 and 1.
+        ValueError: an input is unknown or missing, a value is not positive, there are fewer than two values, a strategy
+            is unknown, or `level` is out of range.
 
     Examples:
         >>> from matplotlib.figure import Figure
@@ -163,18 +160,17 @@ def time_by(
     moved = {**others, along: numbers}
     names = whole.alternatives(**moved) if strategies is None else tuple(strategies)
     if not names:
-        raise ValueError("strategies: expected one at least, got none")
-    named = [whole.name_of(name, **moved) if strategies is None else name for name in names]
-    runs = {name: whole.estimate(name, **moved) for name in named}
+        raise ValueError("strategies: expected at least one, got none")
+    runs = {name: whole.estimate(name, **moved) for name in names}
     found = {name: tuple(map(np.asarray, (run.time_ns, *whole.bounds_ns(run, level)))) for name, run in runs.items()}
-    points = {} if timings is None else {n: _measured(whole, timings, n, along, numbers, others) for n in named}
+    points = {} if timings is None else {n: _measured(whole, timings, n, along, numbers, others) for n in names}
     is_timed = np.broadcast_to(np.asarray(whole.in_domain(**moved)), numbers.shape)
 
     ax = axis_of(ax)
     beyond = ~is_timed  # and its neighbours, so that lines meet
     beyond[1:] |= ~is_timed[:-1]
     beyond[:-1] |= ~is_timed[1:]
-    for name, hue in hues(whole.model, named).items():
+    for name, hue in hues(whole.model, names).items():
         time_ns, low_ns, high_ns = found[name]
         ax.fill_between(numbers, low_ns, high_ns, color=hue.colour, alpha=PALE, linewidth=0.0)
         style = {"color": hue.colour, "markersize": 4.5, "markeredgecolor": ink_of(ax), "markeredgewidth": 0.5}
@@ -208,7 +204,7 @@ def _measured(
     for key, value in wanted.items():
         own = np.asarray(inputs[key])
         kept &= ~own.any(-1) if whole.model.inputs[key].is_list else own == np.asarray(value)  # lists are left empty
-    # Of several variants a strategy runs one, another one for other sizes.
+    # A strategy runs one of its variants, and the sizes determine which.
     variants = strategy_of(whole.model, name).variants
     run = {value: whole.variant_of(name, **{**sizes, along: value}) for value in np.unique(at[kept]) if variants[1:]}
     own = [row for row in np.flatnonzero(kept) if whole.model.variants[code[row]] == run.get(at[row], variants[0])]
@@ -217,34 +213,36 @@ def _measured(
 
 def decision_map(
     calibrated: CalibratedModel | Calibration,
-    over: Mapping[str, Sequence[float] | np.ndarray],
+    over: Mapping[str, Sequence[float] | np.ndarray] | None = None,
     *,
     fused: str | None = None,
     kept: str | None = None,
     ax: Axes | None = None,
     **sizes: RealLike | None,
 ) -> Axes:
-    """Draw which strategy is the fastest over two inputs of a model, and where that is undecided.
+    """Draw the fastest strategy over two inputs of a model, and the undecided sizes.
 
-    A cell has the colour of a strategy that beats every other one surely enough, as `CalibratedModel.decided` says, and
-    is grey where none does. Solid lines are where another one is predicted to be the fastest. Cells are pale beyond the
-    dotted line, where nothing was timed.
+    A cell has the colour of the strategy that `CalibratedModel.decided` is sure of. A cell is grey if no strategy is
+    sure to be the fastest. At a solid line, the fastest predicted strategy changes. Cells beyond the dotted line are
+    pale: no size there was timed.
 
     Args:
-        calibrated: a model of one machine, or a calibration, of which the first model is taken.
-        over: the values of two inputs by name, `[columns]` and `[rows]`: the first goes to the right, the second up.
-        fused: one of two strategies to decide between; all that give the result of every cell unless given.
-        kept: the other one.
-        ax: a matplotlib axis; that of a new figure unless given.
-        **sizes: the other inputs by name, a number each; what has a default may be left out.
+        calibrated: a calibrated model, or a calibration (the picture shows its first model).
+        over: the values of two inputs by name, `[columns]` (to the right) and `[rows]` (upwards). By default the
+            first two inputs without a given size, at doublings of the smallest timed value, cut to the sizes around
+            which the decision changes.
+        fused: the first of two strategies; by default all strategies that give the result in every cell compete.
+        kept: the second strategy.
+        ax: the matplotlib axis to draw on; without an axis, a new figure.
+        **sizes: the other inputs by name, one number each; an input with a default may be left out.
 
     Returns:
-        The axis. Its first collection holds the places of the winners in the legend, `[rows, columns]`.
+        The axis. Its first collection holds the place of each cell's strategy in the legend, `[rows, columns]`.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: not two inputs, one that is unknown or missing, fewer than two values, a value that is not positive,
-            an unknown strategy, or one without the other.
+        ValueError: `over` does not name two inputs, an input is unknown or missing, a value is not positive, there are
+            fewer than two values, a strategy is unknown, or only one of `fused` and `kept` is given.
 
     Examples:
         >>> from matplotlib.figure import Figure
@@ -255,6 +253,7 @@ def decision_map(
         (2, 3)
     """
     whole = calibrated_of(calibrated)
+    is_cropped, over = over is None, _timed(whole, sizes) if over is None else over
     if not isinstance(over, Mapping) or len(over) != 2:
         raise ValueError(f"over: expected the values of two inputs by name, got {over!r:.60}")
     (across, columns), (up, rows) = ((name, values_along(name, values)) for name, values in over.items())
@@ -264,25 +263,31 @@ def decision_map(
         raise ValueError("fused, kept: expected both or neither")
     names = whole.alternatives(**cells) if fused is None or kept is None else (fused, kept)
     if len(set(names)) < 2:
-        raise ValueError(f"strategies: expected two to decide between, got {', '.join(names) or 'none'}")
-    shape = (len(rows), len(columns))
+        raise ValueError(f"strategies: expected two different ones, got {', '.join(names) or 'none'}")
     found = whole.decided(**cells, candidates=names)
-    fastest, is_sure = (np.asarray(column).reshape(shape) for column in (found.place, found.is_sure))
-    winner = np.where(is_sure, fastest, len(names))
-    is_timed = np.broadcast_to(np.asarray(whole.in_domain(**cells)), winner.size).reshape(shape)
-    named = [whole.name_of(name, **cells) for name in names] if fused is None else list(names)
-    figures = {across: cells[across], up: cells[up], "fastest": np.array(named)[np.ravel(fastest)]}
-    figures |= {"verdict": np.array([*named, "undecided"])[winner.ravel()], "timed": is_timed.ravel()}
-    figures |= {f"{name} (ns)": whole.predict_ns(name, **cells) for name in named}
+    winner = np.where(found.is_sure, found.place, len(names))
+    grid = {across: cells[across], up: cells[up], "place": found.place, "winner": winner}
+    grid |= {"timed": whole.in_domain(**cells)}
+    shape = (len(rows), len(columns))
+    grid = {name: np.broadcast_to(np.asarray(column), winner.size).reshape(shape) for name, column in grid.items()}
+    if is_cropped:
+        part = np.ix_(_changing(grid["winner"]), _changing(grid["winner"].T))
+        grid = {name: column[part] for name, column in grid.items()}
+    columns, rows = grid[across][0], grid[up][:, 0]
+    fastest, winner, is_timed = grid["place"], grid["winner"], grid["timed"]
+    cells = {**others, across: grid[across].ravel(), up: grid[up].ravel()}
+    figures = {across: cells[across], up: cells[up], "fastest": np.array(names)[fastest.ravel()]}
+    figures |= {"verdict": np.array([*names, "undecided"])[winner.ravel()], "timed": is_timed.ravel()}
+    figures |= {f"{name} (ns)": whole.predict_ns(name, **cells) for name in names}
 
     ax = axis_of(ax)
     from matplotlib.colors import ListedColormap
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    colours = [*(hue.colour for hue in hues(whole.model, named).values()), NEUTRAL]
+    colours = [*(hue.colour for hue in hues(whole.model, names).values()), NEUTRAL]
     x, y = _edges(columns), _edges(rows)
-    # One image in a vector file: between transparent rectangles, seams would show.
+    # A vector file of transparent rectangles would show seams between cells.
     options: dict[str, Any] = {"cmap": ListedColormap(colours), "vmin": -0.5, "vmax": len(colours) - 0.5}
     mesh = ax.pcolormesh(x, y, winner, **options, rasterized=True)
     keep(ax, figures)
@@ -292,7 +297,7 @@ def decision_map(
     show_input(ax, "x", _label(whole, across), columns, others)
     show_input(ax, "y", _label(whole, up), rows)
     ax.set(xlim=x[[0, -1]], ylim=y[[0, -1]])
-    labels = dict(enumerate(named)) | ({len(names): "undecided"} if (winner == len(names)).any() else {})
+    labels = dict(enumerate(names)) | ({len(names): "undecided"} if (winner == len(names)).any() else {})
     handles: list[Any] = [Patch(color=colours[place], alpha=TIMED, label=label) for place, label in labels.items()]
     if not is_timed.all():
         handles.append(Line2D([], [], color=ink_of(ax), linestyle=":", label="not timed"))
@@ -300,12 +305,36 @@ def decision_map(
     return ax
 
 
+def _timed(whole: CalibratedModel, sizes: Mapping[str, Any]) -> dict[str, Sequence[float]]:
+    """Return the values of the first two inputs without a given size: possible doublings over the timed range."""
+    free = [name for name, entry in whole.model.inputs.items() if sizes.get(name) is None and not entry.is_list]
+    free.sort(key=lambda name: whole.model.inputs[name].default is not None)
+    ends = {name: whole.domain[name] for name in free[:2]}
+
+    def is_possible(name: str, value: float) -> bool:
+        try:
+            whole.alternatives(**{**sizes, **{free: most for free, (_, most) in ends.items()}, name: value})
+        except ValueError:
+            return False
+        return True
+
+    found = {name: [*np.unique(np.clip(low * 2.0 ** np.arange(64), None, most))] for name, (low, most) in ends.items()}
+    return {name: [one for one in values if is_possible(name, one)] or values for name, values in found.items()}
+
+
+def _changing(cells: np.ndarray) -> np.ndarray:
+    """Return the numbers of the rows from two before the first change to two after the last, or of all equal rows."""
+    changes = np.flatnonzero((cells[1:] != cells[:-1]).any(1)) + 1
+    first, last = (changes[0] - 2, changes[-1] + 2) if changes.size else (0, len(cells))
+    return np.arange(max(first, 0), min(last, len(cells)))
+
+
 def _label(whole: CalibratedModel, name: str) -> str:
     return f"{name} ({whole.model.inputs[name].unit})"
 
 
 def _draw_borders(ax: Axes, x: np.ndarray, y: np.ndarray, cells: np.ndarray, line: str) -> None:
-    """Draw lines between neighbours that differ, of cells `[rows, columns]` with edges at x and y."""
+    """Draw lines between neighbouring cells `[rows, columns]` that differ, with cell edges at x and y."""
     style = {"colors": [ink_of(ax)], "linestyles": line, "linewidths": 1.0}
     row, column = np.argwhere(cells[:, 1:] != cells[:, :-1]).T
     ax.vlines(x[column + 1], y[row], y[row + 1], **style)
@@ -314,7 +343,7 @@ def _draw_borders(ax: Axes, x: np.ndarray, y: np.ndarray, cells: np.ndarray, lin
 
 
 def _edges(values: np.ndarray) -> np.ndarray:
-    """Return the edges of cells around values, half-way between them on a logarithmic axis."""
+    """Return the edges of cells around values: half-way between two values on a logarithmic axis."""
     logs = np.log(values)
     between = (logs[:-1] + logs[1:]) / 2.0
     return np.exp([2.0 * logs[0] - between[0], *between, 2.0 * logs[-1] - between[-1]])

@@ -1,7 +1,7 @@
-"""Tables of rows on disk, larger than memory: a gate or a calibrated model over Parquet files, part by part.
+"""Parquet files larger than memory: evaluate a gate or a calibrated model for every row.
 
-`evaluate` reads, evaluates and writes; an `Evaluation` says what was done. `fleet_of` finds the timings of many
-devices, which are read by groups. pyarrow does the files. `on_ray` runs pieces of work on a Ray cluster.
+`evaluate` reads, evaluates and writes; an `Evaluation` is its summary. `fleet_of` opens the timings of many devices,
+and reads the rows of a few devices at a time. `on_ray` runs independent work items on a Ray cluster.
 """
 
 from ._evaluate import ROWS_PER_BATCH as ROWS_PER_BATCH

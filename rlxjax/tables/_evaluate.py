@@ -1,4 +1,4 @@
-"""`evaluate`: a gate or a latency model over files of rows, larger than memory."""
+"""Evaluate a gate or a latency model for the rows of files larger than memory."""
 
 import dataclasses
 import os
@@ -8,31 +8,31 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from rlxjax._checks import as_index
-from rlxjax._files import check_pyarrow
 from rlxjax.calibration import CalibratedModel
+from rlxjax.extras import require
 from rlxjax.gate import IoFusionGate
 
 from ._rows import STRATEGY, gate_rows, model_rows
 
-#: Rows that are held at a time, for each processor.
+#: Rows in memory at a time, for each processor.
 ROWS_PER_BATCH = 2**17
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """What `evaluate` did.
+    """The summary of a call of `evaluate`.
 
     Attributes:
-        sink: the folder of the parts.
-        rows: that were read, those of parts that were there already too.
-        rejected: rows that could not be evaluated.
-        rejects: the folder where they are, each with its place and the reason; None without any.
-        parts: of the output.
-        resumed: parts that were there already.
-        seconds: that it took.
-        decode_s: seconds of reading, each of these summed over the processors that work side by side.
-        evaluate_s: of evaluating.
-        encode_s: of writing.
+        sink: the folder of the output.
+        rows: number of rows of the input, including the rows of resumed parts.
+        rejected: number of rows without an answer.
+        rejects: the folder of the rejected rows, each with its place and the reason; None if there are none.
+        parts: number of files of the output.
+        resumed: number of parts that an earlier call had written.
+        seconds: duration of the call.
+        decode_s: seconds of reading, summed over all processors.
+        evaluate_s: seconds of evaluating, summed over all processors.
+        encode_s: seconds of writing, summed over all processors.
     """
 
     sink: FilePath
@@ -47,9 +47,8 @@ class Evaluation:
     encode_s: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as JSON has it."""
-        paths = {"sink": str(self.sink), "rejects": None if self.rejects is None else str(self.rejects)}
-        return {**dataclasses.asdict(self), **paths}
+        """Return the fields as JSON has them."""
+        return dataclasses.asdict(self) | {"sink": str(self.sink), "rejects": self.rejects and str(self.rejects)}
 
 
 def evaluate(
@@ -71,41 +70,42 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate a gate or a latency model for every row of Parquet files, and write the answers as Parquet.
 
-    Reading, evaluating and writing go on side by side on all processors; memory follows from `rows_per_batch`,
-    whatever the files' size. The output is a folder of parts, in the order of the input. A part appears whole or not
-    at all; a job that was stopped goes on with `resume`. What several devices there are share the rows of a batch.
+    All processors read, evaluate and write at the same time; `rows_per_batch` bounds the memory, whatever the size of
+    the files. The output is a folder of parts, in the order of the input. A part is either whole or absent; `resume`
+    continues a job that was stopped. The rows of a batch are split over all devices.
 
-    A row that cannot be evaluated (null, negative, NaN, or beyond what the model takes) is not in the output but in the
-    folder `SINK.rejected`, with its file, row group, row and reason. `SINK.manifest.json` says what the job is.
+    The output leaves out a row without an answer (a value that is null, negative, NaN, or outside the model's inputs).
+    The folder `SINK.rejected` has such rows, each with its file, row group, row and reason. `SINK.manifest.json`
+    describes the job.
 
     Args:
-        source: a file, a glob, a folder, or several; values of `name=value` folders in their paths are columns.
+        source: a file, a glob, a folder, or several; the values of `name=value` folders in their paths are columns.
         sink: the folder to write.
         what: a gate, for rows of two profiles (`before_kernel_launches`, ..., `after_device_traffic_bytes`), or a
-            calibrated model, for rows of its inputs: of which a run has a list, a column of lists.
-        want: columns to add. For a gate: score_ns, should_fuse, fuse_probability, fuse_log_odds. For a model: pick,
+            calibrated model, for rows of its inputs; an input that is a list needs a column of lists.
+        want: the columns to add. For a gate: score_ns, should_fuse, fuse_probability, fuse_log_odds. For a model: pick,
             time_ns, low_ns, high_ns, terms (a column for each), margin_ns, probability, undecided, in_domain.
-        columns: the column of a field, where it is not called as the field. A model has the field `strategy` too, by
-            which each row says whose time is asked for. Columns of no field are carried along.
-        temperature_ns: of a gate's probability and log-odds.
-        strategy: of a model, whose time, interval and terms are given; the pick's unless given.
-        level: of a model's interval.
-        rows_per_batch: rows that each processor holds at a time, and those of a row group of the output.
-        strict: end at the first row that cannot be evaluated.
-        resume: go on with the parts that are there.
-        engine: "local", threads of this process, or "ray" for the processors of a Ray cluster, one actor each (of
-            GPUs, one each). All machines of a cluster have to see the input and the output under the same paths, and
-            to be able to import the module of a model of your own. A part whose actor dies is done again.
-        address: of a Ray cluster, as `ray.init` has it; unless given the one that this process is connected to, that
-            of `RAY_ADDRESS`, or one that is started on this machine for the job.
-        advance: called with the rows that are done and those that there are.
+        columns: the column of each field whose column has another name. The optional field `strategy` of a model names
+            the strategy to time in each row. The output keeps all columns but a gate's counts.
+        temperature_ns: temperature of a gate's probability and log-odds, in ns.
+        strategy: the strategy of a model to time; the pick of each row by default.
+        level: level of a model's interval, between 0 and 1.
+        rows_per_batch: rows that each processor holds at a time, and rows of a row group of the output; at least 1.
+        strict: stop at the first row without an answer.
+        resume: continue a stopped job.
+        engine: "local" for threads of this process, or "ray" for a Ray cluster, with one worker for each processor or
+            GPU. All machines of the cluster need the input and the output under the same paths, and the module of a
+            model of your own. A part whose worker dies is evaluated again.
+        address: the address of a Ray cluster, as for `ray.init`. The default is the cluster of this process, else
+            `RAY_ADDRESS`, else a cluster that the job starts on this machine.
+        advance: a function that the job calls with the number of finished rows and the number of all rows.
 
     Returns:
-        What was done; `rejected` is not 0 where rows could not be evaluated.
+        A summary; `rejected` counts the rows without an answer.
 
     Raises:
-        ValueError: files, columns or arguments that cannot be; another job in the folder; one line.
-        OSError: a file that cannot be written, or no Ray cluster that answers; one line.
+        ValueError: wrong files, columns or arguments, or a folder that holds another job; one line.
+        OSError: a file cannot be written, or no Ray cluster answers; one line.
         ImportError: pyarrow or Ray is not installed.
 
     Examples:
@@ -129,15 +129,15 @@ def evaluate(
         program = gate_rows(what, want, temperature_ns)
     elif isinstance(what, CalibratedModel):
         if temperature_ns is not None:
-            raise ValueError("temperature_ns: expected none, a calibrated model knows its own doubt")
+            raise ValueError("temperature_ns: expected none, a calibrated model has its own uncertainty")
         program = model_rows(what, want, strategy, level, has_strategy_column=STRATEGY in (columns or {}))
     else:
         raise ValueError(f"what: expected an IoFusionGate or a CalibratedModel, got {type(what).__name__}")
     if engine not in ("local", "ray"):
         raise ValueError(f"engine: expected local or ray, got {engine!r}")
     if address is not None and engine != "ray":
-        raise ValueError(f"address: expected none with the engine {engine}, which is of this process")
-    check_pyarrow()
+        raise ValueError(f"address: expected none with the engine {engine}, which runs in this process")
+    require("pyarrow", "scale")
     from ._job import job_of, run_job
 
     job, parts = job_of(program, source, sink, columns, rows_per_batch, strict)

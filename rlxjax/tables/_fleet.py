@@ -1,4 +1,4 @@
-"""Timings of a fleet: files of rows with a column of devices, read by groups of devices, whatever their number."""
+"""Timings of a fleet: Parquet files with a column of devices; the rows of a few devices are read at a time."""
 
 import contextlib
 import dataclasses
@@ -9,26 +9,26 @@ from typing import Any
 
 import numpy as np
 
-from rlxjax._files import check_pyarrow
 from rlxjax._values import FrozenDict
+from rlxjax.extras import require
 from rlxjax.fit import UNITS_NS, LatencyModel, Table, Timings, check_enough, runs_and_times
 
 from ._rows import Field
 
-#: Column that pyarrow gives with each row: the file that it is from.
+#: The column in which pyarrow gives the file of each row.
 FILE = "__filename"
 
 
 @dataclasses.dataclass(frozen=True)
 class Fleet:
-    """Files of timings of many devices; it pickles, and holds no row.
+    """Files with timings of many devices; a fleet holds no rows, and can be pickled.
 
     Attributes:
-        model: whose runs were timed.
-        files: in their order, absolute.
-        columns: by field: `device`, `variant`, the inputs and `time_ns`; a field that is missing has a default.
-        schema: pyarrow's, of these columns.
-        keys: pyarrow's, of those of them that stand in the files' paths.
+        model: the model of the timed runs.
+        files: absolute paths, in order.
+        columns: the column of each field: `device`, `variant`, the inputs, `time_ns`; a missing field has a default.
+        schema: the pyarrow schema of these columns.
+        keys: the pyarrow schema of the columns that come from the paths of the files.
     """
 
     model: LatencyModel
@@ -38,7 +38,7 @@ class Fleet:
     keys: Any
 
     def counts(self) -> dict[str, int]:
-        """Return the number of timings of each device, in the order in which they appear.
+        """Return the number of timings of each device, in the order of the devices in the files.
 
         Raises:
             ValueError: a row without a device; one line with the file and row.
@@ -52,17 +52,17 @@ class Fleet:
                     for device, count in map(dict.values, batch.column(name).value_counts().to_pylist()):
                         if device is None or not str(device):
                             row = first + [not one for one in batch.column(name).to_pylist()].index(True)
-                            raise ValueError(f"{file}, row {row}: {name}: expected the name of a device, got nothing")
+                            raise ValueError(f"{file}, row {row}: {name}: expected the name of a device, got none")
                         found[device] = found.get(device, 0) + count
                     first += batch.num_rows
         return found
 
     def timings(self, devices: Sequence[str], min_timings: int) -> dict[str, Timings | str]:
-        """Return the timings of devices, or a sentence on why they make no fit, in the order given.
+        """Return the timings of each device, or the reason why no fit is possible, in the order given.
 
         Args:
-            devices: names; no other device's rows are held.
-            min_timings: fewer of a device are refused.
+            devices: names of devices; only their rows are in memory.
+            min_timings: the least number of timings for a fit.
         """
         import pyarrow as pa
         import pyarrow.compute
@@ -87,7 +87,7 @@ class Fleet:
 
     @contextlib.contextmanager
     def _read(self, files: Sequence[str]) -> Iterator[Any]:
-        """Give the columns in files to read; one that cannot be is named in one line."""
+        """Give a pyarrow dataset of files; an unreadable column is an error of one line that names the place."""
         import pyarrow as pa
         import pyarrow.dataset as of
 
@@ -127,17 +127,17 @@ def fleet_of(
     columns: Mapping[str, str] | None = None,
     without: str | os.PathLike[str] = "",
 ) -> Fleet:
-    """Return the timings of a fleet in Parquet files; their footers are read, no row.
+    """Return the timings of a fleet in Parquet files; this call reads the footers and no rows.
 
     Args:
-        source: a file, a glob, a folder, or several of them, of one schema; a device's rows may lie in several.
-        model: whose runs were timed.
-        columns: the column of fields that have another name: `device`, `variant`, `time_ns` or an input.
-        without: a folder whose files are left alone.
+        source: a file, a glob, a folder, or several, of one schema; several files may have rows of one device.
+        model: the model of the timed runs.
+        columns: the column of each field whose column has another name: `device`, `variant`, `time_ns` or an input.
+        without: a folder to leave out.
 
     Raises:
-        ValueError: no file, one that is no Parquet or has another schema, no rows, a missing column, or one of another
-            type; one line.
+        ValueError: no file, a file that is no Parquet file or has another schema, no rows, or a column that is missing
+            or has another type; one line.
         ImportError: pyarrow is not installed.
 
     Examples:
@@ -150,7 +150,7 @@ def fleet_of(
         >>> fleet_of(path, FFT).counts()
         {'one': 2, 'two': 1}
     """
-    check_pyarrow()
+    require("pyarrow", "scale")
     import pyarrow as pa
 
     from ._source import columns_of, source_of

@@ -1,4 +1,4 @@
-"""A job: its manifest, the parts that are missing, each read and written by batches, and who shares them."""
+"""A job: its manifest, its missing parts, and the threads or Ray workers that read, evaluate and write them."""
 
 import contextlib
 import functools
@@ -38,16 +38,17 @@ from ._source import (
 )
 
 SCHEMA_VERSION = 2
-#: Rows that were read and rejected, and the seconds of decoding, evaluating and encoding, `[5]`.
+_RESUME = "go on with --resume (resume=True)"
+#: Numbers of rows and rejected rows, and seconds of decoding, evaluating and encoding, `[5]`.
 Totals = np.ndarray
 
 
 class Manifest(Sealed):
-    """What a job is, beside its folder: by it a stopped job goes on, and another one is refused."""
+    """The description of a job, in a file beside its folder; only the same job may continue."""
 
     schema_version: Literal[2] = SCHEMA_VERSION
-    what: str  # is evaluated, in words
-    program: str  # digest of all that the answers depend on
+    what: str  # the gate or model, in words
+    program: str  # digest of everything that determines the answers
     columns: dict[str, str]  # by field
     carried: list[str]
     rows_per_batch: int
@@ -57,18 +58,18 @@ class Manifest(Sealed):
 
 
 class Job(NamedTuple):
-    """What every part of a job is done by; it travels to other processes."""
+    """The data that every part of a job needs; it can be sent to other processes."""
 
     program: RowProgram
     source: Source
-    columns: Mapping[str, str]  # by field, of those that have one
-    carried: tuple[str, ...]  # columns that are carried along
-    keys: Mapping[str, Any]  # the type of each column that stands in paths
+    columns: Mapping[str, str]  # by field
+    carried: tuple[str, ...]  # columns that the output keeps
+    keys: Mapping[str, Any]  # the type of each column that comes from paths
     sink: FilePath
     rejects: FilePath
-    manifest: FilePath  # beside the folder, so that readers of the folder see rows alone
+    manifest: FilePath  # beside the folder, which holds rows alone
     rows_per_batch: int
-    is_strict: bool  # the first row that cannot be evaluated ends the job
+    is_strict: bool  # the first row without an answer ends the job
 
     def file(self, part: Part) -> FilePath:
         return self.sink / f"{part.name}.parquet"
@@ -80,13 +81,13 @@ class Job(NamedTuple):
 def job_of(
     program: RowProgram, source: Any, sink: FilePath, columns: Mapping[str, str] | None, rows: int, is_strict: bool
 ) -> tuple[Job, list[Part]]:
-    """Return a job and its parts, in their order, everything checked that footers say."""
+    """Return a job and its parts, in order, after all checks that need the footers alone."""
     rejects, manifest = (sink.with_name(f"{sink.name}.{end}") for end in ("rejected", "manifest.json"))
     for folder in (sink, rejects):
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"{folder}: expected a folder, or none, got a file")
     files, parts = source_of(source, (sink, rejects, manifest))
-    own, carried, keys = columns_of(files, program.fields, columns, [*program.outputs])
+    own, carried, keys = columns_of(files, program.fields, columns, [*program.outputs], program.keeps_fields)
     check_carried(files, carried)
     return Job(program, files, own, tuple(carried), keys, sink, rejects, manifest, rows, is_strict), parts
 
@@ -99,7 +100,7 @@ def run_job(
     engine: str = "local",
     address: str | None = None,
 ) -> tuple[Totals, int]:
-    """Evaluate the parts that are missing; return the totals and how many parts were there. See `evaluate`."""
+    """Evaluate the missing parts; return the totals and the number of parts that existed. See `evaluate`."""
     cluster = connected(address) if engine == "ray" else contextlib.nullcontext()
     lock, total = threading.Lock(), job.source.rows
     with locked(job.sink / "part"), contextlib.ExitStack() as end, cluster:
@@ -123,7 +124,7 @@ def run_job(
 
 
 def _begin(job: Job, parts: Sequence[Part], resume: bool) -> None:
-    """Write a job's manifest, or check that the one that is there is of the same job, and may be gone on with."""
+    """Write the manifest of a job; if there is a manifest, check that it describes the same job, to be resumed."""
     sink = job.sink
     manifest = Manifest(
         what=job.program.name,
@@ -144,7 +145,7 @@ def _begin(job: Job, parts: Sequence[Part], resume: bool) -> None:
     known = read_json_file(
         job.manifest, Manifest, SCHEMA_VERSION, ValueError, "give another folder", "the manifest of an evaluation"
     )
-    names = {"what": "what is evaluated", "program": "what is evaluated", "files": "the input"}
+    names = {"what": "the gate or model", "program": "the gate or model", "files": "the input"}
     for name in Manifest.model_fields:
         if getattr(known, name) != getattr(manifest, name):
             hint, ours = "", manifest.files
@@ -155,8 +156,8 @@ def _begin(job: Job, parts: Sequence[Part], resume: bool) -> None:
             raise ValueError(f"{sink}: holds another job: {differs} differs; give another folder{hint}")
     if not resume:
         done = sum(job.file(part).exists() for part in parts)
-        mend = "go on with --resume (resume=True), or give another folder"
-        raise ValueError(f"{sink}: holds {done} of the {len(parts)} parts of this job; {mend}")
+        other = f"{_RESUME}, or give another folder"
+        raise ValueError(f"{sink}: holds {done} of the {len(parts)} parts of this job; {other}")
 
 
 def _remove_leftovers(job: Job) -> None:
@@ -166,7 +167,7 @@ def _remove_leftovers(job: Job) -> None:
 
 
 def _rejects_of(job: Job, part: Part) -> int | None:
-    """Return how many rows a part has rejected; None of one that is not there, or lacks rows or rejects."""
+    """Return the number of rejected rows of a part; None for a part that is missing or incomplete."""
     try:
         rejected = part.rows - pq.read_metadata(job.file(part)).num_rows
         is_whole = not rejected or pq.read_metadata(job.rejected(part)).num_rows == rejected
@@ -176,7 +177,7 @@ def _rejects_of(job: Job, part: Part) -> int | None:
 
 
 def _on_threads(job: Job, parts: Sequence[Part], say: Callable[[int], None]) -> Iterator[Totals]:
-    """Evaluate parts side by side, one more than processors; what one raises ends all of them."""
+    """Evaluate parts in parallel, one more than there are processors; an error ends all of them."""
     compiled, ended = Compiled(job.program), threading.Event()
 
     def advance(rows: int) -> None:
@@ -208,31 +209,31 @@ def _on_ray(job: Job, parts: Sequence[Part], say: Callable[[int], None]) -> Iter
         say(int(own[0]))
         yield own
     if gone:
-        raise OSError(f"{'; '.join(gone)}; all other parts are there: go on with --resume (resume=True)")
+        raise OSError(f"{'; '.join(gone)}; all other parts are written; {_RESUME}")
 
 
 def _part_worker(job: Job) -> Callable[[Part], Totals]:
-    """Return what evaluates parts in a process of Ray, on whatever machine: the files have to be there."""
+    """Return the function that evaluates parts in a Ray worker, whose machine needs the files."""
     compiled = Compiled(job.program)
 
     def work(part: Part) -> Totals:
         for path in (part.file, job.manifest):
             if not os.path.exists(path):
-                mend = "all machines have to see the input and the output"
-                raise ValueError(f"{path}: not there on {socket.gethostname()}; {mend}")
+                needs = "all machines of the cluster need the input and the output"
+                raise ValueError(f"{path}: not found on {socket.gethostname()}; {needs}")
         return _evaluate_part(job, part, compiled, lambda rows: None)
 
     return work
 
 
 def _evaluate_part(job: Job, part: Part, compiled: Compiled, advance: Callable[[int], None]) -> Totals:
-    """Read, evaluate and write one part; `advance` is called with the rows of each batch, and may end it by raising."""
+    """Read, evaluate and write one part; `advance` gets the rows of each batch, and may end the work by raising."""
     totals, clock, rejects, first_row = np.zeros(5), time.perf_counter, [], part.first_row
     carried = [(n, job.keys[n]) if n in job.keys else job.source.schema.field(n) for n in job.carried]
     kinds = {name: pa.string() if isinstance(kind, tuple) else kind for name, kind in job.program.outputs.items()}
     schema = pa.schema([*carried, *(pa.field(name, kind, nullable=False) for name, kind in kinds.items())])
     names = [*job.carried, *(name for name, own in job.program.outputs.items() if isinstance(own, tuple))]
-    options: Any = {"compression": COMPRESSION, "use_dictionary": names}  # and not of floats, which differ
+    options: Any = {"compression": COMPRESSION, "use_dictionary": names}  # a dictionary of floats saves nothing
     try:
         with whole_file(job.file(part)) as path:
             begun = clock()
@@ -247,19 +248,19 @@ def _evaluate_part(job: Job, part: Part, compiled: Compiled, advance: Callable[[
                     n_bad = 0 if bad is None else bad.num_rows
                     totals += batch.num_rows, n_bad, decoded - begun, evaluated - decoded, clock() - evaluated
                     advance(batch.num_rows)
-                    del batch, rows  # the next ones take their memory
+                    del batch, rows  # the next batch takes this memory
                     begun = clock()
-            if rejects:  # first, so that a part that is there has its rejects
+            if rejects:  # before the part appears, so that a written part has its rejects
                 with whole_file(job.rejected(part)) as beside:
                     pq.write_table(pa.concat_tables(rejects), beside, compression=COMPRESSION)
         totals[4] += clock() - begun
     except pa.ArrowException as reason:
-        raise ValueError(f"{part.file}: pyarrow cannot take or write its rows ({said(reason)})") from None
+        raise ValueError(f"{part.file}: pyarrow cannot write its rows ({said(reason)})") from None
     return totals
 
 
 def _batches(job: Job, part: Part) -> Iterator[pa.RecordBatch]:
-    """Yield a part's rows, so many at a time, of the columns that are in the file."""
+    """Yield the rows of a part in batches, with the columns that the file has."""
     wanted = {*job.columns.values(), *job.carried}
     schema = pa.schema([field for field in job.source.schema if field.name in wanted])
     groups = [*range(part.first_group, part.first_group + part.groups)]
@@ -276,13 +277,13 @@ def _batches(job: Job, part: Part) -> Iterator[pa.RecordBatch]:
 
 def _check_same(job: Job, part: Part, metadata: Any) -> None:
     if digest_of_file(part.file, metadata) != job.source.files[part.file]:
-        raise ValueError(f"{part.file}: has changed since the job began; begin again with another folder to write")
+        raise ValueError(f"{part.file}: the file changed after the job began; start again with another folder to write")
 
 
 def _evaluated(
     job: Job, part: Part, batch: pa.RecordBatch, first_row: int, compiled: Compiled, schema: pa.Schema
 ) -> tuple[pa.Table, pa.Table | None]:
-    """Return the rows of a batch with their answers, and those that have none, as they came, with place and reason."""
+    """Return the rows of a batch with their answers, and the rejected rows as read, with place and reason."""
     columns, reasons, check = {}, {}, job.program.check
     for name, field in job.program.fields.items():
         columns[name], found = _column(job, part, batch, name, field)
@@ -295,7 +296,7 @@ def _evaluated(
     answers, is_answer = compiled(columns)
     reasons = (refused_rows(check, columns) if check is not None else {}) | reasons
     for row in np.flatnonzero(~is_answer).tolist():
-        reasons.setdefault(row, f"no answer: {job.program.name} gives no number for such a row")
+        reasons.setdefault(row, f"no answer: {job.program.name} gives no number for this row")
     added = []
     for name, kind in job.program.outputs.items():
         own = pa.array(answers[name])
@@ -327,7 +328,7 @@ def _given(job: Job, part: Part, name: str, batch: pa.RecordBatch) -> pa.Array:
 
 
 def _column(job: Job, part: Part, batch: pa.RecordBatch, name: str, field: Field) -> tuple[np.ndarray, dict[int, str]]:
-    """Return one field's values as int64, float64 or codes, and why rows are rejected, whose values are harmless."""
+    """Return the values of a field as int64, float64 or codes, and a reason for each rejected row."""
     if name not in job.columns:
         default = field.names.index(str(field.default)) if field.names else float(field.default or 0.0)
         shape = (batch.num_rows, 1) if field.is_list else batch.num_rows
@@ -335,17 +336,17 @@ def _column(job: Job, part: Part, batch: pa.RecordBatch, name: str, field: Field
     own = job.columns[name]
     column = _given(job, part, own, batch)
     if field.names:
-        import pyarrow.compute  # as long as JAX takes to compile: only where it is needed
+        import pyarrow.compute  # slow to import, so only if it is needed
 
         compute: Any = pyarrow.compute
         codes = compute.fill_null(compute.index_in(column.cast(pa.string()), pa.array(field.names)), -1)
         values = codes.to_numpy().astype(np.int8)
         is_wrong = values < 0
     else:
-        numbers = column.flatten() if field.is_list else column  # of lists that are there
+        numbers = column.flatten() if field.is_list else column  # without the null lists
         is_whole = pa.types.is_integer(numbers.type)
         values = (numbers.fill_null(0) if is_whole and numbers.null_count else numbers).to_numpy(zero_copy_only=False)
-        values = values.astype(np.int64 if is_whole else np.float64, copy=False)  # beyond, integers become negative
+        values = values.astype(np.int64 if is_whole else np.float64, copy=False)  # larger integers become negative
         with np.errstate(invalid="ignore"):
             is_wrong = ~(values >= (math.ceil(field.least) if is_whole else field.least))
             is_wrong |= False if is_whole else values > MOST
@@ -368,7 +369,7 @@ def _column(job: Job, part: Part, batch: pa.RecordBatch, name: str, field: Field
 
 
 def _lengths(lists: pa.ListArray) -> np.ndarray:
-    """Return how many entries each list of a column has, none of a null."""
+    """Return the number of entries of each list of a column; 0 for a null."""
     return lists.value_lengths().fill_null(0).to_numpy()
 
 

@@ -1,4 +1,4 @@
-"""Independent pieces of work on the workers of a Ray cluster: of this machine, or of several."""
+"""Run independent work items on the workers of a Ray cluster, on this machine or on several."""
 
 import collections
 import contextlib
@@ -16,15 +16,16 @@ from typing import Any, TypeVar
 import jax
 
 from rlxjax._chunks import worker_count
+from rlxjax.extras import require
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-#: Processors that a worker asks for: as many workers as processors leave some for what else Ray does.
+#: Processors that a worker asks for: one worker per processor leaves a share for the rest of Ray.
 WORKER_CPUS = 0.8
-#: Seconds within which a cluster has to answer, and to have room for one worker.
-ANSWER_S, ROOM_S = 20.0, 30.0
-#: Tries of an item whose worker dies, as of one that takes more memory than there is.
+#: Seconds to wait for the answer of a cluster, and for free resources for one worker.
+ANSWER_S, WAIT_S = 20.0, 30.0
+#: Tries of an item whose worker dies, for example because it runs out of memory.
 TRIES = 3
 
 
@@ -32,26 +33,25 @@ def on_ray(
     make_worker: Callable[[], Callable[[Item], Result]],
     items: Sequence[Item],
     address: str | None = None,
-    room_s: float = ROOM_S,
+    wait_s: float = WAIT_S,
     lost: Callable[[Item, str], Result] | None = None,
 ) -> Iterator[Result]:
-    """Call a worker for each item, in as many processes of Ray as there are processors or GPUs; yield what it returns.
+    """Call a worker for each item, with one Ray process for each processor or GPU; yield the results as they finish.
 
-    The results come in the order in which they are done. What a worker raises is raised here, and ends all of them.
-    The item of a process that dies is done again, a few times: doing an item twice has to do no harm.
+    An error of a worker is raised here, and ends all workers. If a process dies, another process repeats its item, so
+    an item must tolerate being done twice.
 
     Args:
-        make_worker: called once in each process; travels there by cloudpickle, as items and results do.
-        items: the pieces of work.
-        address: of the cluster, as of `connected`.
-        room_s: seconds within which one worker has to find room.
-        lost: called once all others are done, with an item whose worker died each time and a sentence; what it returns
-            is yielded.
+        make_worker: a function that returns the worker; each process calls it once. All data travel by cloudpickle.
+        items: the arguments of the worker.
+        address: address of the cluster; see `connected`.
+        wait_s: seconds to wait for free resources for one worker.
+        lost: gets an item whose worker died at each try, and the reason, after all other items; returns its result.
 
     Raises:
         ImportError: Ray is not installed.
-        OSError: no cluster answers, or it ends; or items whose worker died each time, unless `lost` is given; one line.
-        ValueError: no worker finds room, or the cluster cannot be used, as `connected` says; one line.
+        OSError: no cluster answers, the cluster ends, or the worker of an item died at each try (unless `lost`).
+        ValueError: no resources are free for a worker, or the cluster cannot be used, as `connected` says.
 
     Examples:
         >>> list(on_ray(lambda: abs, []))
@@ -63,12 +63,12 @@ def on_ray(
         died = ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError, ray.exceptions.NodeDiedError
         waiting, dead, running = collections.deque((number, 1) for number in range(len(items))), [], {}
         try:
-            share, most = _share_of(ray, room_s)
+            share, most = _share_of(ray, wait_s)
             made = ray.put((_dumps(make_worker), os.getcwd(), sys.path))
-            # Ray itself would try an item without end that takes too much memory.
+            # Ray itself would repeat an item that takes too much memory forever.
             call = ray.remote(max_retries=0, max_calls=0, **share)(_call)
             while waiting or running:
-                while waiting and len(running) < 2 * most:  # one waits where another one works
+                while waiting and len(running) < 2 * most:  # a second item waits at each worker
                     number, tried = waiting.popleft()
                     running[call.remote(made, _dumps(items[number]))] = number, tried
                 (done, *_), _ = ray.wait([*running])
@@ -82,38 +82,40 @@ def on_ray(
                     raise error
                 yield result
         except ray.exceptions.RayError as reason:
-            raise OSError(f"Ray ended before the work did ({said(reason)})") from reason
+            raise OSError(f"Ray ended before the work was done ({said(reason)})") from reason
         finally:
             with contextlib.suppress(ray.exceptions.RayError):
-                for one in running:  # where something ended the work
+                for one in running:  # empty unless an error ended the work
                     ray.cancel(one, force=True)
     dead = [items[number] for number, _ in sorted(dead)]
     why = f"its worker died {TRIES} times: it was killed, or ran out of memory"
     if dead and lost is None:
-        raise OSError(f"{len(dead)} of {len(items)} pieces of work are not done, the first {dead[0]}: {why}")
+        raise OSError(f"{len(dead)} of {len(items)} items are not done, the first {dead[0]}: {why}")
     yield from (lost(item, why) for item in dead if lost is not None)
 
 
 @contextlib.contextmanager
 def connected(address: str | None = None) -> Iterator[Any]:
-    """Give Ray, quiet: of this process, an address or `RAY_ADDRESS`, else started here, and shut down at the end.
+    """Give the module `ray`, connected to a cluster and without log output.
+
+    The cluster is the one at `address`, else the cluster of this process, else the one at `RAY_ADDRESS`, else a new
+    one on this machine. The end of the context closes a connection that its start made.
 
     Raises:
         ImportError: Ray is not installed.
         OSError: no cluster answers; one line.
-        ValueError: the process is connected to another cluster, or the address is of Ray's client; one line.
+        ValueError: the process is connected to another cluster, or the address is for Ray Client; one line.
     """
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
     os.environ.update({name: value for name, value in quiet.items() if name not in os.environ})
-    try:
-        import ray
-        from ray.util.client import ray as client
-    except ImportError:
-        raise ImportError("ray is not installed; get it with `pip install 'rlxjax[scale]'`") from None
+    require("ray", "scale")
+    import ray
+    from ray.util.client import ray as client
+
     asked = address or ("" if ray.is_initialized() else os.environ.get("RAY_ADDRESS", ""))
     if "://" in asked or client.is_connected():
-        head = "give the host:port of the cluster's head, from a machine of the cluster"
-        raise ValueError(f"{asked or 'ray://'}: an address of Ray's client, over which nothing runs here; {head}")
+        head = "on a machine of the cluster, give the host:port of its head"
+        raise ValueError(f"{asked or 'ray://'}: an address for Ray Client, which rlxjax cannot use; {head}")
     if ray.is_initialized():
         own = ray.get_runtime_context().gcs_address
         if address not in (None, "auto", own):
@@ -126,7 +128,7 @@ def connected(address: str | None = None) -> Iterator[Any]:
     else:
         _check_answer(address)
     error_output = os.dup(2)
-    try:  # compiled code of this process says on standard error what log level Ray has
+    try:  # the compiled code of Ray writes its log level to standard error
         with open(os.devnull, "wb") as nothing:
             os.dup2(nothing.fileno(), 2)
         ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, **options)
@@ -142,7 +144,7 @@ def connected(address: str | None = None) -> Iterator[Any]:
 
 
 def _call(made: tuple[bytes, str, Sequence[str]], item: bytes) -> bytes:
-    """Return what a worker makes of an item, in a process of Ray; its errors travel as results."""
+    """Return the worker's result for an item, in a Ray process; an error of the worker is part of the result."""
     try:
         return _dumps((_worker(*made[:2], tuple(made[2]))(_loads(item)), None))
     except Exception as error:  # noqa: BLE001
@@ -152,9 +154,9 @@ def _call(made: tuple[bytes, str, Sequence[str]], item: bytes) -> bytes:
 
 @functools.lru_cache(maxsize=1)
 def _worker(made: bytes, folder: str, modules: tuple[str, ...]) -> Callable[[Any], Any]:
-    """Return the worker of this process, made at its first item."""
+    """Return the worker of this process; the first item makes it."""
     with contextlib.suppress(OSError):
-        os.chdir(folder)  # of which relative paths are
+        os.chdir(folder)  # the start of relative paths
     sys.path += [folder for folder in modules if folder not in sys.path]
     return _loads(made)()
 
@@ -166,12 +168,12 @@ def _dumps(value: Any) -> bytes:
 
 
 def _loads(dumped: bytes) -> Any:
-    with jax.enable_x64(True):  # so that arrays of float64 stay what they are
+    with jax.enable_x64(True):  # so that float64 stays float64
         return pickle.loads(dumped)
 
 
 def _check_answer(address: str) -> None:
-    """Check that a cluster can be joined at an address, in a process that can be ended: Ray asks for many minutes."""
+    """Check that a cluster can be joined at an address, in a process with a time limit: Ray waits many minutes."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
@@ -188,22 +190,22 @@ def _check_answer(address: str) -> None:
         raise OSError(f"{address}: no Ray cluster answers there ({said(reason)})") from None
 
 
-def _share_of(ray: Any, room_s: float) -> tuple[dict[str, float], int]:
-    """Return what a worker asks for and how many workers there may be, once there is room for one."""
+def _share_of(ray: Any, wait_s: float) -> tuple[dict[str, float], int]:
+    """Return the resources of a worker and the most workers, after resources for one worker are free."""
     resources = ray.cluster_resources()
     cpus, gpus = (int(resources.get(name, 0)) for name in ("CPU", "GPU"))
     gpus = 0 if os.environ.get("JAX_PLATFORMS") == "cpu" else gpus
     asked = {"CPU": WORKER_CPUS} | ({"GPU": 1.0} if gpus else {})
-    room = ray.util.placement_group([asked])
-    has_room = room.wait(room_s)
-    ray.util.remove_placement_group(room)
-    if not has_room:
+    group = ray.util.placement_group([asked])
+    is_free = group.wait(wait_s)
+    ray.util.remove_placement_group(group)
+    if not is_free:
         free = {n: f"{ray.available_resources().get(n, 0):g} of {resources.get(n, 0):g} free" for n in asked}
         each = " and ".join(f"{amount:g} {name} ({free[name]})" for name, amount in asked.items())
-        raise ValueError(f"Ray has no room for a worker, which needs {each} on one machine")
+        raise ValueError(f"Ray has no free resources for a worker, which needs {each} on one machine")
     return {f"num_{name.lower()}s": amount for name, amount in asked.items()}, max(1, gpus or cpus)
 
 
 def said(reason: BaseException) -> str:
-    """Return what Ray or pyarrow says, in one short line."""
+    """Return the message of an error of Ray or pyarrow as one short line."""
     return " ".join(str(reason).split())[:160].rstrip(".")

@@ -1,4 +1,4 @@
-"""What is asked of each row, two profiles or the inputs of a model: columns it needs, columns it gives, one program."""
+"""Programs for a row of two profiles or of a model's inputs: the columns they need, and the columns they add."""
 
 import dataclasses
 import functools
@@ -21,56 +21,57 @@ from rlxjax.calibration import CalibratedModel
 from rlxjax.gate import FusionBenefit, IoFusionGate
 from rlxjax.graph import GraphIoProfile
 
-#: The columns that may be asked for of a gate, in their order.
+#: The columns that a gate can add, in order.
 GATE_COLUMNS = ("score_ns", "should_fuse", "fuse_probability", "fuse_log_odds")
-#: Those of a calibrated model; `terms` are a column for each term of the model, of the term's name.
+#: The columns that a calibrated model can add; `terms` is one column for each term, with the term's name.
 MODEL_COLUMNS = (
     *("pick", "time_ns", "low_ns", "high_ns", "terms", "margin_ns", "probability", "undecided", "in_domain"),
 )
-#: Rows that are computed together: what a processor's cache holds, or what fills an accelerator; and rows that a
-#: program is compiled for at least.
+#: Rows that are computed together, which fit a processor's cache or fill an accelerator; and the least rows of a
+#: compiled program.
 CHUNK_ROWS, ACCELERATOR_ROWS, LEAST_ROWS = 2048, 2**17, 2**14
-#: The optional field of a row that names the strategy whose time is asked for.
+#: The optional field of a row that names the strategy to time.
 STRATEGY = "strategy"
 
-#: Columns of a batch by field, `[rows]` each, of lists `[rows, entries]`, without nulls: int64, float64, or codes.
+#: Columns of a batch by field, `[rows]`, or `[rows, entries]` for lists, without nulls: int64, float64, or codes.
 Columns = Mapping[str, Any]
 
 
 class Field(NamedTuple):
-    """One number, one of some names, or one list of numbers, that a row has to have."""
+    """A value that a row needs: a number, a name, or a list of numbers."""
 
     what: str  # for messages: "count"
     least: float = 0.0
-    step: int = 0  # a value is a multiple of it; 0 for any
-    default: float | str | None = None  # where a table has no such column; one without has to have it
-    is_list: bool = False  # a row has a list of them, padded with zeros
+    step: int = 0  # values are multiples of it; 0 for any value
+    default: float | str | None = None  # the value without a column; None makes the column required
+    is_list: bool = False  # a row has a list of numbers, padded with zeros
     names: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class RowProgram:
-    """What is evaluated, as a traced function from a row's fields to its outputs, and to whether it has an answer."""
+    """A traced function from the fields of a row to its outputs, and to whether the row has an answer."""
 
     name: str  # for messages and the manifest
-    identity: Mapping[str, Any]  # all that the answers depend on, as JSON
+    identity: Mapping[str, Any]  # everything that determines the answers, as JSON
     fields: Mapping[str, Field]
-    outputs: Mapping[str, str | tuple[str, ...]]  # "float32", "bool", or for names the tuple of them
+    outputs: Mapping[str, str | tuple[str, ...]]  # "float32", "bool", or the tuple of possible names
     program: Callable[[Columns], tuple[dict[str, Array], Array]]
-    check: Callable[[Columns], None] | None = None  # refuses columns that no row has together, by a `ValueError`
+    check: Callable[[Columns], None] | None = None  # raises `ValueError` for an impossible row
+    keeps_fields: bool = False  # the input columns are written beside the answers
 
 
 def gate_rows(gate: IoFusionGate, want: Sequence[str] | None = None, temperature_ns: float | None = None) -> RowProgram:
-    """Return what evaluates pairs of profiles: `before_kernel_launches` and so on, and the same `after_`."""
+    """Return the program for pairs of profiles: fields `before_kernel_launches`, ..., and the same with `after_`."""
     names = _wanted(want, GATE_COLUMNS, [*GATE_COLUMNS][: 2 if temperature_ns is None else 3])
     if temperature_ns is None and (soft := [name for name in names if name.startswith("fuse_")]):
-        raise ValueError(f"temperature_ns: expected one, which {soft[0]} is of, got none")
+        raise ValueError(f"temperature_ns: expected a temperature, which {soft[0]} needs, got none")
     soft_ns = 1.0 if temperature_ns is None else float(as_temperature(temperature_ns))
     rates = {name: float(rate) for name, rate in fields_of(gate).items()}
     counts = [field.name for field in dataclasses.fields(GraphIoProfile)]
 
     def saved(before: Array, after: Array) -> Array:
-        if before.dtype != after.dtype:  # else exact before it is a float
+        if before.dtype != after.dtype:  # integers of one type are subtracted exactly first
             before, after = before.astype(float), after.astype(float)
         return (before - after).astype(float)
 
@@ -102,7 +103,7 @@ def model_rows(
     level: float = 0.9,
     has_strategy_column: bool = False,
 ) -> RowProgram:
-    """Return what evaluates workloads by a calibrated model: a row has the model's inputs."""
+    """Return the program for rows with the inputs of a calibrated model."""
     model, impossible = calibrated.model, calibrated.model.impossible(calibrated.posterior.facts)
     variants = tuple(n for n in calibrated.strategies if not set(model.strategies[n].variants) <= set(impossible))
     default = ("pick", "time_ns", "probability") if len(variants) > 1 else ("time_ns", "low_ns", "high_ns")
@@ -118,7 +119,8 @@ def model_rows(
     fields: dict[str, Field] = {}
     for name, entry in model.inputs.items():
         step = entry.step if entry.step > 1 else 0
-        fields[name] = Field(f"number of {entry.unit}", entry.least, step, entry.default, is_list=entry.is_list)
+        least = max(entry.least, min(entry.step, 1) if entry.default is None else 0)  # no rows are no work
+        fields[name] = Field(f"number of {entry.unit}", least, step, entry.default, is_list=entry.is_list)
     shapes = {name: (1, 1) if field.is_list else (1,) for name, field in fields.items()}
     one = {name: jax.ShapeDtypeStruct(shape, np.dtype("float64")) for name, shape in shapes.items()}
     if has_strategy_column:
@@ -162,11 +164,12 @@ def model_rows(
         outputs={name: variants if name == "pick" else own.dtype.name for name, own in given.items()},
         program=program,
         check=lambda columns: model.check({name: np.asarray(columns[name], float) for name in model.inputs}),
+        keeps_fields=True,
     )
 
 
 def _wanted(want: Sequence[str] | None, columns: Sequence[str], default: Sequence[str]) -> list[str]:
-    """Return which columns are asked for, in their order."""
+    """Return the wanted columns, in order."""
     chosen = [*(default if want is None else want)]
     unknown = [repr(name) for name in chosen if name not in columns]
     if unknown or not chosen:
@@ -175,13 +178,13 @@ def _wanted(want: Sequence[str] | None, columns: Sequence[str], default: Sequenc
 
 
 def _narrow(answers: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
-    """Return the answers that are asked for, in their order, floats as float32."""
+    """Return the wanted answers, in order, floats as float32."""
     own = {name: values for name, values in answers.items() if name in names}
     return {name: values.astype("float32") if values.dtype.kind == "f" else values for name, values in own.items()}
 
 
 def refused_rows(check: Callable[[Columns], None], columns: Columns) -> dict[int, str]:
-    """Return the rows that a check refuses, each with the reason: they are found by halves."""
+    """Return the rows that a check refuses, each with the reason, by bisection."""
     found: dict[int, str] = {}
 
     def search(rows: np.ndarray) -> None:
@@ -198,7 +201,7 @@ def refused_rows(check: Callable[[Columns], None], columns: Columns) -> dict[int
 
 
 class Compiled:
-    """A row program on all devices of this process, compiled once for each of few numbers of rows."""
+    """A row program on all devices of this process; it is compiled for a few numbers of rows."""
 
     def __init__(self, program: RowProgram, devices: Sequence[Any] | None = None) -> None:
         self._program, self._lock = program, threading.Lock()
@@ -220,7 +223,7 @@ class Compiled:
             return {name: np.asarray(own)[:n_rows] for name, own in answers.items()}, np.asarray(is_answer)[:n_rows]
 
     def _of(self, columns: Columns) -> Callable:
-        """Return what is compiled for columns of these types and this length."""
+        """Return the compiled program for columns of these types and this length."""
         key = tuple((name, values.dtype, values.shape) for name, values in columns.items())
         with self._lock:
             if key not in self._compiled:

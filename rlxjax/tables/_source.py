@@ -1,4 +1,4 @@
-"""Files of rows: which there are, whether all of them can be read, and the parts that they are read in."""
+"""The files of a job: their schema, their checks, and the parts in which they are read."""
 
 import dataclasses
 import glob
@@ -20,34 +20,34 @@ from pyarrow.fs import FileSelector, LocalFileSystem
 from ._ray import said
 from ._rows import Field
 
-#: Rows of a part: what is done again where a job was stopped.
+#: Rows of a part; a resumed job repeats unfinished parts.
 PART_ROWS = 2**22
-#: How files are compressed.
+#: The compression of written files.
 COMPRESSION = "zstd"
 
 
 class Part(NamedTuple):
     """Neighbouring row groups of one file."""
 
-    name: str  # of the file that is written for it, by its place in the job and what it holds
+    name: str  # of the written file: the place in the job, and a digest of the content
     file: str
     first_group: int
-    groups: int  # how many
-    first_row: int  # its place in the file
-    rows: int  # how many
+    groups: int  # number of row groups
+    first_row: int  # place in the file
+    rows: int  # number of rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
     """Files of rows of one schema."""
 
-    schema: pa.Schema  # as it is read
-    keys: Mapping[str, Mapping[str, str | None]]  # by path, texts of the `name=value` folders that lead there
-    files: Mapping[str, str]  # by path, a digest of what each holds
-    rows: int  # of all files
+    schema: pa.Schema  # after `read_as`
+    keys: Mapping[str, Mapping[str, str | None]]  # by path, the texts of its `name=value` folders
+    files: Mapping[str, str]  # by path, a digest of the file
+    rows: int  # in all files
 
     def key_type(self, name: str, field: Field | None = None) -> pa.DataType:
-        """Return the type of a key of paths: text of names; else int64 where all are, of a number float64, and text."""
+        """Return the type of a key: text for names; else int64 if all values are; else float64 for a field, or text."""
         paths = {text: path for path, own in self.keys.items() if (text := own[name]) is not None}
         if field is not None and field.names:
             return pa.string()
@@ -62,7 +62,7 @@ class Source:
 
 
 def source_of(given: Any, own: Sequence[FilePath]) -> tuple[Source, list[Part]]:
-    """Return what files, globs and folders hold but those `own` of the job, and its parts; footers are read, no row."""
+    """Return the source of files, globs and folders, without the job's `own` paths, and its parts, by footers."""
     schema: pa.Schema | None = None
     first, keys, files, parts, rows = "", {}, {}, [], 0
     for path in _paths(given, own):
@@ -83,13 +83,13 @@ def source_of(given: Any, own: Sequence[FilePath]) -> tuple[Source, list[Part]]:
         raise ValueError(f"{first}: expected rows, got none" + (f" in {len(files)} files" if len(files) > 1 else ""))
     if twice := [name for name in keys[first] if name in schema.names]:
         raise ValueError(f"{first}: {twice[0]}: expected a column or a folder of the path, got both")
-    width = max(5, len(str(len(parts) - 1)))  # so that names sort as parts do
+    width = max(5, len(str(len(parts) - 1)))  # so that names sort like parts
     named = [part._replace(name=f"part-{place:0{width}d}-{part.name}") for place, part in enumerate(parts)]
     return Source(schema, keys, files, rows), named
 
 
 def _paths(given: Any, own: Sequence[FilePath]) -> Iterator[str]:
-    """Yield the files of paths, globs and folders in their order, but those that are written."""
+    """Yield the files of paths, globs and folders in order, without the files that the job writes."""
     several = [given] if isinstance(given, str | os.PathLike) else list(given)
     written, found, skips = [os.path.realpath(path) for path in own], set(), False
     for one in map(os.fspath, several):
@@ -98,20 +98,20 @@ def _paths(given: Any, own: Sequence[FilePath]) -> Iterator[str]:
             real = os.path.realpath(path)
             if any(real == place or real.startswith(place + os.sep) for place in written):
                 if path == one:
-                    raise ValueError(f"{path}: expected a file to read, got one that is written")
+                    raise ValueError(f"{path}: expected a file to read, got a file that the job writes")
                 skips = True
                 continue
             if real in found:
-                raise ValueError(f"{', '.join(map(os.fspath, several))}: names a file twice: {path}")
+                raise ValueError(f"{', '.join(map(os.fspath, several))}: expected each file once, got {path} twice")
             found.add(real)
             yield path
     if not found:
         named = ", ".join(map(os.fspath, several)) or "source"
-        raise ValueError(f"{named}: expected Parquet files, found none" + " but those that are written" * skips)
+        raise ValueError(f"{named}: expected Parquet files, found none" + " except those that the job writes" * skips)
 
 
 def _files_of(path: str) -> list[str]:
-    """Return the files of a folder and its folders, but those whose names begin with `.` or `_`; or the file."""
+    """Return the files of a folder and its subfolders, without names that begin with `.` or `_`; or the file."""
     if not os.path.isdir(path):
         return [path]
     found = [one.path for one in LocalFileSystem().get_file_info(FileSelector(path, recursive=True)) if one.is_file]
@@ -119,7 +119,7 @@ def _files_of(path: str) -> list[str]:
 
 
 def _keys(path: str) -> dict[str, str | None]:
-    """Return the `name=value` folders that lead to a file, from the root on, so that no way to name it loses one."""
+    """Return the `name=value` folders in the absolute path of a file."""
     found: dict[str, str | None] = {}
     try:
         path.encode()
@@ -145,7 +145,7 @@ def _footer(path: str) -> tuple[Any, pa.Schema]:
         raise ValueError(f"{path}: cannot be read as Parquet ({said(reason)})") from None
     if twice := [name for name, count in Counter(schema.names).items() if count > 1]:
         raise ValueError(f"{path}: expected columns of different names, got {twice[0]!r} twice")
-    # Of views pyarrow takes no rows: they are read as what they hold.
+    # pyarrow selects no rows of views, so a view is read as its content.
     views = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
     fields = []
     for field in schema:
@@ -155,14 +155,14 @@ def _footer(path: str) -> tuple[Any, pa.Schema]:
 
 
 def read_as(column: Any, type_: Any) -> Any:
-    """Return a column as the type that it is read as."""
+    """Return a column, cast to a type unless it has that type."""
     if column.type == type_:
         return column
-    return (column.storage if isinstance(column, pa.ExtensionArray) else column).cast(type_)  # pyarrow's own is wrong
+    return (column.storage if isinstance(column, pa.ExtensionArray) else column).cast(type_)  # its own cast is wrong
 
 
 def unreadable(files: Iterable[str], columns: Sequence[str], why: BaseException, groups: Sequence[int] = ()) -> str:
-    """Return where the first row group and column is that cannot be read, in files or in some groups of one."""
+    """Return the place of the first unreadable row group and column, in files or in some groups of one file."""
     for file in files:
         place = file
         try:
@@ -186,7 +186,7 @@ def _difference(schema: pa.Schema, own: pa.Schema) -> str | None:
 
 
 def digest_of_file(path: str, metadata: Any) -> str:
-    """Return a digest of a file's size, time of change and footer, which other rows of the same extremes have too."""
+    """Return a digest of the size, the time of change and the footer of a file."""
     with open(path, "rb") as file:
         known = os.fstat(file.fileno())
         file.seek(max(0, known.st_size - metadata.serialized_size - 8))
@@ -207,16 +207,20 @@ def _parts(path: str, metadata: Any, name: str) -> Iterator[Part]:
 
 
 def ends_of_groups(part: Part) -> np.ndarray:
-    """Return how many rows of a part come before the end of each of its row groups."""
+    """Return the number of rows of a part up to the end of each of its row groups."""
     metadata = pq.read_metadata(part.file)
     groups = range(part.first_group, part.first_group + part.groups)
     return np.cumsum([metadata.row_group(group).num_rows for group in groups])
 
 
 def columns_of(
-    source: Source, fields: Mapping[str, Field], given: Mapping[str, str] | None, outputs: Sequence[str] = ()
+    source: Source,
+    fields: Mapping[str, Field],
+    given: Mapping[str, str] | None,
+    outputs: Sequence[str] = (),
+    keeps_fields: bool = False,
 ) -> tuple[dict[str, str], list[str], dict[str, Any]]:
-    """Return the column of each field that has one, the columns that are carried along, and the types of path keys."""
+    """Return the columns of the fields, the columns that the output keeps, and the types of the keys in paths."""
     given, file = dict(given or {}), next(iter(source.files))
     if unknown := [name for name in given if name not in fields]:
         raise ValueError(f"columns: expected fields among {', '.join(fields)}, got {unknown[0]!r}")
@@ -236,9 +240,9 @@ def columns_of(
         else:
             type_ = pa.string() if column in keys else source.schema.field(column).type
             _check_type(type_, field, f"{where}: {column}")
-    carried = [name for name in everything if name not in columns.values()]
+    carried = [name for name in everything if keeps_fields or name not in columns.values()]
     if taken := [name for name in carried if name in outputs]:
-        raise ValueError(f"{where}: {taken[0]}: a column of this name is to be added; rename it, or ask for less")
+        raise ValueError(f"{where}: {taken[0]}: the output adds a column of this name; rename yours")
     return columns, carried, {name: source.key_type(name) for name in keys} | types
 
 
@@ -256,7 +260,7 @@ def _check_type(type_: pa.DataType, field: Field, where: str) -> None:
 
 
 def check_carried(source: Source, carried: Sequence[str]) -> None:
-    """Refuse a column of a type of which pyarrow cannot take or write rows: one line."""
+    """Raise `ValueError`, one line, for a column of a type that pyarrow cannot write."""
     for field in source.schema:
         try:
             if field.name in carried:
@@ -264,4 +268,4 @@ def check_carried(source: Source, carried: Sequence[str]) -> None:
                 pq.write_table(one.filter(pa.array([True])).take([0]), io.BytesIO(), compression=COMPRESSION)
         except pa.ArrowException as reason:
             file = next(iter(source.files))
-            raise ValueError(f"{file}: {field.name}: {field.type} cannot be carried along ({said(reason)})") from None
+            raise ValueError(f"{file}: {field.name}: pyarrow cannot write {field.type} ({said(reason)})") from None

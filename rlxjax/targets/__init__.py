@@ -1,9 +1,9 @@
-"""Devices that need not be there: what each has, and what functions take of them.
+"""Predictions for TPUs and GPUs that you need not have.
 
-`target_device` returns a device by its name, `load_target` one's own from a file. `compile_for` compiles a function for
-it, `rank_targets` says which of several devices runs a function fastest, `rank_meshes` which division over several of
-one, `largest` which size fits. With prices an hour that you give (`load_prices`) rankings have costs. The extras
-`tpu-compiler` and `cuda-compiler` install what compiles.
+`target_device` returns a device by its name, and `load_target` reads a device of yours from a file. `compile_for`
+compiles a function for a device. `rank_targets` finds the fastest of several devices, `rank_meshes` the fastest
+division over several devices, and `largest` the largest size that fits. Your prices per hour (`load_prices`) add costs
+to a ranking. The extras `tpu-compiler` and `cuda-compiler` install the compilers.
 """
 
 from rlxjax.devices import CompiledFor as CompiledFor

@@ -1,4 +1,4 @@
-"""The largest size of a function that a device has the memory for, and what takes that memory."""
+"""The largest size of a function that fits the memory of a device, and the parts of that memory."""
 
 import bisect
 import dataclasses
@@ -17,9 +17,9 @@ from rlxjax.devices import CompiledFor, DoesNotFitError, TargetDevice, compile_f
 from rlxjax.jaxpr import Buffer, buffers_of
 from rlxjax.units import bytes_text
 
-#: The most programs that are compiled in search of a size, and arrays that are named.
+#: The most programs that a search compiles, and the most arrays that a result names.
 _COMPILATIONS, _NAMED = 6, 10
-#: The second size over the first, at least, so that what is padded shows, and any other over one that fits, at most.
+#: The least ratio of the second size to the first, which shows padding, and the most ratio to a size that fits.
 _FIRST_STEP, _FURTHEST = 16, 64
 
 _OfSize = Callable[..., tuple[Callable[..., Any], tuple[Any, ...]]]
@@ -28,22 +28,23 @@ _OfSize = Callable[..., tuple[Callable[..., Any], tuple[Any, ...]]]
 @by_value
 @dataclasses.dataclass(frozen=True)
 class LargestSize:
-    """The largest size that fits a device; bytes are those of one device. Printed, it is a short page.
+    """The largest size of a function that fits a device; all bytes are for one device.
 
     Attributes:
-        size: the largest that was compiled and fits.
-        too_large: the smallest that does not fit, or that the compiler refuses; None where none was met.
-        memory_bytes: that the device has.
-        compiled: bytes by size, in the order of compiling; None where the compiler refuses and does not say.
-        made: the program of the largest size: its target, mesh and memory.
-        parts: bytes at the peak. "state" is arguments that the function returns with the same shapes and types, as
-            parameters and an optimizer's moments; "other arguments" has what pads arguments; "temporaries" are
-            activations and gradients; "results" lie where no argument was. They add up to `made.peak_bytes`.
+        size: the largest compiled size that fits.
+        too_large: the smallest compiled size that does not fit; None if every compiled size fits.
+        memory_bytes: memory of the device.
+        compiled: peak memory by size, in the order of compilation; None if the compiler refused a size without figures.
+        made: the compiled program of the largest size, with its target, mesh and memory.
+        parts: bytes at the peak, by part; their sum is `made.peak_bytes`. "state" is the arguments that the function
+            returns with the same shapes and types, such as parameters and an optimizer's moments. "other arguments"
+            includes padding. "temporaries" includes activations and gradients. "results" is the results that reuse no
+            argument's memory.
         state: names of the arguments that are state.
         buffers: the largest arrays of the program, which may share memory.
-        donated_bytes: the peak where the state is donated; None where that was not compiled.
-        checkpoint_bytes: the peak with `jax.checkpoint`; None where that was not compiled.
-        notes: why a figure is not known, a sentence each.
+        donated_bytes: peak memory with donated state; None if this was not compiled.
+        checkpoint_bytes: peak memory with `jax.checkpoint`; None if this was not compiled.
+        notes: the reason for each missing figure, a sentence each.
     """
 
     size: int
@@ -59,7 +60,7 @@ class LargestSize:
     notes: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what a program reads, by the names of the attributes."""
+        """Return the attributes by name, as JSON has them."""
         same = ("size", "too_large", "memory_bytes", "state", "donated_bytes", "checkpoint_bytes", "notes")
         return {
             "target": self.made.target.name,
@@ -100,24 +101,24 @@ def largest(
     most: int | None = None,
     multiple: int | None = None,
 ) -> LargestSize:
-    """Find the largest size of a function that fits a device, which need not be there, and say what takes the memory.
+    """Find the largest size of a function that fits a device that you need not have, and the parts of its memory.
 
-    Memory is nearly linear in the size, so that at most six compilations find it. Up to two more are compiled at that
-    size: with the state donated, unless the function donates arguments itself, and with `jax.checkpoint`.
+    Memory is nearly linear in the size, so six compilations are enough. Up to two more compilations of that size show
+    the memory with donated state, unless the function donates arguments itself, and with `jax.checkpoint`.
 
     Args:
-        fn_of_size: is called with a size, and returns a function, jitted or not, and a tuple of its arguments, as
-            shapes. If it has a parameter `checkpoint`, it is called with `checkpoint=jax.checkpoint` too, to be
-            applied to a layer or the loss.
+        fn_of_size: a function of a size that returns a function, jitted or not, and a tuple of its arguments as shapes.
+            If `fn_of_size` has a parameter `checkpoint`, it is also called with `checkpoint=jax.checkpoint`, to apply
+            to a layer or the loss.
         target: a name, a path to a file of a target, or a `TargetDevice`.
-        mesh: the sizes of axes by name, for several devices.
-        least: the smallest size; `multiple` unless given.
-        most: the largest size that is asked for.
-        multiple: that sizes are multiples of; the number of devices unless given.
+        mesh: the sizes of a mesh's axes by name, for several devices.
+        least: the smallest size; by default `multiple`.
+        most: the largest size to consider.
+        multiple: every size is a multiple of this number; by default the number of devices.
 
     Raises:
         DoesNotFitError: a `ValueError`; the smallest size does not fit.
-        ValueError: one line; bad sizes, a function that returns something else, or as of `compile_for`.
+        ValueError: one line; bad sizes, a wrong result of `fn_of_size`, or as of `compile_for`.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -151,7 +152,7 @@ def largest(
         except ValueError as error:
             if not made:
                 raise
-            tried[guess] = None  # compilers fail at sizes that no device has the memory for
+            tried[guess] = None  # compilers fail at sizes beyond the memory of any device
             notes.append(f"{guess * step:,} counts as too large: {error}")
         if not made:
             needs = "more" if (needed := tried[first]) is None else bytes_text(needed)
@@ -160,9 +161,9 @@ def largest(
         guess = _next(tried, sorted(made), memory_bytes, last) if len(tried) < _COMPILATIONS else None
     found = max(made)
     if (too_large := min(tried.keys() - made.keys(), default=None)) is None:
-        notes.append("no size that does not fit was met")
+        notes.append("every compiled size fits")
     elif too_large > found + 1:
-        notes.append(f"no size between was compiled: {too_large * step:,} does not fit")
+        notes.append(f"{too_large * step:,} does not fit; no size between was compiled")
     return LargestSize(
         size=found * step,
         too_large=None if too_large is None else too_large * step,
@@ -183,35 +184,35 @@ def _at(fn_of_size: _OfSize, size: int, **options: Any) -> tuple[Callable[..., A
 
 
 def _next(tried: Mapping[int, int | None], fitting: list[int], memory_bytes: int, last: int | None) -> int | None:
-    """Return what to compile next, of sizes in steps: by a line or a parabola near the end; None if all is known."""
+    """Return the next size to compile, in steps, by a line or a parabola near the limit; None at the end."""
     low, high = fitting[-1], min(tried.keys() - {*fitting}, default=None)
     end = high or (_FURTHEST * low + 1 if last is None else last + 1)
     if low + 1 >= end:
         return None
-    if len(tried) == 1:  # memory over size falls: so much fits surely where memory is linear
+    if len(tried) == 1:  # memory per size falls, so this size fits if memory is linear
         guess = low * memory_bytes // max(tried[low] or 1, 1)
         return min(max(guess, _FIRST_STEP * low), end - 1)
     *_, before, latest = tried
     middle = (low + end) // 2 if end < 4 * low else math.isqrt(low * end)
     if high and (before in fitting) == (latest in fitting) and latest - before != 1:
-        return middle  # one end alone moves: memory is far from the curve
-    near = fitting[-2:] if low - fitting[-2:][0] > 1 else [fitting[0], low]  # neighbours tell no slope
+        return middle  # only one end moves: memory is far from the curve
+    near = fitting[-2:] if low - fitting[-2:][0] > 1 else [fitting[0], low]  # neighbouring sizes give no slope
     places = [*near, high] if high and tried[high] else near
     told = {place: float(tried[place] or 0) for place in places}
     curve = np.polyfit([*told], [*told.values()], len(told) - 1)
     above = range(low + 1, end + 1)
     guess = low + bisect.bisect_right(above, memory_bytes, key=lambda place: float(np.polyval(curve, place)))
     if not high and guess == low and latest - before == 1:
-        guess = low + max(low // 8, 2)  # the neighbour fits against expectation
+        guess = low + max(low // 8, 2)  # the neighbour fits unexpectedly
     if len(tried) == _COMPILATIONS - 1:
-        guess -= (guess - low) // 50  # the last one had better fit
+        guess -= (guess - low) // 50  # the last size should fit
     return middle if guess == high else min(max(guess, low + 1), end - 1)
 
 
 def _explained(
     fn_of_size: _OfSize, size: int, made: CompiledFor, mesh: Mapping[str, int] | None, notes: list[str]
 ) -> dict[str, Any]:
-    """Return what makes the peak of a size, and what would lower it, by the names of the attributes."""
+    """Return the attributes that explain the peak memory of a size, by name."""
     fn, args = _at(fn_of_size, size)
     with context_for(mesh_of(args, mesh)):
         program = traced(fn, args, {})
@@ -245,7 +246,7 @@ def _explained(
     if "checkpoint" in inspect.signature(fn_of_size).parameters:
         checkpoint_bytes = peak("checkpoint", *_at(fn_of_size, size, checkpoint=jax.checkpoint))
     else:
-        notes.append("to compare rematerialising, give fn_of_size a parameter checkpoint, which it applies to a layer")
+        notes.append("for the peak with rematerialization, give fn_of_size a parameter checkpoint to apply to a layer")
     parts = {"state": state_bytes, "other arguments": made.argument_bytes - state_bytes}
     parts |= {"temporaries": made.temporary_bytes, "results": made.output_bytes - made.alias_bytes}
     return {

@@ -1,4 +1,4 @@
-"""What devices cost an hour, as data that the user gives."""
+"""The prices of devices per hour, from a file of yours."""
 
 import os
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ from rlxjax.devices import target_device
 
 
 class Prices(Strict):
-    """What stands in a file of prices.
+    """The content of a file of prices.
 
     Attributes:
-        about: where they come from, and of what day.
-        currency: of all of them, as "USD".
-        prices_per_hour: of one device, by its name or by a path to a file of one.
+        about: source and date of the prices.
+        currency: currency of all prices, such as "USD".
+        prices_per_hour: price of one device, by the name of the device or by the path of its file.
     """
 
     schema_version: Literal[1]
@@ -25,7 +25,7 @@ class Prices(Strict):
     prices_per_hour: Mapping[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]]
 
     def cost(self, name: str, devices: int, time_ns: float) -> float | None:
-        """Return what a time on so many devices costs; None without a price.
+        """Return the cost of a time in ns on a number of devices; None without a price.
 
         Examples:
             >>> own = Prices(schema_version=1, currency="USD", prices_per_hour={"tpu-v5e": 2.0})
@@ -37,13 +37,13 @@ class Prices(Strict):
 
 
 def load_prices(path: str | os.PathLike[str]) -> Prices:
-    """Return the prices in a file; `docs/prices.example.json` shows its schema, with figures that are made up.
+    """Return the prices in a file; `docs/prices.example.json` shows the schema, with invented figures.
 
     Raises:
-        ValueError: one line; a file that is missing, no JSON or against the schema, a price that is no positive number,
-            or a device that is not in the table of targets.
+        ValueError: one line; a file that is missing, is no JSON or violates the schema, a price that is no positive
+            number, or an unknown device.
     """
-    mend = "see docs/prices.example.json for a file of this schema"
+    mend = 'write {"schema_version": 1, "currency": "USD", "prices_per_hour": {"h100": 4.0}} with your prices'
     found = read_json_file(path, Prices, 1, ValueError, mend, "a file of prices")
     try:
         named = {target_device(name).name: price for name, price in found.prices_per_hour.items()}

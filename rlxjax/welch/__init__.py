@@ -1,8 +1,8 @@
-"""The Welch-peaks workload: parameters, the paths that run it, its graphs and its strategy costs.
+"""The Welch-peaks workload: parameters, variants, graphs and strategy costs.
 
-`welch_peaks` runs it with `WelchPeakParams`, `stream_welch_peaks` on many signals; a `WelchVariant` is what runs, and
-`choose_variant` says which, and why. `estimate_welch_peaks_costs` and `pick_welch_peaks_strategy` have the published
-design's prices and rules, of which a `ReferenceStrategy` is a choice.
+`welch_peaks` runs the workload with `WelchPeakParams`, `stream_welch_peaks` on many signals. `choose_variant` returns
+the `WelchVariant` that runs, and the reason. `estimate_welch_peaks_costs` and `pick_welch_peaks_strategy` follow the
+published design, which picks a `ReferenceStrategy`.
 """
 
 from rlxjax._schedule import RUNNER_VERSION as RUNNER_VERSION

@@ -1,7 +1,7 @@
-"""What a call of `welch_peaks` runs: its arguments checked, the variants that may, and which of them does.
+"""The choice of a variant for a call of `welch_peaks`, after its arguments are checked.
 
-It is chosen as `rlxjax.choose` chooses: by what is remembered, by a calibration where that is sure, by timing where
-that is asked for. The reference's built-in costs decide where no calibration is known.
+As in `rlxjax.choose`, a remembered choice comes first, then a calibration that is sure, then timing if the caller asks
+for timing. The reference's built-in costs decide if no calibration is known.
 """
 
 import dataclasses
@@ -21,6 +21,7 @@ from rlxjax._checks import is_symbolic, is_traced
 from rlxjax._schedule import RUNNER_VERSION
 from rlxjax._values import FrozenDict, handle
 from rlxjax.gate import Device, backend_coefficients, jax_device, normalised
+from rlxjax.units import bytes_text
 
 from ._device_programs import default_fused_selection
 from ._launch import MOST_CALLS, program_of, rows_of_a_device, whole_program
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
     from rlxjax.calibration import CalibratedModel, Calibration
     from rlxjax.choices import Choice, Work
 
-#: The name of this workload among a calibration's models, and a calibration that is none: built-in coefficients.
+#: The name of this workload among a calibration's models, and the word for built-in coefficients.
 MODEL_NAME, REFERENCE = "welch", "reference"
-#: What the names of the reference, and "auto", may run, in the order in which ties are resolved.
+#: The allowed names in `RUNS`, by a name of the reference or "auto"; ties go to the earlier name.
 CANDIDATES: Mapping[str, tuple[str, ...]] = FrozenDict(
     {
         ReferenceStrategy.ULTRA: ("host",),
@@ -51,7 +52,7 @@ CANDIDATES: Mapping[str, tuple[str, ...]] = FrozenDict(
         AUTO: ("host", "fused", "block", "learned"),
     }
 )
-#: Peaks of fewer bytes are not checked for whether memory holds them; copies there are of them at most.
+#: Results smaller than this are not checked against free memory; a run holds at most so many copies of its peaks.
 LEAST_CHECKED_BYTES, COPIES_OF_PEAKS = 2**26, 2
 _WHY_NOT_TRACED = {
     "host": "the host path is NumPy and reads the signal's values",
@@ -60,20 +61,20 @@ _WHY_NOT_TRACED = {
 
 
 class Call(NamedTuple):
-    """What of a call decides what it may run; all of it has a hash."""
+    """The parts of a call that determine what the call may run; all parts have a hash."""
 
     shape: tuple[Any, ...]  # of the signal, `[batch, length]` or `[length]`
     dtype: np.dtype
-    where: Any  # the sharding of rows that JAX holds; None of NumPy's and of traced ones
-    device: Any  # JAX's default one, which programs are compiled for
+    where: Any  # the sharding of a JAX array; None for NumPy arrays and traced arrays
+    device: Any  # JAX's default device, for which programs are compiled
     traced: bool
     forked: bool
     params: WelchPeakParams
-    strategy: str  # as the caller spells it
+    strategy: str  # in the caller's spelling
 
     @property
     def platform(self) -> str | None:
-        """That has the rows; None of NumPy's and of traced ones."""
+        """The platform that holds the rows; None for NumPy arrays and traced arrays."""
         return None if self.where is None else next(iter(self.where.device_set)).platform
 
     @property
@@ -81,7 +82,7 @@ class Call(NamedTuple):
         return self.where is not None and len(self.where.device_set) > 1
 
 
-#: By call, calibration, model and what is to be measured: what runs, the latest last.
+#: The variant and program by call, calibration, model and `measure`; the latest come last.
 _choices: dict[Any, tuple[WelchVariant, Callable[[], Any] | None]] = {}
 _lock = threading.Lock()
 
@@ -89,12 +90,12 @@ _lock = threading.Lock()
 def choice(
     call: Call, calibration: "Calibration | str | None", model: Any, measure: str | None, run: Callable[[str], Any]
 ) -> tuple[WelchVariant, Callable[[], Any] | None]:
-    """Return what a call runs, and its program's recipe if that takes the signal as it is; what raises is not kept."""
+    """Return the variant of a call, and its program's recipe if the program takes the signal unchanged."""
     try:
         key = *call, handle(calibration), handle(model), measure or os.environ.get("RLXJAX_MEASURE")
         if (known := _choices.get(key)) is not None:
             return known
-    except TypeError:  # of an argument that has no hash, which is refused by its name
+    except TypeError:  # an argument without a hash, which a later check refuses
         key = None
     asked = question(call, calibration, model, measure, run)
     name = asked.decided_name() or asked.predicted_name()
@@ -113,27 +114,27 @@ def choice(
 
 
 def forget_choices() -> None:
-    """Let calls ask again what they run."""
+    """Forget all kept variants, so that calls ask again."""
     with _lock:
         _choices.clear()
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """Which of some ways a call runs, its arguments checked."""
+    """The question which variant a call runs, with checked arguments."""
 
     call: Call
     model: Any
     measure: str | None
-    run: Callable[[str], Any]  # a variant, to measure it
-    names: tuple[str, ...]  # what the call's strategy may run, of `RUNS`
-    variants: tuple[str, ...]  # the same by the names of variants; "fused" by itself where its one form is known
-    sizes: dict[str, Any]  # of the latency model, the rows being those of a device
-    calibration: "Calibration | None"  # by which is picked
-    is_open: bool  # whether this process may choose by what it measures
+    run: Callable[[str], Any]  # runs a variant, for measurements
+    names: tuple[str, ...]  # names in `RUNS` that the call's strategy allows
+    variants: tuple[str, ...]  # the variants of these names; "fused" stays if its one form is known
+    sizes: dict[str, Any]  # inputs of the latency model; the batch is the rows of one device
+    calibration: "Calibration | None"  # predicts the times
+    is_open: bool  # whether this process may choose by measurements
 
     def work(self) -> "Work":
-        """Return the variants that may run as ways to do the call."""
+        """Return the allowed variants as the alternatives of a choice."""
         from rlxjax.choices import Way, Work, digest, predicted_variants
 
         call, sizes, ways = self.call, {name: float(size) for name, size in self.sizes.items()}, []
@@ -144,7 +145,7 @@ class Question:
 
         def predict(known: "CalibratedModel") -> Any:
             found, sd_ns = predicted_variants(ways, sizes, self._own(known))
-            # The model's facts do not say the work of this learned FFT: its time is not to teach them.
+            # The model's facts do not describe this learned FFT, so its time must not teach the model.
             return [dataclasses.replace(one, runs=()) if one.name == "learned" else one for one in found], sd_ns
 
         label = ", ".join(f"{name} {size}" for name, size in self.sizes.items())
@@ -153,17 +154,17 @@ class Question:
         return Work(ways, predict, calibrated, MODEL_NAME, label, workload, runner=RUNNER_VERSION)
 
     def decided(self) -> "Choice":
-        """Return the choice; calls may ask again once something was measured."""
+        """Return the choice; after a measurement, calls ask again."""
         from rlxjax.choices import decide, measure_word
 
         word = measure_word(self.measure, "never") if self.sizes["batch"] else "never"
-        found = decide(self.work(), word, check=False)  # a learned FFT is approximate, and the others are tested
+        found = decide(self.work(), word, check=False)  # a learned FFT is approximate; tests cover the others
         if found.by == "measured":
             forget_choices()
         return found
 
     def decided_name(self) -> str:
-        """Return the variant that is remembered, measured, or sure by what the model learned; empty if none is."""
+        """Return the variant by memory, measurement, or a model that is sure; empty if there is none."""
         if not (self.is_open and len(self.variants) > 1 and self.sizes["batch"]):
             return ""
         from rlxjax.choices import Memory, measure_word, recalled  # loaded when first used
@@ -176,15 +177,15 @@ class Question:
         return "" if found is None else found.name
 
     def predicted_name(self) -> str:
-        """Return the candidate with the lowest prediction, by the calibration or by built-in costs."""
+        """Return the candidate with the lowest predicted time, by the calibration or by built-in costs."""
         if len(self.names) == 1:
             return self.names[0]
         if self.calibration is None:
             return built_in_pick(self.names, self.sizes["batch"], self.call.params, self.model, self.call.platform)
-        return self._own(self.calibration.of(MODEL_NAME)).cheapest(self.names, **self.sizes)
+        return self._own(self.calibration.of(MODEL_NAME)).pick(candidates=self.names, **self.sizes)
 
     def _own(self, calibrated: "CalibratedModel") -> "CalibratedModel":
-        """Return the latency model where a learned FFT runs with the work of the one that is given."""
+        """Return the latency model, with the work of this call's learned FFT if the call has a learned FFT."""
         if "learned" not in self.names:
             return calibrated
         n_fft = self.call.params.n_fft
@@ -207,7 +208,7 @@ def _with_work(calibrated: "CalibratedModel", n_fft: int, work: Any) -> "Calibra
 def question(
     call: Call, calibration: "Calibration | str | None", model: Any, measure: str | None, run: Callable[[str], Any]
 ) -> Question:
-    """Return what a call may run; refuse what cannot run by a sentence."""
+    """Return the question of a call; raise a ValueError if the call cannot run."""
     params, where = call.params, call.where
     _check_signal(call)
     _check_model(model, params)
@@ -219,7 +220,7 @@ def question(
     is_here = where is None or where.is_fully_addressable
     if call.several and not is_here and RUNS[names[0]].selection == "numpy":
         why = f"got {call.strategy!r}: {_WHY_NOT_TRACED[names[0]]}"
-        raise ValueError(f"strategy: expected 'fused' or 'learned' where other processes hold rows, {why}")
+        raise ValueError(f"strategy: expected 'fused' or 'learned' if other processes hold rows, {why}")
     _check_peaks_fit((batch if is_here else own_batch, params.k, 2))
     if measure is not None:
         from rlxjax.choices import measure_word  # loaded when first used
@@ -246,7 +247,7 @@ def question(
 
 
 def _candidates(call: Call, has_model: bool) -> tuple[str, ...]:
-    """Return what a call's strategy may run, by the names of `RUNS`."""
+    """Return the names in `RUNS` that a call's strategy allows."""
     own = normalised(call.strategy).replace("-", "_")
     try:
         names = (own,) if own in RUNS else CANDIDATES[parse_welch_peaks_strategy(call.strategy)]
@@ -262,11 +263,11 @@ def _candidates(call: Call, has_model: bool) -> tuple[str, ...]:
         raise ValueError(f"strategy: expected 'host', got {call.strategy!r}: {why}")
     if len(names) == 1:
         return names
-    if call.traced or (call.several and not call.forked):  # what each process of several chooses alike
+    if call.traced or (call.several and not call.forked):  # all processes have to choose alike
         return ("fused",)
-    if call.forked:  # where JAX cannot compute costs either
+    if call.forked:  # JAX cannot compute costs here either
         return ("host",)
-    reads_back = call.platform not in (None, "cpu")  # as the host would all rows, and a block their spectra
+    reads_back = call.platform not in (None, "cpu")  # host reads back all rows, block reads back spectra
     left_out = (*(("host", "block") if reads_back else ()), "" if has_model else "learned")
     return tuple(name for name in names if name not in left_out)
 
@@ -285,12 +286,12 @@ def _check_signal(call: Call) -> None:
 
 
 def _check_peaks_fit(shape: tuple[Any, ...]) -> None:
-    """Refuse peaks that memory cannot hold, which a device's program would end the process for."""
+    """Refuse peaks that do not fit in memory; a device's program would end the process."""
     n_bytes = 4 * math.prod(shape)
     if is_symbolic(n_bytes) or n_bytes < LEAST_CHECKED_BYTES:
         return
     if hasattr(os, "sysconf") and n_bytes > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
-        raise MemoryError(f"peaks of shape {shape} take {n_bytes:,} bytes, more than this machine has")
+        raise MemoryError(f"peaks of shape {shape} take {bytes_text(n_bytes)}, more than this machine has")
     np.empty((COPIES_OF_PEAKS, *shape), np.float32)
 
 
@@ -298,7 +299,7 @@ def _check_model(model: Any, params: WelchPeakParams) -> None:
     if model is not None and not hasattr(model, "n_fft"):
         raise ValueError(f"model: expected a LearnedFft (load_learned_fft), got {type(model).__name__}")
     if model is not None and model.n_fft != params.n_fft:
-        raise ValueError(f"model: expected one for n_fft {params.n_fft} as in params, got n_fft {model.n_fft}")
+        raise ValueError(f"model: expected a model for n_fft {params.n_fft} as in params, got n_fft {model.n_fft}")
     if is_traced(*jax.tree.leaves(model)):
         raise ValueError("model: its gates decide the program, so they cannot be traced; use learned_spectrum")
 
@@ -306,7 +307,7 @@ def _check_model(model: Any, params: WelchPeakParams) -> None:
 def built_in_pick(
     candidates: tuple[str, ...], batch: int, params: WelchPeakParams, model: Any, platform: str | None
 ) -> str:
-    """Return the candidate of least built-in cost: where the host is one, rows are sent to devices of other memory."""
+    """Return the candidate of least built-in cost, with the upload of rows to devices without unified memory."""
     device = Device.CPU if platform == "cpu" else jax_device()
     row = backend_coefficients(device.value)
     upload_ns = 0.0 if row.unified_memory else 4.0 * batch * params.frame_len / float(row.readback_bw)

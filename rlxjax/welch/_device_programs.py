@@ -1,4 +1,4 @@
-"""The device programs: what the fused and the block path jit."""
+"""The jitted device programs of the fused and the block path."""
 
 import functools
 import warnings
@@ -19,23 +19,23 @@ from ._kernels import KERNEL_COMPILERS, has_kernel, kernel_peaks
 from ._selection import default_selection, selected_peaks
 from ._workload import WelchPeakParams, hann_window, host_peaks, one_sided_weights
 
-#: By how much a kernel's powers may differ from the host's, and the share of bins that have to be the same: powers that
-#: are equal but for rounding may change places.
+#: Relative tolerance between a kernel's powers and the host's, and the share of bins that have to agree: powers may
+#: change places if they differ by rounding alone.
 RIGHT_RTOL, RIGHT_SHARE = 1e-4, 0.95
-#: The place of a first row, known when a program is traced or when it runs.
+#: The place of a first row, known at tracing or at run time.
 Start = int | Int[Array, ""]
 
 
 def padded_batch(batch: int | np.integer) -> int:
-    """Return the number of rows that a device program runs for a batch: four sizes an octave.
+    """Return the number of rows to which a device program pads a batch: one of four sizes an octave.
 
-    Batches of any size compile a bounded number of programs.
+    Batches of any size therefore compile a bounded number of programs.
 
     Args:
-        batch: rows.
+        batch: rows, at least 0.
 
     Raises:
-        ValueError: a batch that is no whole number of at least 0.
+        ValueError: the batch is negative or no whole number.
 
     Examples:
         >>> [padded_batch(batch) for batch in (0, 3, 9, 33, 8192)]
@@ -45,7 +45,7 @@ def padded_batch(batch: int | np.integer) -> int:
 
 
 def piece_rows(batch: Any, params: WelchPeakParams, platform: str) -> Any:
-    """Return the most rows of a piece that leave no rest, if they are at least half as many as a piece may have."""
+    """Return the rows of a piece: the most that divide the batch if at least half of the limit, else the limit."""
     if is_symbolic(batch):
         return batch
     plan = schedule(platform)
@@ -71,21 +71,21 @@ def mean_power(
 ) -> Float[Array, "count n_bins"]:
     """Return the mean one-sided power of the windowed segments.
 
-    Two real segments are one complex transform: `|X1[b]|^2 + |X2[b]|^2 = (|Z[b]|^2 + |Z[n-b]|^2) / 2`
-    with `Z` that of `x1 + i x2`. An odd one out is transformed alone.
+    One complex transform serves two real segments: `|X1[b]|^2 + |X2[b]|^2 = (|Z[b]|^2 + |Z[n-b]|^2) / 2`, with `Z` the
+    transform of `x1 + i x2`. The last of an odd number of segments has its own transform.
 
     Args:
-        signal: real `[batch, length]`, each row's prefix is used.
+        signal: real `[batch, length]`; each row's prefix is used.
         params: the parameters.
         start: the first row.
-        count: how many rows; all unless given.
+        count: number of rows; all rows by default.
     """
     window = hann_window(params.n_fft)
     segments = _segments(signal, params, start, signal.shape[0] if count is None else count)
     # DC, the bins between, Nyquist
     parts: list[Array | float] = [0.0, 0.0, 0.0]
     if pairs := list(zip(segments[::2], segments[1::2], strict=False)):
-        half = window[None] * np.float32(0.5)  # so that a pair's sum is its mean, and overflows no sooner
+        half = window[None] * np.float32(0.5)  # a pair's sum is then its mean, which overflows no sooner
         packed = [lax.complex(one * half, two * half) for one, two in pairs]
         power = jnp.sum(_squared_magnitude(jnp.fft.fft(jnp.stack(packed, axis=1))), axis=1)
         hop = params.hop
@@ -96,7 +96,7 @@ def mean_power(
         columns = power[:, :1], power[:, 1:-1], power[:, -1:]
         parts = [part + column for part, column in zip(parts, columns, strict=True)]
     weights = one_sided_weights(params)[[0, 1, -1]]
-    # Joined last: XLA computes a concatenation once, but would compute a product anew for all who use it.
+    # Joined last: XLA computes a concatenation once, but computes a product again for each use.
     return jnp.concatenate([part * weight for part, weight in zip(parts, weights, strict=True)], axis=1)
 
 
@@ -106,20 +106,20 @@ def fused_peaks(
     selection: str | None = None,
     platform: str | None = None,
 ) -> Float[Array, "batch k 2"]:
-    """Return the peaks of rows of samples as one program: only (bin, power) pairs leave it.
+    """Return the peaks of rows of samples by one program, whose only outputs are (bin, power) pairs.
 
-    Rows are computed in one piece after the other; what is left of whole pieces is the last one.
+    The program computes rows piece by piece. The last piece has the remaining rows.
 
     Args:
-        signal: real `[batch, length]`, each row's prefix is used.
+        signal: real `[batch, length]`; each row's prefix is used.
         params: the parameters.
-        selection: "maxima" or "top_k"; by default the one that is faster on the platform; "kernel" where all is one
-            kernel.
-        platform: what the program is for; by default what JAX's default device is.
+        selection: "maxima", "top_k", or "kernel" for one kernel that computes everything; by default the faster form on
+            the platform.
+        platform: platform of the program; by default the platform of JAX's default device.
     """
     platform, batch = platform or jax.default_backend(), signal.shape[0]
     selection = selection or default_fused_selection(batch, params, platform)
-    if selection == "kernel":  # where the program is compiled for what the platform promises
+    if selection == "kernel":  # if the program is compiled for this platform
         others = functools.partial(fused_peaks, params=params, selection="top_k", platform=platform)
         kernel = functools.partial(one_kernel_peaks, params=params, platform=platform)
         return lax.platform_dependent(signal, default=others, **{KERNEL_COMPILERS[platform]: kernel})
@@ -137,7 +137,7 @@ def fused_peaks(
 
 
 def default_fused_selection(batch: Any, params: WelchPeakParams, platform: str) -> str:
-    """Return how the fused program selects peaks of rows where no calibration says."""
+    """Return the fused program's selection of peaks without a calibration."""
     if has_kernel(batch, params, platform) and _is_right_here(params, platform):
         return "kernel"
     return default_selection(batch, params.n_bins, platform)
@@ -145,10 +145,10 @@ def default_fused_selection(batch: Any, params: WelchPeakParams, platform: str) 
 
 @functools.lru_cache(maxsize=2**14)
 def _is_right_here(params: WelchPeakParams, platform: str) -> bool:
-    """Return whether the kernel gives right peaks on this process's own device, which is tried once; True of others."""
+    """Return whether the kernel gives right peaks on this process's device; True if the platform has no device here."""
     try:
         device = jax.local_devices(backend=platform)[0]
-    except RuntimeError:  # a program for a device that is not here
+    except RuntimeError:  # the program is for another machine
         return True
     kernel = jax.jit(functools.partial(one_kernel_peaks, params=params, platform=platform))
 
@@ -156,13 +156,13 @@ def _is_right_here(params: WelchPeakParams, platform: str) -> bool:
         with jax.default_device(device):
             return is_right(kernel, params)
 
-    # A thread has no trace of its own yet; a kernel that is traced within another trace cannot be run.
+    # A kernel that is traced within another trace cannot run; a new thread has no trace.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(tried).result()
 
 
 def is_right(peaks_of: Callable[[np.ndarray], Any], params: WelchPeakParams) -> bool:
-    """Return whether a program gives the peaks of some rows of noise that the host gives; warn if not."""
+    """Return whether a program and the host find the same peaks in rows of noise; warn if not."""
     rows = np.random.default_rng(0).standard_normal((64, params.frame_len), np.float32)
     try:
         found, expected = np.asarray(peaks_of(rows)), np.asarray(host_peaks(rows, params))
@@ -172,7 +172,7 @@ def is_right(peaks_of: Callable[[np.ndarray], Any], params: WelchPeakParams) -> 
         is_same = np.allclose(found[..., 1], expected[..., 1], rtol=RIGHT_RTOL)
         if is_same and np.mean(found[..., 0] == expected[..., 0]) >= RIGHT_SHARE:
             return True
-        problem = "its peaks are not those of the host"
+        problem = "its peaks differ from the host's"
     warnings.warn(f"welch_peaks: this device's kernel is not used: {problem}", stacklevel=2)
     return False
 
@@ -180,7 +180,7 @@ def is_right(peaks_of: Callable[[np.ndarray], Any], params: WelchPeakParams) -> 
 def one_kernel_peaks(
     signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams, platform: str, interpret: bool = False
 ) -> Float[Array, "batch k 2"]:
-    """Return peaks by one kernel; the derivative is that of `mean_power` at the bins which were found."""
+    """Return peaks by one kernel; the derivative is the derivative of `mean_power` at the selected bins."""
     peaks = jax.custom_jvp(functools.partial(kernel_peaks, params=params, platform=platform, interpret=interpret))
 
     @peaks.defjvp
@@ -196,7 +196,7 @@ def one_kernel_peaks(
 def _few_rows_at_a_time(
     signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams, start: Start, count: Any, platform: str
 ) -> Float[Array, "count n_bins"]:
-    """Return `mean_power` of rows, of which a tile may hold more samples than a piece: then by parts of it."""
+    """Return `mean_power` of rows, in parts of a tile if a tile has more samples than a piece."""
     rows = max(1, schedule(platform).piece_samples // (params.n_segments * params.n_fft))
     rows = 1 << (rows.bit_length() - 1)  # divides a tile
     if is_symbolic(count) or count <= rows or count % rows:
@@ -208,8 +208,8 @@ def _few_rows_at_a_time(
 def _segments(
     signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams, start: Start, count: Any
 ) -> list[Float[Array, "count n_fft"]]:
-    # In a loop over pieces, XLA's CPU compiler makes vector code of a block of columns that is cut out at once; of
-    # rows that are cut out first, and then their columns, it makes a copy.
+    # In a loop over pieces, XLA's CPU compiler makes vector code of a block that is sliced at once. Separate slices of
+    # rows and columns are copied.
     firsts = range(0, params.n_segments * params.hop, params.hop)
     blocks = (lax.dynamic_slice(signal, (start, first), (count, params.n_fft)) for first in firsts)
     return [block.astype(jnp.float32) for block in blocks]

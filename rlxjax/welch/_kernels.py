@@ -1,7 +1,7 @@
-"""Welch peaks of accelerators as one kernel: it reads samples and writes peaks, and keeps all between on the chip.
+"""Welch peaks of accelerators by one kernel, which reads samples, writes peaks, and keeps the rest on the chip.
 
-Transforms are products with cosines and sines, which matrix units compute. Bins have the order in which that is
-least work; the selection goes by their numbers.
+Transforms are products with cosines and sines, which matrix units compute. Bins are stored in the order of least work,
+and the selection uses their numbers.
 """
 
 import functools
@@ -19,17 +19,17 @@ from rlxjax._schedule import schedule
 
 from ._workload import WelchPeakParams, hann_window
 
-#: What compiles a kernel, as JAX names it, by the platform that it is for.
+#: JAX's name of the compiler of kernels, by platform.
 KERNEL_COMPILERS = {"gpu": "cuda", "tpu": "tpu"}
-#: Of NVIDIA's GPUs: Ampere's.
+#: The compute capability of NVIDIA's Ampere GPUs.
 LEAST_COMPUTE_CAPABILITY = 8.0
 #: Rows that lie side by side in a register of a TPU.
 TPU_LANES = 128
 #: Segments of more samples are halved before a TPU multiplies them.
 MOST_WHOLE_SAMPLES = 256
-#: What takes part in a selection in place of NaN and of bins that are found: no power is below zero.
+#: Stand-ins for NaN and for bins already selected; no power is below zero.
 _NAN, _FOUND = -1.0, -2.0
-#: A TPU's kernel has no integers of 64 bits, also where JAX has.
+#: A TPU's kernel has no 64-bit integers, even if JAX has 64-bit integers.
 _ZERO = np.int32(0)
 
 
@@ -49,7 +49,7 @@ def kernel_rows(params: WelchPeakParams, platform: str) -> int:
 
 @functools.cache
 def _compiles_kernels(platform: str) -> bool:
-    """Return whether the devices of a platform have compilers of kernels; where there are none, nothing says no."""
+    """Return whether kernels compile for a platform's devices; True if this machine has no such device."""
     if platform != "gpu":
         return platform in KERNEL_COMPILERS
     try:
@@ -62,12 +62,12 @@ def _compiles_kernels(platform: str) -> bool:
 def kernel_peaks(
     signal: Float[Array, "batch length"], params: WelchPeakParams, platform: str, interpret: bool = False
 ) -> Float[Array, "batch k 2"]:
-    """Return the peaks of rows by the kernel of a platform, for what `has_kernel`; it has no derivative."""
+    """Return the peaks of rows by a platform's kernel if `has_kernel` is true; the kernel has no derivative."""
     return {"gpu": _on_gpu, "tpu": _on_tpu}[platform](signal, params, interpret)
 
 
 def _select(powers: tuple[Array, Array], bins: Array, k: int, axis: int, kept: Any, keep: Any) -> Any:
-    """Return the k largest powers of bins in any order along an axis, and of Nyquist's, each kept by `keep`."""
+    """Return the k largest powers of Nyquist and of bins in any order along an axis, each stored by `keep`."""
     nyquist_bin = bins.shape[axis]
     others, nyquist = (jnp.where(power != power, _NAN, power) for power in powers)
 
@@ -75,17 +75,17 @@ def _select(powers: tuple[Array, Array], bins: Array, k: int, axis: int, kept: A
         turn, others, nyquist, kept = state
         largest = jnp.maximum(jnp.max(others, axis, keepdims=True), nyquist)
         is_largest = jnp.where(others == largest, bins, nyquist_bin)
-        bin_ = jnp.min(is_largest, axis, keepdims=True)  # of equal powers the lower bin
+        bin_ = jnp.min(is_largest, axis, keepdims=True)  # the lower bin among equal powers
         kept = keep(kept, turn, bin_.astype(jnp.float32), jnp.where(largest == _NAN, jnp.nan, largest))
         others = jnp.where(bins == bin_, _FOUND, others)
         return turn + 1, others, jnp.where(bin_ == nyquist_bin, _FOUND, nyquist), kept
 
-    # A `fori_loop` counts in 64 bits where JAX has them.
+    # A `fori_loop` counts in 64 bits if JAX has 64-bit integers.
     return lax.while_loop(lambda state: state[0] < k, turned, (jnp.asarray(_ZERO), others, nyquist, kept))[-1]
 
 
 def _waves(bins: np.ndarray, places: np.ndarray, period: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the cosines and the sines of bins at places, `[bins, places]`."""
+    """Return the cosines and the sines for each bin at each place, `[bins, places]`."""
     angle = 2 * np.pi * (np.outer(bins, places) % period) / period
     return np.cos(angle), np.sin(angle)
 
@@ -102,15 +102,15 @@ def _called(kernel: Any, batch: int, rows: int, tables: list[np.ndarray], interp
 
 
 def _like(shape: tuple[int, ...], signal: Array) -> Any:
-    """Return the type of float32 results that vary over a mesh as a signal does."""
+    """Return the type of float32 results that vary over a mesh like the signal."""
     return jax.eval_shape(lambda rows: jnp.broadcast_to(rows[0, 0], shape), signal)
 
 
 @functools.lru_cache(maxsize=8)
 def _tpu_tables(params: WelchPeakParams) -> list[np.ndarray]:
     """Return window, number of each bin, and matrices of halved segments, `[cosines then sines, samples]`."""
-    # The sum of a segment's halves has its even bins, the difference its odd ones. The sine of DC, which is zero, gives
-    # its place to Nyquist.
+    # The sum of a segment's halves gives the even bins, the difference the odd bins. Nyquist takes the place of DC's
+    # sine, which is zero.
     n_fft, matrices, bins = params.n_fft, [], []
     step, samples = 1, n_fft
     while samples > MOST_WHOLE_SAMPLES:
@@ -129,7 +129,7 @@ def _tpu_tables(params: WelchPeakParams) -> list[np.ndarray]:
 
 
 def _on_tpu(signal: Array, params: WelchPeakParams, interpret: bool) -> Array:
-    """Return peaks of rows; rows lie side by side, so that a maximum over bins compares whole registers."""
+    """Return peaks of rows; rows lie side by side, so a maximum over bins compares whole registers."""
     from jax.experimental import pallas as pl
 
     n_fft, hop, k = params.n_fft, params.hop, params.k
@@ -173,10 +173,10 @@ def _on_tpu(signal: Array, params: WelchPeakParams, interpret: bool) -> Array:
 
 @functools.lru_cache(maxsize=8)
 def _gpu_tables(params: WelchPeakParams) -> list[np.ndarray]:
-    """Return the factors of a transform of `first * second` samples: sample `second*i + j` has bin `k + first*m`.
+    """Return the factors of a transform of `first * second` samples, from sample `second*i + j` to bin `k + first*m`.
 
-    They are the window `[j, i]`, cosines and sines of the first factor `[i, k]`, of what lies between the factors
-    `[j, k]`, and of the second factor for its real and its imaginary input `[j, real then imaginary m]`.
+    The tables are the window `[j, i]`, and cosines and sines of the first factor `[i, k]`, of the twiddles between the
+    factors `[j, k]`, and of the second factor for real and imaginary input `[j, real then imaginary m]`.
     """
     n_fft = params.n_fft
     second = 1 << (n_fft.bit_length() - 1) // 2
@@ -190,7 +190,7 @@ def _gpu_tables(params: WelchPeakParams) -> list[np.ndarray]:
 
 
 def _on_gpu(signal: Array, params: WelchPeakParams, interpret: bool) -> Array:
-    """Return peaks of rows; a row's samples are a matrix of the factors of their number."""
+    """Return peaks of rows; a row's samples form a matrix, whose sides are two factors of their number."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 

@@ -1,4 +1,4 @@
-"""How the variants run: one program for a small batch, chunks on all processors for a large one."""
+"""The running of variants: one program for a small batch, chunks on all processors for a large batch."""
 
 import contextlib
 import functools
@@ -20,20 +20,20 @@ from ._device_programs import default_fused_selection, fused_peaks, padded_batch
 from ._selection import default_selection
 from ._workload import RUNS, WelchPeakParams, WelchVariant, host_peaks, spectrum_peaks
 
-#: Memory of the compiled programs that are kept. They take about half of the 65,530 memory maps that Linux lets a
-#: process have, beyond which XLA ends it.
+#: Memory for compiled programs in bytes. These programs take about half of the 65,530 memory maps that Linux allows a
+#: process; XLA ends a process that needs more maps.
 MOST_PROGRAM_BYTES = 2**30
-#: Calls of which is kept what they run, about 1 kB each.
+#: Number of calls whose variant is kept, about 1 kB each.
 MOST_CALLS = 2**14
-#: The axes of a mesh over which rows are sharded, in their order.
+#: The axes of a mesh over which rows are sharded, in order.
 Axes = tuple[str, ...]
 
 
 def row_axes(where: Any, shape: tuple[Any, ...]) -> Axes:
-    """Return the axes of a mesh over which the rows of a signal are sharded, none where each device has all rows."""
+    """Return the axes of a mesh over which the rows of a signal are sharded; none if each device has all rows."""
     if not isinstance(where, NamedSharding):
         raise ValueError(
-            f"signal: expected one of a single device or with a NamedSharding, got {type(where).__name__}; "
+            f"signal: expected an array on one device or with a NamedSharding, got {type(where).__name__}; "
             "use jax.device_put(signal, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(axis)))"
         )
     axes = [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in where.spec]
@@ -49,19 +49,19 @@ def row_axes(where: Any, shape: tuple[Any, ...]) -> Axes:
 
 
 def split_rows(axes: Axes) -> PartitionSpec:
-    """Return how an array is sharded whose first axis is that of rows."""
+    """Return the partition of an array whose first axis is the axis of rows."""
     return PartitionSpec(axes) if axes else PartitionSpec()
 
 
 def rows_of_a_device(where: Any, shape: tuple[Any, ...]) -> Any:
-    """Return how many of the rows of a signal a device has."""
+    """Return the number of a signal's rows on each device."""
     n_parts = math.prod(where.mesh.shape[name] for name in row_axes(where, shape))
     rows = (1, *shape)[-2]
     return rows if n_parts == 1 else rows // n_parts  # rows may be symbolic
 
 
 def on_each_device(program: Callable[..., jax.Array], mesh: Any, axes: Axes) -> Callable[..., jax.Array]:
-    """Return a program of rows over a mesh: each device runs it on its own rows, and has all other arguments."""
+    """Return a program over a mesh: each device runs the program on its own rows with all other arguments."""
 
     def peaks(signal: jax.Array, *arrays: Any) -> jax.Array:
         split, everywhere = split_rows(axes), [PartitionSpec()] * len(arrays)
@@ -72,16 +72,16 @@ def on_each_device(program: Callable[..., jax.Array], mesh: Any, axes: Axes) -> 
 
 @functools.singledispatch
 def program_of(model: object, params: WelchPeakParams) -> Any:
-    """Return the program of a model of an approximate transform; each kind of model registers how it is made.
+    """Return the program of an approximate transform's model; each kind of model registers its own function.
 
-    A program is a pytree of arrays. `program.peaks(signal, params, selection, platform)` are the peaks of rows of
-    samples, in traced code, and `program.work` has the fields `flop` and `live_bins` for latency models.
+    A program is a pytree of arrays. `program.peaks(signal, params, selection, platform)` returns the peaks of rows of
+    samples in traced code. `program.work` has the fields `flop` and `live_bins` for latency models.
     """
     raise ValueError(f"model: expected a LearnedFft (load_learned_fft), got {type(model).__name__}")
 
 
 class Plan(NamedTuple):
-    """How a batch runs: the rows of a chunk, the shape of what its program is given, and what that depends on."""
+    """The plan of a batch: the rows of a chunk, the shape of the program's argument, and the program's options."""
 
     rows: int
     shape: tuple[int, int]
@@ -92,7 +92,7 @@ class Plan(NamedTuple):
 def whole_program(
     shape: tuple[int, ...], params: WelchPeakParams, variant: WelchVariant, where: Sharding | None
 ) -> Callable[[], Any] | None:
-    """Return the recipe of the program of a small float32 signal, None where rows are shaped or shared first."""
+    """Return the recipe of a small float32 signal's program; None if rows are padded or shared before the program."""
     devices, (batch, length) = () if where is None else where.device_set, (1, *shape)[-2:]
     platform, device = _place(*devices)
     if len(devices) > 1 or batch * length > schedule(platform).piece_samples:
@@ -106,12 +106,12 @@ def whole_program(
 def run_variant(
     variant: WelchVariant, signal: np.ndarray | jax.Array, params: WelchPeakParams, model: Any
 ) -> np.ndarray | jax.Array:
-    """Return the peaks of concrete rows by a variant, on the device where they lie or JAX's default one."""
+    """Return the peaks of concrete rows by a variant, on the rows' device or JAX's default device."""
     if variant.transform == "numpy":
         return host_peaks(np.asarray(signal), params)
     platform, device = _place(*signal.devices() if isinstance(signal, jax.Array) else ())
     stays, batch = platform != "cpu" and isinstance(signal, jax.Array), signal.shape[0]
-    is_small = signal.size <= schedule(platform).piece_samples  # and so never shared
+    is_small = signal.size <= schedule(platform).piece_samples  # never shared among processors
     n_processors = 1 if is_small else worker_count()
     arrays, shapes = _placed(variant, model, params, device)
     plan = plan_of(variant, batch, params, platform, n_processors, stays)
@@ -128,7 +128,7 @@ def run_variant(
     peaks = np.empty((batch, params.k, 2), np.float32)
 
     def run(start: int, stop: int) -> None:
-        # The last chunk is as long as the others, so that it needs no program of its own.
+        # The last chunk has the length of the others and needs no program of its own.
         first = min(start, batch - plan.rows)
         found = np.asarray(peaks_of(samples[first : first + plan.rows]))
         peaks[start:stop] = found[start - first :]
@@ -140,7 +140,7 @@ def run_variant(
 def run_sharded(
     variant: WelchVariant, signal: jax.Array, params: WelchPeakParams, model: Any
 ) -> np.ndarray | jax.Array:
-    """Return the peaks of concrete rows that several devices hold, each its own; what the host selects, it reads."""
+    """Return the peaks of rows on several devices; the host reads all rows if the host selects."""
     if variant.selection == "numpy":
         return run_variant(variant, np.asarray(signal), params, model)
     where: Any = signal.sharding
@@ -152,7 +152,7 @@ def run_sharded(
 
 
 def run_program(program: Callable[..., jax.Array], *arguments: Any) -> jax.Array:
-    """Run a compiled program in whatever mode JAX is; what `jax_debug_nans` finds is the error that users know."""
+    """Run a compiled program in any mode of JAX; `jax_debug_nans` raises the error that users know."""
     try:
         return program(*arguments)
     except Exception as error:
@@ -161,12 +161,12 @@ def run_program(program: Callable[..., jax.Array], *arguments: Any) -> jax.Array
             with jax.disable_jit(False):
                 return program(*arguments)
         if settings["jax_debug_nans"] or settings["jax_debug_infs"]:
-            raise FloatingPointError("welch_peaks: NaN or infinite powers, which jax_debug_nans asks for") from error
+            raise FloatingPointError("welch_peaks: NaN or infinite powers, found by jax_debug_nans") from error
         raise
 
 
 def _place(*devices: Any) -> tuple[str, Any]:
-    """Return the platform and the device of an array on one device, or of one in NumPy's memory."""
+    """Return the platform and the device for an array on one device, or for a NumPy array."""
     default = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if devices and devices[0] != (default or jax.devices()[0]):
         return devices[0].platform, devices[0]
@@ -174,7 +174,7 @@ def _place(*devices: Any) -> tuple[str, Any]:
 
 
 def run_traced(variant: WelchVariant, signal, params: WelchPeakParams, model: Any) -> jax.Array:
-    """Return the peaks of traced rows, which a device selects; what is known of their sharding, peaks share."""
+    """Return the peaks of traced rows, selected on the device; the peaks have the rows' known sharding."""
     platform, where = jax.default_backend(), jax.typeof(signal).sharding
     axes = row_axes(where, signal.shape)
     variant = _by_default(variant, rows_of_a_device(where, signal.shape), params, platform)
@@ -183,13 +183,12 @@ def run_traced(variant: WelchVariant, signal, params: WelchPeakParams, model: An
     return (on_each_device(program, where.mesh, axes) if axes else program)(signal, *arrays)
 
 
-#: Of each model by parameters and device: the arrays of its program, and their shapes. A model that is gone
-#: takes its programs with it.
+#: The arrays of each model's program and their shapes, by parameters and device. The programs go when their model goes.
 _models: "weakref.WeakKeyDictionary[Any, Kept]" = weakref.WeakKeyDictionary()
 
 
 def _placed(variant: WelchVariant, model: Any, params: WelchPeakParams, device: Any) -> tuple[tuple, tuple]:
-    """Return the arrays of a model's program on a device, and the program with shapes in their place."""
+    """Return the arrays of a model's program on a device, and the program with shapes instead of arrays."""
     if variant.transform != "learned":
         return (), ()
     if model not in _models:
@@ -205,7 +204,7 @@ def _placed(variant: WelchVariant, model: Any, params: WelchPeakParams, device: 
 
 
 def _by_default(variant: WelchVariant, rows: Any, params: WelchPeakParams, platform: str) -> WelchVariant:
-    """Return a variant whose selection is known: that of its schedule unless it says one."""
+    """Return a variant with a known selection; the default is the schedule's selection."""
     if variant.selection is not None:
         return variant
     if variant.transform == "learned":
@@ -217,9 +216,9 @@ def _by_default(variant: WelchVariant, rows: Any, params: WelchPeakParams, platf
 def plan_of(
     variant: WelchVariant, batch: int, params: WelchPeakParams, platform: str, n_processors: int, stays: bool
 ) -> Plan:
-    """Return how a batch runs; of a signal that stays on an accelerator, one program goes through all pieces."""
+    """Return the plan of a batch; one program computes all pieces of a signal that stays on an accelerator."""
     facts, row_samples = schedule(platform)._asdict(), params.n_segments * params.n_fft
-    if is_block := variant == RUNS["block"]:  # its program gives spectra, whatever peaks are selected of them
+    if is_block := variant == RUNS["block"]:  # the program returns spectra, whose peaks the host selects
         params = WelchPeakParams(params.n_fft, params.n_segments, k=1)
     else:
         variant = _by_default(variant, padded_batch(batch), params, platform)
@@ -235,8 +234,8 @@ def plan_of(
 def _compiled(
     variant: WelchVariant, params: WelchPeakParams, platform: str, signal: jax.ShapeDtypeStruct, shapes: tuple[Any, ...]
 ) -> Callable[..., jax.Array]:
-    """Return a program for a shape, of one row too, compiled: it runs at once wherever it is called, on any thread."""
-    # JAX keeps what it compiles for as long as the jitted function: this program has its own, and goes with it.
+    """Return a compiled program for a shape of several rows or one row; any thread may run the program."""
+    # JAX keeps a compiled program while its jitted function lives; each program has its own function and goes with it.
     rows = program = _program.__wrapped__(variant, params, platform)
     mesh, where = contextlib.nullcontext(), signal.sharding
     if len(signal.shape) == 1:
@@ -251,18 +250,18 @@ def _compiled(
 
 
 def _bytes_of(program: Any, recipe: Any) -> int:
-    """Return about what memory a program takes: a segment's window is in it."""
+    """Return an estimate of a program's memory in bytes, with the window of a segment."""
     return 2**18 + 28 * len(program.as_text() or "") + 12 * recipe.args[1].n_fft
 
 
-#: What a program is made of, one object for the same arguments; and the program, made anew where it had to go.
+#: The recipe of a program, one object for equal arguments, and the program, compiled again after it was dropped.
 _recipe = functools.lru_cache(maxsize=MOST_CALLS)(functools.partial(functools.partial, _compiled))
 compiled = Kept(lambda recipe: recipe(), MOST_PROGRAM_BYTES, _bytes_of)
 
 
-@functools.lru_cache(maxsize=256)  # of 4 MB where a caller transforms outside of any jit, else of none
+@functools.lru_cache(maxsize=256)  # 4 MB each if a caller transforms outside jit, else nothing
 def _program(variant: WelchVariant, params: WelchPeakParams, platform: str) -> Any:
-    """Return the jitted program of a variant; inside a caller's own program it is part of that one."""
+    """Return the jitted program of a variant; a caller's own program inlines this program."""
     static: dict[str, Any] = {"params": params, "selection": variant.selection, "platform": platform}
     if variant.selection == "numpy":
         function = functools.partial(segment_spectra, params=params)
@@ -280,11 +279,11 @@ def _shaped(shape: tuple[int, ...], device: Any) -> jax.ShapeDtypeStruct:
 def _sharding(device: Any) -> Sharding | None:
     if isinstance(device, jax.Device):
         return SingleDeviceSharding(device)
-    return device if isinstance(device, Sharding) else None  # JAX's default may be the name of a platform
+    return device if isinstance(device, Sharding) else None  # JAX's default may be a platform's name
 
 
 def _prepared(rows: np.ndarray | jax.Array, shape: tuple[int, int], stays: bool) -> np.ndarray | jax.Array:
-    """Return the first samples of rows as float32 of a shape, with copies of the last row: zeros select slowly."""
+    """Return the first samples of rows as float32 of a shape, padded by the last row: zeros select slowly."""
     if rows.shape == shape and rows.dtype == np.float32:
         return rows
     if stays:
@@ -292,6 +291,6 @@ def _prepared(rows: np.ndarray | jax.Array, shape: tuple[int, int], stays: bool)
         return jnp.pad(prefix, ((0, shape[0] - len(rows)), (0, 0)), mode="edge")
     buffer, prefix = np.empty(shape, np.float32), np.asarray(rows)[:, : shape[1]]
     with contextlib.nullcontext() if prefix.dtype == np.float32 else np.errstate(over="ignore"):
-        buffer[: len(rows)] = prefix  # a double that is too large is an infinity, as on a device
+        buffer[: len(rows)] = prefix  # a double that is too large becomes infinite, as on a device
     buffer[len(rows) :] = buffer[len(rows) - 1 : len(rows)]
     return buffer

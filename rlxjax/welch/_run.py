@@ -1,4 +1,4 @@
-"""`welch_peaks`: checks what comes in, chooses what runs, and gives back what was asked."""
+"""`welch_peaks`: check the arguments, choose a variant, and return its peaks."""
 
 import dataclasses
 import functools
@@ -34,50 +34,50 @@ def welch_peaks(
 ) -> np.ndarray | jax.Array:
     """Return the k strongest bins of each row's mean windowed power spectrum.
 
-    Segments overlap by half and get a symmetric Hann window; the one-sided power is `|X|^2` at DC and
-    Nyquist and `2|X|^2` between, without further scaling, averaged over segments.
+    Segments overlap by half and have a symmetric Hann window. The one-sided power is `|X|^2` at DC and Nyquist and
+    `2|X|^2` between, averaged over segments, without further scaling.
 
     Args:
-        signal: `[batch, length]` or one row `[length]`, any real dtype, converted to float32. Each row's
-            first `params.frame_len` samples are used.
-        params: segments, segment length and number of peaks: they alone decide the result.
-        strategy: how it is computed. "host" (NumPy, no device), "fused" (one program on the device, only peaks come
-            back), "block" (the spectrum comes back, the host selects), "learned" (fused, with the pruned program of
-            `model`, whose peaks are approximate), "auto" (the cheapest by the calibration; learned among them if a
-            model is given), or any name that `parse_welch_peaks_strategy` knows (ultra and fast mean host, rlx the
-            cheaper of fused and block). "fused_maxima" and "fused_top_k" say how the device selects peaks, which are
-            the same; "fused" takes the faster form, by the calibration where one is given, else as measured on such
-            devices. Inside a caller's own jit, grad or vmap only fused and learned can run, and auto means fused, as it
-            does for rows on several devices.
-        calibration: a calibration of this machine, for auto and rlx; `default_calibration()` unless given: the one
-            that `rlxjax calibrate` saved, else what known CPUs say. "reference" means the reference's built-in
-            coefficients, which platforms without either fall back on.
+        signal: `[batch, length]` or one row `[length]`, any real dtype, converted to float32. The first
+            `params.frame_len` samples of each row are used.
+        params: segments, segment length and number of peaks; these alone determine the result.
+        strategy: "host" (NumPy, no device), "fused" (one program on the device returns only peaks), "block" (the host
+            reads the spectrum back and selects), "learned" (fused, with the pruned program of `model`, whose peaks are
+            approximate), "auto" (the cheapest by the calibration; includes "learned" if a model is given), or any name
+            that `parse_welch_peaks_strategy` knows (ultra and fast mean host, rlx means the cheaper of fused and
+            block). "fused_maxima" and "fused_top_k" are two forms of "fused" with the same peaks. "fused" takes the
+            faster form by a given calibration, else by measurements of similar devices. Inside a caller's jit, grad or
+            vmap only fused and learned can run, and auto means fused. Auto also means fused for rows on several
+            devices.
+        calibration: calibration of this machine, for auto and rlx. The default is `default_calibration()`: the
+            calibration that `rlxjax calibrate` saved, else a prior pooled from known CPUs. "reference" means the
+            reference's built-in coefficients, which are also the fallback of platforms without a calibration.
         model: a learned FFT for `params.n_fft`.
-        measure: "undecided" also times what auto, rlx and fused may run, on these rows, where the calibration does not
-            say surely which is the fastest; "always" times all of it, "never" none. What was measured is remembered, as
-            `rlxjax.choose` does it, and holds in later calls whatever they ask for. `RLXJAX_MEASURE` unless given, and
-            "never" where that is not set.
+        measure: "undecided" times the variants of auto, rlx and fused on these rows if the calibration is not sure of
+            the fastest. "always" times all of these variants, "never" none. Measurements are remembered as by
+            `rlxjax.choose`, and hold in later calls with any `measure`. The default is `RLXJAX_MEASURE`, else "never".
 
     Returns:
-        float32 `[batch, k, 2]` of (bin, power), descending by power; equal powers keep the lower bin first, NaN powers
-        come last, and slots beyond the bins are (0, 0.0). Which bins infinite samples make infinite or NaN depends on
-        the strategy. NumPy for a NumPy signal, a JAX array for a JAX one, on the same devices and sharded as its rows.
+        float32 `[batch, k, 2]` of (bin, power), descending by power. Among equal powers the lower bin comes first, NaN
+        powers come last, and slots beyond the bins are (0, 0.0). The bins that infinite samples make infinite or NaN
+        depend on the strategy. A NumPy signal gives a NumPy array, a JAX signal a JAX array on the same devices, with
+        the rows' sharding.
 
     Raises:
-        ValueError: a complex or masked signal, one of three or more axes or shorter than `frame_len`, one whose
-            samples are sharded, an unknown strategy, one that cannot run inside traced code, "learned" without a
-            model, a model for another segment length, a calibration that is none, one of a device in a forked
-            process, where JAX cannot run and auto means host, or another word for `measure`.
-        MemoryError: peaks that memory cannot hold.
+        ValueError: a signal that is complex, masked, of three or more axes, shorter than `frame_len` or with sharded
+            samples; a strategy that is unknown, cannot run inside traced code, or needs a device in a forked process,
+            in which JAX cannot run and auto means host; "learned" without a model; a model for another segment length;
+            an object that is no calibration; an unknown word for `measure`.
+        MemoryError: the peaks do not fit in memory.
 
-    Few rows are one call of one program. They are padded to the next of four sizes an octave (`padded_batch`), so that
-    varying batches compile a bounded number of programs. More rows are computed in chunks, on every processor: memory
-    beyond signal and peaks follows from the chunk and the processors. Traced code pads no rows, and its gradient keeps
-    the transforms of all of them.
+    A small batch is one call of one program. Its rows are padded to the next of four sizes an octave (`padded_batch`),
+    so varying batches compile a bounded number of programs. A large batch is computed in chunks on all processors: the
+    memory beyond signal and peaks depends on the chunk and the number of processors. Traced code pads no rows, and its
+    gradient keeps the transforms of all rows.
 
-    Rows with a `NamedSharding` over several devices stay there: fused and learned are one program, each device has its
-    own rows, and other processes may hold some. Host and block read all rows. In traced code rows stay where their type
-    says how they are sharded (explicit axes of a mesh), and within `jax.shard_map`.
+    Rows with a `NamedSharding` over several devices stay on these devices. Fused and learned are then one program, in
+    which each device computes its own rows; other processes may hold some of the rows. Host and block read all rows. In
+    traced code, rows stay sharded if their type says so (explicit axes of a mesh), and within `jax.shard_map`.
 
     Examples:
         >>> params = WelchPeakParams.fast(n_fft=256, k=1)
@@ -93,7 +93,7 @@ def welch_peaks(
     traced, forked = isinstance(signal, jax.core.Tracer), is_forked()
     where = signal.sharding if is_jax and not traced else None  # pyright: ignore[reportAttributeAccessIssue]
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-    # What a call does follows from little, and is looked up: within 2 us, in which the threads of XLA stay awake.
+    # A lookup takes 2 us, so short that the threads of XLA stay awake between two calls.
     call = Call(signal.shape, signal.dtype, where, device, traced, forked, params, strategy)
     run = functools.partial(welch_peaks, signal, params, model=model)
     variant, program = choice(call, calibration, model, measure, run)
@@ -109,7 +109,7 @@ def welch_peaks(
     peaks = run(variant, signal, params, model)  # pyright: ignore[reportArgumentType]
     if is_jax:
         return _placed_as(peaks, signal)
-    peaks = np.asarray(peaks)  # those of one chunk are a view of the device's own memory
+    peaks = np.asarray(peaks)  # the peaks of a single chunk are a view of the device's own memory
     return peaks if peaks.flags.writeable else peaks.copy()
 
 
@@ -122,12 +122,12 @@ def choose_variant(
     model: Any = None,
     measure: str | None = None,
 ) -> "Choice":
-    """Return which variant `welch_peaks` runs for a call with these arguments, and by what that is decided.
+    """Return the variant that `welch_peaks` runs for these arguments, and the basis of the choice.
 
-    The choice is called with a signal, and computes its peaks by that variant. Arguments as of `welch_peaks`.
+    Call the choice with a signal to compute peaks by that variant. The arguments are those of `welch_peaks`.
 
     Raises:
-        ValueError: as of `welch_peaks`, rows that are traced or on several devices, or nothing to decide by.
+        ValueError: as in `welch_peaks`; also traced rows, rows on several devices, or no basis for a choice.
 
     Examples:
         >>> params = WelchPeakParams.fast(n_fft=256, k=16)
@@ -142,7 +142,7 @@ def choose_variant(
         raise ValueError("signal: expected rows that are not traced, on one device")
     run = functools.partial(welch_peaks, rows, params, model=model)
     found = question(call, calibration, model, measure, run).decided()
-    fn = functools.partial(welch_peaks, params=params, strategy=found.name, model=model)  # which holds no signal
+    fn = functools.partial(welch_peaks, params=params, strategy=found.name, model=model)  # holds no signal
     return dataclasses.replace(found, fn=fn)
 
 
@@ -155,20 +155,20 @@ def stream_welch_peaks(
     model: Any = None,
     measure: str | None = None,
 ) -> Iterator[np.ndarray | jax.Array]:
-    """Yield the peaks of each signal of a stream, in order, while the next signal is being made or read.
+    """Yield the peaks of each signal of a stream, in order, while the source makes the next signal.
 
-    Two signals are held at a time: one that is computed, and the next one. A NumPy signal is held as a copy,
-    made before the next one is asked for, so a source may fill the same buffer again. Numbers of rows in `signals`
-    may differ. Other arguments as of `welch_peaks`.
+    Memory holds two signals at a time: the signal in work and the next signal. A NumPy signal is copied before the
+    source makes the next signal, so the source may reuse one buffer. Signals may differ in their number of rows. The
+    other arguments are those of `welch_peaks`.
 
     Yields:
-        What `welch_peaks` returns for each signal.
+        the result of `welch_peaks` for each signal.
 
     Raises:
-        ValueError: as of `welch_peaks`, or a traced signal.
-        Exception: what the source raised.
+        ValueError: as in `welch_peaks`, or a traced signal.
+        Exception: any error of the source.
 
-    Errors are raised once the signal's turn has come: the peaks of those before it are given first.
+    An error is raised after the peaks of all earlier signals.
 
     Examples:
         >>> params = WelchPeakParams.fast(n_fft=64, k=1)
@@ -182,7 +182,7 @@ def stream_welch_peaks(
         while failure is None:
             try:
                 following = start(welch_peaks, _held(next(source)), params, strategy, **options)
-            except Exception as error:  # noqa: BLE001 - raised below, when its turn has come
+            except Exception as error:  # noqa: BLE001 - raised below, after the earlier peaks
                 following, failure = None, error
             if call is not None:
                 yield call.result()
@@ -192,17 +192,17 @@ def stream_welch_peaks(
 
 
 def keep_programs(most_bytes: int) -> None:
-    """Keep compiled programs of Welch peaks of so much memory, the latest used, in place of 1 GB.
+    """Set the memory for compiled programs of Welch peaks, 1 GB by default; the latest used programs are kept.
 
-    A program takes 0.3 to 6 MB, estimated from its text. One that had to go is compiled again when it is called, or
-    comes from JAX's persistent cache where `jax_compilation_cache_dir` is set.
+    A program takes 0.3 to 6 MB, estimated from its text. A dropped program is compiled again at its next call, or comes
+    from JAX's persistent cache if `jax_compilation_cache_dir` is set.
 
     Args:
-        most_bytes: at least 1 MB. More than about 2 GB needs more memory maps than Linux lets a process have, which
-            ends it (`vm.max_map_count`).
+        most_bytes: memory in bytes, at least 1 MB. Beyond about 2 GB the process needs more memory maps than Linux
+            allows (`vm.max_map_count`), and Linux ends the process.
 
     Raises:
-        ValueError: less memory than that.
+        ValueError: less than 1 MB.
     """
     compiled.keep(as_index(most_bytes, "most_bytes", at_least=2**20))
 
@@ -220,5 +220,5 @@ def _placed_as(peaks: np.ndarray | jax.Array, signal: Any) -> jax.Array:
 
 def _held(signal) -> np.ndarray | jax.Array:
     if is_traced(signal):
-        raise ValueError("signals: expected concrete ones, got a traced one; use welch_peaks in traced code")
+        raise ValueError("signals: expected concrete arrays, got a traced array; use welch_peaks in traced code")
     return signal if isinstance(signal, jax.Array) else np.array(signal)

@@ -1,4 +1,4 @@
-"""The Welch-peaks workload: its parameters, the ways to compute it, and the one in NumPy, which needs no device."""
+"""The Welch-peaks workload: parameters, variants, and the NumPy variant, which needs no device."""
 
 import dataclasses
 import functools
@@ -18,15 +18,15 @@ from rlxjax._schedule import rows_of_a_processor, schedule
 from rlxjax._typing import RealLike
 from rlxjax._values import FrozenDict
 
-#: Numbers of bins beyond half of this are not whole in float32.
+#: Beyond this length, float32 cannot hold every bin number.
 MOST_N_FFT = 2**25
 #: Segments of the presets.
 ULTRA_SEGMENTS, FAST_SEGMENTS, REFERENCE_SEGMENTS = 1, 2, 8
 _SCHEDULE = schedule("cpu")
-#: Smaller arrays are quick to get anew; larger ones, of rows longer than a chunk, are not kept.
+#: Sizes of kept scratch arrays: smaller arrays are quick to allocate, larger arrays have rows longer than a chunk.
 LEAST_SCRATCH_SIZE, MOST_SCRATCH_SIZE = 2**12, 4 * _SCHEDULE.host_chunk_samples
 
-#: Arrays that each thread keeps, by role.
+#: Scratch arrays of each thread, by role.
 _thread = threading.local()
 
 
@@ -35,12 +35,12 @@ class WelchPeakParams:
     """Segment length, number of segments and number of peaks; segments overlap by half.
 
     Attributes:
-        n_fft: samples of a segment, even, at least 2 and at most 2**25.
+        n_fft: samples of a segment, even, from 2 to 2**25.
         n_segments: segments of a row, at least 1.
         k: peaks of a row, at least 1; slots beyond the bins are (0, 0.0).
 
     Raises:
-        ValueError: an odd, too small or too large `n_fft`, or an `n_segments` or `k` below 1.
+        ValueError: `n_fft` is odd or out of range, or `n_segments` or `k` is below 1.
 
     Examples:
         >>> params = WelchPeakParams.fast(n_fft=256, k=16)
@@ -64,17 +64,17 @@ class WelchPeakParams:
 
     @classmethod
     def ultra(cls, n_fft: int, k: int) -> "WelchPeakParams":
-        """One segment."""
+        """Return parameters with one segment."""
         return cls(n_fft, ULTRA_SEGMENTS, k)
 
     @classmethod
     def fast(cls, n_fft: int, k: int) -> "WelchPeakParams":
-        """Two segments."""
+        """Return parameters with two segments."""
         return cls(n_fft, FAST_SEGMENTS, k)
 
     @classmethod
     def reference(cls, n_fft: int, k: int) -> "WelchPeakParams":
-        """Eight segments."""
+        """Return parameters with eight segments."""
         return cls(n_fft, REFERENCE_SEGMENTS, k)
 
     @property
@@ -93,7 +93,7 @@ class WelchPeakParams:
         return self.n_fft // 2 + 1
 
     def bin_frequencies_hz(self, bins: RealLike, sample_rate_hz: float) -> RealLike:
-        """Return the centre frequencies in Hz of bins, in their shape.
+        """Return the centre frequencies of bins in Hz, in the shape of `bins`.
 
         Examples:
             >>> float(WelchPeakParams.fast(256, 1).bin_frequencies_hz(32, 16_000.0))
@@ -105,19 +105,19 @@ class WelchPeakParams:
 
 
 class WelchVariant(NamedTuple):
-    """One way to compute Welch peaks; all but the learned ones give the same peaks.
+    """A program for Welch peaks; all variants but the learned ones give the same peaks.
 
     Attributes:
-        transform: "numpy" on the host; on a device "fft", or the pruned program of a "learned" FFT.
-        selection: of the peaks: "numpy" on the host; on the device "maxima", "top_k", or "kernel" of one that computes
-            everything; None for the one that its schedule says.
+        transform: "numpy" on the host; on a device "fft", or "learned" for a pruned program.
+        selection: how peaks are selected: "numpy" on the host; on the device "maxima", "top_k", or "kernel" for one
+            kernel that computes everything; None for the schedule's selection.
     """
 
     transform: Literal["numpy", "fft", "learned"]
     selection: Literal["numpy", "maxima", "top_k", "kernel"] | None = None
 
 
-#: What runs, by the names that the latency model has for its variants.
+#: Variants by their names in the latency model.
 VARIANTS: Mapping[str, WelchVariant] = FrozenDict(
     {
         "host": WelchVariant("numpy", "numpy"),
@@ -127,7 +127,7 @@ VARIANTS: Mapping[str, WelchVariant] = FrozenDict(
         "learned": WelchVariant("learned"),
     }
 )
-#: What runs by the name of a variant or of a strategy: of these, "fused" alone is several variants.
+#: Variants by the name of a variant or a strategy; only "fused" stands for several variants.
 RUNS: Mapping[str, WelchVariant] = FrozenDict({**VARIANTS, "fused": WelchVariant("fft")})
 
 
@@ -149,7 +149,7 @@ def hann_window(n_fft: int) -> np.ndarray:
 def one_sided_weights(params: WelchPeakParams) -> np.ndarray:
     """Return the weight of `|X|^2` in the mean one-sided power, float32 `[n_bins]`.
 
-    `1 / n_segments` at DC and Nyquist, twice that between.
+    The weight is `1 / n_segments` at DC and Nyquist, and `2 / n_segments` between.
     """
     weights = np.full(params.n_bins, 2.0)
     weights[[0, -1]] = 1.0
@@ -200,7 +200,7 @@ def spectrum_peaks(spectrum: NDArray[np.complexfloating], params: WelchPeakParam
 def mean_power(spectrum: NDArray[np.complexfloating], params: WelchPeakParams) -> np.ndarray:
     """Return the mean one-sided power `[batch, n_bins]` of `[batch, n_segments, n_bins]`.
 
-    The array is this thread's scratch: it holds until the next call.
+    The array is this thread's scratch; the next call overwrites the array.
     """
     with np.errstate(all="ignore"):
         power = np.square(spectrum.real, out=_scratch("power", spectrum.shape, np.float32))
@@ -215,9 +215,9 @@ def mean_power(spectrum: NDArray[np.complexfloating], params: WelchPeakParams) -
 
 def select_peaks(power: np.ndarray, params: WelchPeakParams, out: np.ndarray) -> None:
     """Write the top k bins of each row of powers, descending, into `out` `[batch, k, 2]`."""
-    # Partial selection on one integer a bin: the bits of a non-negative float32 order as the float does, so
-    # `power bits * 2**32 + (n_bins - 1 - bin)` puts the larger power first and, among equals, the lower bin. A NaN is
-    # given the bits -1, below all others, which are those of a NaN again.
+    # Partial selection on one integer per bin. Bits of non-negative float32 numbers have the order of the numbers, so
+    # `power bits * 2**32 + (n_bins - 1 - bin)` puts the larger power first and the lower bin first among equal powers.
+    # A NaN gets the bits -1, which are below all other bits and are again a NaN.
     n_bins, k = params.n_bins, min(params.k, params.n_bins)
     keys = _scratch("keys", power.shape, np.int64)
     keys[:] = power.view(np.int32)
@@ -238,7 +238,7 @@ def select_peaks(power: np.ndarray, params: WelchPeakParams, out: np.ndarray) ->
 
 def _scratch(role: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
     """Return this thread's uninitialised array for a role, in the same memory at each call."""
-    # Memory that is new to a process comes page by page from the system, which takes longer than the work.
+    # The system gives a process new memory page by page, which takes longer than the work.
     size = math.prod(shape)
     if not LEAST_SCRATCH_SIZE <= size <= MOST_SCRATCH_SIZE:
         return np.empty(shape, dtype)

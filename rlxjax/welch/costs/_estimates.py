@@ -1,4 +1,4 @@
-"""Strategy costs, the gate's breakdown and picks, of one workload or of tables: each a call of the one formula."""
+"""Strategy costs, the gate's breakdown and picks, for one workload or a table. All use one formula."""
 
 import functools
 from collections.abc import Callable
@@ -39,22 +39,22 @@ def estimate_welch_peaks_costs(
     learned_total_gates: RealLike = 0,
     coefficients: str | CoefficientSet = "arch",
 ) -> WelchPeaksCostEstimates:
-    """Return what each strategy costs, by the reference's formulas.
+    """Return the cost of each strategy by the reference's formulas.
 
-    Every argument but `coefficients` is a scalar or an array `[*batch]`; a mixed table is one call.
+    Every argument except `coefficients` is a scalar or an array `[*batch]`. One call takes a mixed table.
 
     Args:
         device: a name, or device codes.
         batch: rows of the signal.
         n_fft: samples of a segment.
         k: peaks of a row.
-        learned_available: whether a learned FFT is at hand.
-        learned_active_gates: its gates that are on; None, or a negative number, is unknown.
-        learned_total_gates: all its gates.
+        learned_available: whether a learned FFT is available.
+        learned_active_gates: number of active gates; None or a negative number means unknown.
+        learned_total_gates: number of all gates.
         coefficients: "arch", "portable", or a set of your own (differentiable as a whole).
 
     Raises:
-        ValueError: an unknown device or set, an odd n_fft, a k or n_fft that is too small, a negative batch.
+        ValueError: the device or set is unknown, n_fft is odd, k or n_fft is too small, or batch is negative.
 
     Examples:
         >>> costs = estimate_welch_peaks_costs("cuda", 8192, 256, 16)
@@ -79,8 +79,8 @@ def soft_estimate_welch_peaks_costs(
 ) -> WelchPeaksEvaluation:
     """Return the smooth form of `estimate_welch_peaks_costs`, and of the gate, at a temperature in ns, `[*batch]`.
 
-    Batch thresholds are relaxed in rows. `temperature_ns` is positive, a scalar or `[*batch]`; all other arguments and
-    errors are as of `estimate_welch_peaks_costs`.
+    Batch thresholds are relaxed in rows. `temperature_ns` is positive, a scalar or `[*batch]`. Other arguments and
+    errors are those of `estimate_welch_peaks_costs`.
 
     Examples:
         >>> soft = soft_estimate_welch_peaks_costs("cuda", 8192, 256, 16, temperature_ns=1e3)
@@ -105,8 +105,8 @@ def evaluate_welch_peaks(
 ) -> WelchPeaksEvaluation:
     """Return the gate's breakdown, its probability and all strategy costs of a table in one program.
 
-    The fields are those of `welch_peaks_fusion_gate_breakdown` and `estimate_welch_peaks_costs`, counts as floats.
-    `temperature_ns` is that of the probability. Other arguments and errors as of `estimate_welch_peaks_costs`.
+    The fields are those of `welch_peaks_fusion_gate_breakdown` and `estimate_welch_peaks_costs`, with counts as floats.
+    `temperature_ns` applies to the probability. Other arguments and errors are those of `estimate_welch_peaks_costs`.
 
     Examples:
         >>> table = evaluate_welch_peaks("cuda", jnp.array([64, 8192]), 256, 16, temperature_ns=1e6)
@@ -120,9 +120,9 @@ def evaluate_welch_peaks(
 def welch_peaks_fusion_gate_breakdown(
     device: str | Code, batch: RealLike, n_fft: RealLike, k: RealLike, coefficients: str | CoefficientSet = "arch"
 ) -> WelchPeaksGateBreakdown:
-    """Return why a run of two segments fuses or not, every field `[*batch]`.
+    """Return the gate's reasons to fuse a run of two segments or not, every field `[*batch]`.
 
-    Arguments and errors as of `estimate_welch_peaks_costs`.
+    Arguments and errors are those of `estimate_welch_peaks_costs`.
 
     Examples:
         >>> b = welch_peaks_fusion_gate_breakdown("cuda", 8192, 256, 16)
@@ -148,8 +148,8 @@ def pick_welch_peaks_strategy(
 ) -> ReferenceStrategy | Code:
     """Return the cheapest strategy, the earlier of ultra, fast, rlx, learned on ties.
 
-    A scalar workload on the host gives a `ReferenceStrategy`; arrays and traced values give codes, `[*batch]`.
-    With `legacy`, the strategy is picked by thresholds instead of costs. Other arguments and errors as of
+    A scalar workload on the host gives a `ReferenceStrategy`. Arrays and traced values give codes, `[*batch]`.
+    `legacy` picks by thresholds instead of costs. Other arguments and errors are those of
     `estimate_welch_peaks_costs`.
 
     Examples:
@@ -177,13 +177,15 @@ def soft_pick_welch_peaks_strategy(
 ) -> StrategyWeights:
     """Return the weight of each strategy, `[*batch, 4]` in the order of `ReferenceStrategy`.
 
-    The law of total probability over the fuse decision: with probability `p` the run may fuse and the weights are the
-    softmin over all available strategies; otherwise over those that need no fusion. Its limit is the hard pick
-    everywhere. The single softmin with `log(p)` as log-availability is `pick_weights(costs, log_availability=...)`; its
-    limit differs where a run that may not fuse would be cheaper by more than its gate misses.
+    The weights follow the law of total probability over the fuse decision. With probability `p` the run may fuse, and
+    the weights are the softmin over all available strategies. Otherwise they are the softmin over strategies without
+    fusion. The limit at temperature 0 is the hard pick. A single softmin with log-availability `log(p)`,
+    `pick_weights(costs, log_availability=...)`, has another limit if a run that may not fuse is cheaper by more than
+    the gate's shortfall.
 
-    With `straight_through_gradient`, the hard pick is returned as a one-hot row, with this gradient; `temperature_ns`
-    is positive, a scalar or `[*batch]`. Other arguments and errors as of `estimate_welch_peaks_costs`.
+    `straight_through_gradient` returns the hard pick as a one-hot row with the gradient of the weights.
+    `temperature_ns` is positive, a scalar or `[*batch]`. Other arguments and errors are those of
+    `estimate_welch_peaks_costs`.
 
     Examples:
         >>> soft_pick_welch_peaks_strategy("metal", 8192, 256, 16, temperature_ns=1.0).round(3).tolist()
@@ -204,13 +206,13 @@ def pick_weights(
     """Return the softmin of costs over the last axis: `exp(-cost / temperature) * availability`.
 
     Args:
-        costs: estimates, or an array `[*batch, n]` of costs in ns. An infinite cost has weight 0, and no NaN comes of
-            it; if all are infinite, all weights are 0.
+        costs: estimates, or an array `[*batch, n]` of costs in ns. An infinite cost has weight 0, without NaN in
+            gradients. If all costs are infinite, all weights are 0.
         temperature_ns: scalar or `[*batch]`.
-        log_availability: `[*batch, n]`; minus infinity is impossible.
+        log_availability: `[*batch, n]`; minus infinity rules a strategy out.
 
     Raises:
-        ValueError: costs without an axis, shapes that do not agree, or a temperature that is not positive.
+        ValueError: costs have no axis, shapes do not agree, or the temperature is not positive.
 
     Examples:
         >>> pick_weights(jnp.array([1.0, jnp.inf, 1.0]), temperature_ns=5.0).tolist()
@@ -247,13 +249,13 @@ def fused_graph_ns(
         batch: rows of the signal.
         n_fft: samples of a segment.
         k: peaks of a row.
-        scale: of the device's work; below 1 for a pruned learned FFT.
+        scale: factor of the device's work, below 1 for a pruned learned FFT.
         coefficients: "arch", "portable", or a set of your own.
         n_segments: segments of a row.
-        temperature_ns: of the smooth form, positive, a scalar or `[*batch]`; None for the hard one.
+        temperature_ns: temperature of the smooth form, positive, a scalar or `[*batch]`; None for the hard form.
 
     Raises:
-        ValueError: an unknown device or set, or a size that cannot be.
+        ValueError: the device or set is unknown, or a size is invalid.
 
     Examples:
         >>> print(fused_graph_ns("cpu", 1, 256, 16).round(2))
@@ -273,7 +275,7 @@ def soft_fused_graph_ns(
     *,
     temperature_ns: RealLike,
 ) -> Nanoseconds:
-    """Return the smooth form of `fused_graph_ns` in ns, `[*batch]`; arguments and errors are the same.
+    """Return the smooth form of `fused_graph_ns` in ns, `[*batch]`, with the same arguments and errors.
 
     Examples:
         >>> print(soft_fused_graph_ns("cpu", 1, 256, 16, temperature_ns=1e-3).round(2))
@@ -293,7 +295,7 @@ def block_graph_ns(
 ) -> Nanoseconds:
     """Return the estimate of the block form (spectrum read back, top-k on the host) in ns, `[*batch]`.
 
-    Arguments as of `fused_graph_ns`.
+    The arguments are those of `fused_graph_ns`.
 
     Examples:
         >>> bool(block_graph_ns("cpu", 1, 256, 16) < fused_graph_ns("cpu", 1, 256, 16))
@@ -312,7 +314,7 @@ def host_path_ns(
 ) -> Nanoseconds:
     """Return the estimate of the host path in ns, `[*batch]`: `adjust(host(params))`.
 
-    Arguments as of `fused_graph_ns`.
+    The arguments are those of `fused_graph_ns`.
 
     Examples:
         >>> print(host_path_ns("cpu", 1, 256, 16).round(1))

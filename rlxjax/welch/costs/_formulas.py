@@ -1,4 +1,4 @@
-"""What the reference prices, its formulas, and what they say: one workload in, one pytree of results out."""
+"""The reference's cost formulas: from a workload to a pytree of results."""
 
 import dataclasses
 import functools
@@ -57,7 +57,7 @@ _LEAST_SIZES = {"batch": 0, "n_fft": 2, "k": 1, "n_segments": 1}
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """Runs on devices, and the coefficients of all devices, as compiled programs take them: floats, `[*batch]` each."""
+    """Runs with their devices, and the coefficients of all devices, as floats `[*batch]` for compiled programs."""
 
     codes: Code
     table: CoefficientSet
@@ -83,7 +83,7 @@ class Workload:
         temperature_ns: RealLike | None = None,
         **others: RealLike,
     ) -> "Workload":
-        """Return what a caller gives as floats; the shapes of all, `others` among them, have to agree."""
+        """Return the arguments as floats. All shapes must agree, including those of `others`."""
         cpu = "cpu"
         if isinstance(device, str) and normalised(device) == "cpu-apple":
             device, cpu = Device.CPU, "cpu-apple"
@@ -115,7 +115,7 @@ class Workload:
         return take_row(self.table.strategy, self.codes)
 
     def rates(self, of: Callable[[CoefficientSet], list[RealLike]], rules: Choices) -> list[RealLike]:
-        """Return rates of each run's device: with hard choices, those of all devices before the selection."""
+        """Return the rates of each run's device. Hard choices compute the rates of all devices, then select."""
         if rules.temperature_ns is None:
             return take_row(of(self.table), self.codes)
         parts = {name: getattr(self.table, name) for name in ("backend", "gate", "strategy")}
@@ -123,7 +123,7 @@ class Workload:
 
     @property
     def gates_known(self) -> Flag:
-        """Whether the gates of the learned FFT are known: unknown active ones are negative."""
+        """Whether the gates of the learned FFT are known. A negative number of active gates means unknown."""
         return (jnp.asarray(self.active_gates) >= 0) & (jnp.asarray(self.total_gates) > 0)
 
     @property
@@ -136,7 +136,7 @@ class Workload:
 def _all_even(numbers: np.ndarray) -> bool:
     if numbers.dtype.kind != "f":
         return not np.any(numbers % 2)
-    halves = 0.5 * numbers  # a remainder of floats takes ten times as long
+    halves = 0.5 * numbers  # a float remainder is ten times slower
     with np.errstate(invalid="ignore"):
         return bool(np.all(halves - np.floor(halves) == 0))
 
@@ -145,7 +145,7 @@ def _all_even(numbers: np.ndarray) -> bool:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WelchPeaksCostEstimates:
-    """Cost of each strategy in ns, `[*batch]`; infinite where the strategy is not to be used."""
+    """Cost of each strategy in ns, `[*batch]`; infinite if the strategy is ruled out."""
 
     ultra_ns: Nanoseconds
     fast_ns: Nanoseconds
@@ -158,13 +158,13 @@ class WelchPeaksCostEstimates:
         return jnp.stack(jnp.broadcast_arrays(*fields), -1)
 
     def pick_index(self) -> Code:
-        """Return the code of the cheapest strategy, the earlier of equals, `[*batch]`."""
+        """Return the code of the cheapest strategy, `[*batch]`. Ties go to the earlier strategy."""
         return jnp.argmin(self.stack(), -1)
 
 
 @by_value
 class WelchPeaksGateBreakdown(NamedTuple):
-    """Why a run fuses or not; every field `[*batch]`."""
+    """The gate's reasons to fuse a run or not; every field `[*batch]`."""
 
     score_ns: Nanoseconds
     min_gain_ns: Nanoseconds
@@ -179,20 +179,20 @@ class WelchPeaksGateBreakdown(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WelchPeaksEvaluation:
-    """What gate and costs say of a table of runs of two segments, hard or smooth; every field `[*batch]`.
+    """Results of gate and costs for a table of runs of two segments, hard or smooth; every field `[*batch]`.
 
     Attributes:
-        benefit: what fusing saves, in floats.
-        score_ns: the gate's score of it.
+        benefit: savings by fusing, as floats.
+        score_ns: the gate's score of the benefit.
         min_gain_ns: the gate's minimum gain.
-        should_fuse_io: whether the score reaches that.
-        should_fuse: whether the compute floor allows it too.
-        compute_floor_ok: whether it does.
+        should_fuse_io: whether the score reaches the minimum gain.
+        should_fuse: whether the compute floor also allows fusing.
+        compute_floor_ok: whether the compute floor allows fusing.
         fuse_probability: the smooth form of `should_fuse_io`.
-        costs: of each strategy; infinite where it is not to be used, or, in the smooth form, all finite.
-        log_fuse_probability: of the smooth form, the log-probability that gate and compute floor let the run fuse.
-        log_keep_probability: of the contrary.
-        available: of the smooth form, 1.0 or 0.0 for each strategy, `[*batch, 4]`: the impossible stays impossible.
+        costs: cost of each strategy; infinite if ruled out. In the smooth form all costs are finite.
+        log_fuse_probability: smooth form: log-probability that gate and compute floor let the run fuse.
+        log_keep_probability: smooth form: log-probability of the contrary.
+        available: smooth form: 1.0 or 0.0 for each strategy, `[*batch, 4]`.
     """
 
     benefit: FusionBenefit
@@ -208,14 +208,14 @@ class WelchPeaksEvaluation:
     available: StrategyWeights | None = None
 
     def log_availability(self) -> StrategyLogWeights:
-        """Return each strategy's log-availability in the smooth form: for rlx and learned, the log fuse probability."""
+        """Return the log-availability of each strategy in the smooth form: log fuse probability for rlx and learned."""
         fuse = jnp.asarray(self.log_fuse_probability)
         always = jnp.zeros_like(fuse)
         return jnp.where(jnp.asarray(self.available) > 0.5, jnp.stack([always, always, fuse, fuse], -1), -jnp.inf)
 
 
 def learned_scale(active_gates: RealLike, total_gates: RealLike) -> RealLike:
-    """Return what a pruned learned FFT leaves of the fused graph's work: a share of at least 0.3."""
+    """Return the share of the fused graph's work that a pruned learned FFT does, at least 0.3."""
     return 0.30 + 0.70 * active_gates / total_gates
 
 
@@ -234,7 +234,7 @@ def fused_price(work: Workload, n_segments, scale, rules: Choices) -> Nanosecond
     factor = work.strategy.fused_scale * rules.clip(scale, 0.25, 1.0, scale=io_ns)
     floor_ns = work.strategy.fused_floor_ns * work.strategy.is_gpu
     floor_ns = floor_ns * (1.0 - rules.at_least(work.batch, 512.0, scale=io_ns))
-    # The clip's own relaxation would pull a scale of exactly 1 below the threshold: the hard factor decides.
+    # A relaxed clip would pull a scale of exactly 1 below the threshold, so the hard factor decides.
     hard_factor = work.strategy.fused_scale * jnp.clip(scale, 0.25, 1.0)
     floor_ns = floor_ns + rules.at_least(hard_factor, 1.0, scale=io_ns) * io_ns
     return rules.maximum(io_ns * factor, floor_ns)
@@ -257,7 +257,7 @@ def _graph_ns(works, work: Workload, n_segments, rules: Choices) -> Nanoseconds:
 
 
 def _gate_score_ns(work: Workload, benefit: FusionBenefit, rules: Choices) -> Nanoseconds:
-    """Return the gate's score of a benefit of two segments, by rates of the graphs, of a sample and of a peak."""
+    """Return the gate's score for a run of two segments, from the rates of graphs, samples and peaks."""
 
     def rates(set_: CoefficientSet) -> list[RealLike]:
         worth = gate_rates(set_.gate, benefit, rules)
@@ -279,7 +279,7 @@ def evaluation(work: Workload, smooth: bool = False) -> WelchPeaksEvaluation:
     learned_ns = fused_price(work, FAST_SEGMENTS, jnp.where(known, scale, 1.0), rules)
     ultra_ns, fast_ns = (host_price(work, segments, 1.0, rules) for segments in (ULTRA_SEGMENTS, FAST_SEGMENTS))
 
-    # From 2048 rows on a native kernel saves its sync point.
+    # From 2048 rows, a native kernel saves its sync point.
     native = strategy.has_native_kernel * rules.at_least(work.batch, 2048.0, scale=block_ns)
     benefit = total(FUSION_BENEFITS, (1.0, *columns_of(work.batch, work.n_fft, work.k, FAST_SEGMENTS)))
     benefit = dataclasses.replace(benefit, sync_points_saved=native - 1.0)
@@ -322,7 +322,7 @@ def hard_costs(work: Workload) -> WelchPeaksCostEstimates:
 
 
 def _log_share(share: jax.Array) -> LogProbability:
-    """Return the logarithm of a share; minus infinity at 0, where it has no derivative that is not finite."""
+    """Return the logarithm of a share: minus infinity at 0, with a finite derivative."""
     positive = share > 0.0
     return jnp.where(positive, jnp.log(jnp.where(positive, share, 1.0)), -jnp.inf)
 

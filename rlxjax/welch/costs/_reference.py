@@ -1,4 +1,4 @@
-"""The reference's strategies, its coefficients of them as one pytree, and its graphs with their closed forms."""
+"""The reference's strategies, their coefficients as one pytree, and its graphs with closed forms."""
 
 import dataclasses
 import functools
@@ -43,7 +43,7 @@ _SCALES = {
 
 
 class ReferenceStrategy(NamedCode):
-    """The strategies of the reference, in the order in which ties are resolved."""
+    """The strategies of the reference. Ties go to the earlier strategy."""
 
     ULTRA = "ultra"
     FAST = "fast"
@@ -66,13 +66,13 @@ _ALIASES: Mapping[str, str] = FrozenDict(
 
 
 def parse_welch_peaks_strategy(name: str) -> str:
-    """Return the strategy that a name means, or "auto". Case and `-`/`_` do not matter.
+    """Return the strategy of a name, or "auto". Case and `-`/`_` do not matter.
 
     Args:
-        name: of a strategy, or one of its aliases.
+        name: name or alias of a strategy.
 
     Raises:
-        ValueError: a name that means none.
+        ValueError: the name is unknown.
 
     Examples:
         >>> print(parse_welch_peaks_strategy("Ultra_Fast"), parse_welch_peaks_strategy(""))
@@ -89,21 +89,21 @@ def parse_welch_peaks_strategy(name: str) -> str:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StrategyCoefficients(Coefficients):
-    """What the reference set by hand for each device; every field `[*batch]`.
+    """The reference's handset strategy coefficients of a device; every field `[*batch]`.
 
     Attributes:
         log_batch_slope: `a`, host cost per `ln(batch / 512)` beyond 512.
         log2_batch_slope: `b`, host cost per `log2(batch / 2048)` beyond 2048.
-        fused_scale: `S`, of the fused graph's cost.
-        block_scale: of the fft-only graph's cost on a GPU device.
-        block_peak_ns: top-k on the host, for each peak, on a GPU device.
+        fused_scale: `S`, factor of the fused graph's cost.
+        block_scale: factor of the fft-only graph's cost on a GPU device.
+        block_peak_ns: time of top-k on the host for each peak, on a GPU device.
         fused_floor_ns: least cost of a fused run of fewer than 512 rows on a GPU device.
-        slack: by how much the fused cost may exceed the block cost.
+        slack: the fused cost may exceed the block cost by this factor.
         large_slack: the same from 8192 rows on.
-        is_gpu: 1 for every device but cpu.
-        is_fused_viable: 1 for every device but cpu and tpu.
-        has_native_kernel: 1 where a fused run of 2048 rows or more saves its sync point.
-        falls_back: 1 where the set has no row for the device.
+        is_gpu: 1 for every device except cpu.
+        is_fused_viable: 1 for every device except cpu and tpu.
+        has_native_kernel: 1 if a fused run of 2048 rows or more saves its sync point.
+        falls_back: 1 if the set has no row for the device.
     """
 
     log_batch_slope: RealLike
@@ -124,10 +124,10 @@ class StrategyCoefficients(Coefficients):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CoefficientSet:
-    """Everything that strategy costs depend on besides the workload; leaves are indexed by device code.
+    """All coefficients of strategy costs. Leaves are indexed by device code.
 
     Attributes:
-        host: the cpu row, scalars.
+        host: row of the cpu, scalars.
         backend: rows of all devices, `[12]`.
         gate: gates of all devices, `[12]`.
         strategy: the strategies' own coefficients, `[12]`.
@@ -147,7 +147,7 @@ def coefficient_set(name: str = "arch", cpu: str = "cpu") -> CoefficientSet:
         cpu: the row of the cpu, "cpu" or "cpu-apple".
 
     Raises:
-        ValueError: an unknown set, or a cpu that is none.
+        ValueError: the set or the cpu is unknown.
 
     Examples:
         >>> float(coefficient_set("portable").backend.dispatch_ns[0])
@@ -158,7 +158,7 @@ def coefficient_set(name: str = "arch", cpu: str = "cpu") -> CoefficientSet:
 
 @functools.cache
 def _coefficient_set(name: str, cpu: str, dtype: np.dtype) -> CoefficientSet:
-    """Make one set a precision: JAX remembers NumPy arguments by identity, whatever precision they meet later."""
+    """Make one set for each precision, because JAX caches NumPy arguments by identity."""
     if cpu not in ("cpu", "cpu-apple"):
         raise ValueError(f"cpu: expected 'cpu' or 'cpu-apple', got {cpu!r}")
     rows = {device: backend_coefficients(cpu if device is Device.CPU else device, name) for device in Device}
@@ -202,7 +202,7 @@ def welch_peaks_graph(batch: int, params: WelchPeakParams, fused: bool = True) -
         fused: whether the peaks are found on the device.
 
     Raises:
-        ValueError: a batch that is no whole number of at least 0.
+        ValueError: batch is not a whole number of at least 0.
 
     Examples:
         >>> g = welch_peaks_graph(4, WelchPeakParams.fast(256, 16))
@@ -220,30 +220,30 @@ def welch_peaks_graph(batch: int, params: WelchPeakParams, fused: bool = True) -
     return graph
 
 
-#: Work of the graphs in all, for each sample of a segment, and for each peak: fft only, and fused.
+#: Work of the fft-only and of the fused graph: constant part, part for each sample, part for each peak.
 FFT_WORKS = (GraphWork(GraphIoProfile(3, 0, 0, 0), 0, 0, 3, 3), GraphWork(GraphIoProfile(0, 0, 8, 44), 19, 20, 0, 0))
 FUSED_WORKS = (
     GraphWork(GraphIoProfile(4, 1, 0, 0), 0, 0, 4, 4),
     GraphWork(GraphIoProfile(0, 0, 0, 52), 13, 20, 0, 0),
     GraphWork(GraphIoProfile(0, 0, 8, 8), 10, 8, 0, 0),
 )
-#: Work of the host path for each launch, for each sample, and for each peak.
+#: Work of the host path: parts for each launch, sample and peak.
 HOST_WORKS = (
     GraphWork(GraphIoProfile(1, 0, 0, 0), 0, 0, 1, 0),
     GraphWork(GraphIoProfile(0, 0, 0, 12), 3, 0, 0, 0),
     GraphWork(GraphIoProfile(0, 0, 8, 8), 10, 0, 0, 0),
 )
-#: What the peaks' node saves in all but for the sync point, for each sample, and for each peak.
+#: Savings of the peaks node without the sync point: constant part, part for each sample, part for each peak.
 FUSION_BENEFITS = (FusionBenefit(-1, 0, 0, 0), FusionBenefit(0, 0, 8, -8), FusionBenefit(0, 0, -8, -8))
 
 
 def columns_of(batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLike) -> tuple:
-    """Return the samples of all segments, and the peaks, `[*batch]`."""
+    """Return the numbers of samples in all segments and of peaks, `[*batch]`."""
     return n_segments * (batch * n_fft), batch * k
 
 
 def total(parts: Sequence[_Part], columns: Sequence[RealLike]) -> _Part:
-    """Return the sum of works or benefits, each times its column; exact if those are integers on the host."""
+    """Return the sum of works or benefits, each times its column. Integers on the host give exact results."""
 
     def add(*counts: RealLike) -> RealLike:
         return sum(count * column for count, column in zip(counts, columns, strict=False) if count)
@@ -273,15 +273,15 @@ def host_fft_profile(batch: RealLike, params: WelchPeakParams) -> GraphIoProfile
 
 
 def readback_bytes_saved(batch: RealLike, n_fft: RealLike, k: RealLike) -> Count:
-    """Return the bytes that fusing two segments need not read back; exact where all sizes are integers on the host."""
+    """Return the readback bytes that fusing two segments saves. Integers on the host give exact results."""
     columns = (1, *columns_of(*_exact_sizes(batch, n_fft, k, FAST_SEGMENTS)))
     return _packed(total(FUSION_BENEFITS, columns).host_readback_bytes_saved)
 
 
 def useful_bytes_touched(batch: RealLike, params: WelchPeakParams) -> Count:
-    """Return the bytes that any implementation has to touch: `4Rn + 8*batch*k`.
+    """Return the bytes that any implementation must touch: `4Rn + 8*batch*k`.
 
-    Arguments and errors as of `host_fft_profile`.
+    Arguments and errors are those of `host_fft_profile`.
 
     Examples:
         >>> useful_bytes_touched(1, WelchPeakParams.fast(256, 16))
@@ -292,14 +292,14 @@ def useful_bytes_touched(batch: RealLike, params: WelchPeakParams) -> Count:
 
 
 def algorithm_bandwidth_gbps(useful_bytes: RealLike, time_ns: RealLike) -> jax.Array:
-    """Return useful bytes over time in GB/s, `[*batch]`; 0 where the time is not positive.
+    """Return useful bytes over time in GB/s, `[*batch]`; 0 for a time that is not positive.
 
     Args:
         useful_bytes: as `useful_bytes_touched` counts them, a scalar or `[*batch]`.
-        time_ns: what the run took, a scalar or `[*batch]`.
+        time_ns: time of the run in ns, a scalar or `[*batch]`.
 
     Raises:
-        ValueError: negative or NaN bytes, or a time that is NaN.
+        ValueError: bytes are negative or NaN, or the time is NaN.
 
     Examples:
         >>> print(algorithm_bandwidth_gbps(2176, 1000.0))
@@ -313,7 +313,7 @@ def algorithm_bandwidth_gbps(useful_bytes: RealLike, time_ns: RealLike) -> jax.A
 
 
 def _exact_sizes(batch: RealLike, *others: RealLike) -> list:
-    """Return sizes as exact integers if the host can read all of them, else as floats."""
+    """Return sizes as exact integers if all are readable on the host, else as floats."""
     check_at_least(batch, "batch", what="size")
     if all(is_exact(value) for value in (batch, *others)):
         return [exact(value) for value in (batch, *others)]
@@ -322,7 +322,7 @@ def _exact_sizes(batch: RealLike, *others: RealLike) -> list:
 
 
 def _packed(counts: _Part) -> _Part:
-    """Return counts, or a profile of them, with exact ones in NumPy's integer types."""
+    """Return counts, or a profile, with exact counts as NumPy integers."""
 
     def pack(count: Count) -> Count:
         is_object = getattr(count, "dtype", None) == np.dtype(object)

@@ -17,10 +17,9 @@ from jaxtyping import Array, Float, Int
 
 from rlxjax.fit import predicted_ns
 from rlxjax.jaxpr import CLASSES, OPERATIONS, FunctionProfile, Kernels, stacked
-
-from ._coefficients import prior_of
-from ._functions import PROFILE_FIELDS, FunctionCoefficients, kernel_runs
-from ._weights import BELIEVED, WIDE_LOG_SD, WIDE_SCATTER, WIDTHS, KnownWeights, Weights, wide_weights
+from rlxjax.models._coefficients import prior_of
+from rlxjax.models._functions import PROFILE_FIELDS, FunctionCoefficients, kernel_runs
+from rlxjax.models._weights import BELIEVED, WIDE_LOG_SD, WIDE_SCATTER, WIDTHS, KnownWeights, Weights, wide_weights
 
 #: Prior standard deviations of logarithms: of an operation's own weight, of a class at a width of numbers, of an
 #: operation at a width, and of a machine's pace while a batch was timed.
@@ -117,8 +116,18 @@ def learned_weights(
     provenance: Mapping[str, Any] | None = None,
     steps: int = STEPS,
     scatter: float = WIDE_SCATTER,
+    known: KnownWeights | None = None,
+    only: Sequence[str] = (),
 ) -> Learned:
     """Return the weights that explain timings best: `timed_programs` of all machines, by some steps of L-BFGS.
+
+    Args:
+        groups: timed programs of all machines.
+        provenance: facts about the timings, kept with the weights.
+        steps: count of L-BFGS steps.
+        scatter: standard deviation of the logarithm of a time that no fit saw.
+        known: weights and medians that stay as they are, without those named in `only`.
+        only: names in `BELIEVED` of the weights to learn, if `known` is given.
 
     Raises:
         ValueError: no program.
@@ -128,6 +137,13 @@ def learned_weights(
     machines = 1 + max(int(group.machine.max()) for group in groups)
     batches = 1 + max(int(group.batch.max()) for group in groups)
     start, sds = _unknowns(machines, batches)
+    if known is not None:
+        operation, kept = np.log(known.weights.operation_ns), [name for name in BELIEVED if name not in only]
+        start |= {"operation": operation[:, _WORD], "operation_width": operation - operation[:, [_WORD]]}
+        start["coefficients"] |= {name: np.full(machines, np.log(value)) for name, value in known.median.items()}
+        start["others"] |= {name: np.log(getattr(known.weights, name)) for name in kept}
+        sds |= dict.fromkeys(("operation", "class_width", "operation_width"), 0.0)
+        sds |= {"coefficients": dict.fromkeys(known.median, 0.0), "others": sds["others"] | dict.fromkeys(kept, 0.0)}
     spread = jax.tree.map(lambda leaf, own: np.full(np.shape(leaf), own), start, sds)
 
     def logs_of(z: Any) -> Any:
@@ -145,6 +161,11 @@ def learned_weights(
     z = _minimised(loss, jax.tree.map(jnp.zeros_like, start), steps)
     logs = jax.device_get(logs_of(z))
     weights = jax.device_get(_weights(logs))
+    machines_own = FunctionCoefficients(**{name: np.exp(value) for name, value in logs["coefficients"].items()})
+    if known is not None:
+        weights = dataclasses.replace(known.weights, **{name: getattr(weights, name) for name in only})
+        known = dataclasses.replace(known, weights=weights, provenance=dict(provenance or {}))
+        return Learned(known, machines_own, logs["pace"])
     weights = dataclasses.replace(weights, operation_log_sd=_operation_log_sd(logs, groups))
     means = {name: float(np.mean(value)) for name, value in logs["coefficients"].items()}
     log_sd = {}
@@ -153,7 +174,6 @@ def learned_weights(
         log_sd[name] = float(min(own_sd, sds["coefficients"][name]))
     median = {name: float(np.exp(mean)) for name, mean in means.items()}
     known = KnownWeights(weights, median, log_sd, scatter, dict(provenance or {}))
-    machines_own = FunctionCoefficients(**{name: np.exp(value) for name, value in logs["coefficients"].items()})
     return Learned(known, machines_own, logs["pace"])
 
 
