@@ -204,10 +204,7 @@ def verdict_of(
     others: float | None = None,
     then: MachineSection | None = None,
 ) -> Validation:
-    """Return the verdict on drifts. A drift on a machine that is busier than `then` is inconclusive.
-
-    Micro-benchmarks decide nothing.
-    """
+    """Return the verdict on drifts of models; a drift on a machine that is busier than `then` is inconclusive."""
     shared = {name: canary_ns[name] / then_ns for name, then_ns in canary_then_ns.items() if name in canary_ns}
     canaries = {name: Drift(factor, 1.0 / CANARY_FACTOR, CANARY_FACTOR) for name, factor in shared.items()}
     busy, is_off = busier(others, then), any(drift.is_off for drift in models.values())
@@ -220,12 +217,7 @@ def drift_of(
 ) -> Drift:
     """Return the median ratio of measured to predicted times, without the machine's pace, and its uncertainty.
 
-    Args:
-        measured_ns: times of a few cells in ns.
-        expected: their predictions.
-        noise: relative noise of each time.
-        slower: how many times slower the canaries run than at the calibration.
-        pace_sd: standard deviation of the logarithm of the machine's speed at the calibration.
+    `pace_sd` is the standard deviation of the logarithm of the machine's speed at the calibration.
     """
     pace = np.log(slower)
     believed = pace**3 / (pace**2 + PACE_NOISE**2)  # runs follow the canaries beyond their noise

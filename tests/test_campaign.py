@@ -319,8 +319,8 @@ def test_the_better_of_two_fits_is_the_file_and_the_other_lies_beside_it(tmp_pat
     kept_at, wild = good.samples_path, {cell.name: np.exp(rng.normal(0, 1)) for cell in SUITE.cells()}
     few = type("Few", (ToySuite,), {"cells": lambda _: SUITE.cells()[:12]})()
     for suite, samples, said in (
-        (SUITE, {"rounds": 1}, f"The fit is based on {len(SUITE.cells())} visits, the earlier one on "),
-        (few, {"rounds": 8}, " visits, the earlier one on "),
+        (SUITE, {"rounds": 1}, f"The fit has {len(SUITE.cells())} visits, the earlier one "),
+        (few, {"rounds": 40}, " held-out cells, the earlier one "),
         (SUITE, {"rounds": 3, "factors": wild}, "A typical 90 % interval reaches a factor of "),
     ):
         made_up(path, suite, **samples)
