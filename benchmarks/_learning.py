@@ -57,7 +57,7 @@ def timed_programs(
     time_ns: Sequence[float],
     batch: Sequence[int],
     machine: Sequence[int],
-    influence: Sequence[float] | None = None,
+    influence: Sequence[float] | np.ndarray | None = None,
 ) -> list[TimedPrograms]:
     """Return programs grouped by how many rows of kernels they have, to a power of four, so that little is padded."""
     width = np.array([-(-max(len(profile.kernels) - 1, 3).bit_length() // 2) for profile in profiles])
