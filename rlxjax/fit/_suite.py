@@ -213,7 +213,9 @@ def next_measurements(
     for name, runs in (("targets", targets), ("timed", timed)):
         its = None if runs is None else _scaled(name, runs)
         if its is not None and (its.shape[-1] != unknowns or not its.size):
-            raise ValueError(f"{name}: expected scores of shape [..., runs, {unknowns}], got shape {its.shape}")
+            raise ValueError(
+                f"{name}: expected at least one run with scores of {unknowns} unknowns, got shape {its.shape}"
+            )
         rows[name] = None if its is None else its.reshape(-1, unknowns)
     wanted = rows["targets"]
     if timed is not None:

@@ -237,7 +237,7 @@ def check_enough(timings: Timings, weights: np.ndarray, min_timings: int) -> Non
         works = [column[device][rows] for column in columns]
         if min_timings > 1 and not any(np.any(work != work[:1]) for work in works):
             vary = " and ".join(list(sizes)[1:3])
-            raise ValueError(f"timings: expected several workloads, got a single one{where}; vary {vary}")
+            raise ValueError(f"timings: expected several workloads, got a single workload{where}; vary {vary}")
 
 
 class Table(NamedTuple):

@@ -58,7 +58,7 @@ def graph_work(graph: Graph) -> GraphWork:
         costed += 1
         if node.op == "matmul":
             if not node.inputs:
-                raise ValueError(f"node {node.id} (matmul): expected two operands, got none; the cost needs their shapes")
+                raise ValueError(f"node {node.id} (matmul): expected two operands, got none")
             shape = graph.nodes[node.inputs[0]].shape
             multiply_adds = node.elements * (shape[-1] or 0 if shape else 1)
             if multiply_adds < SMALL_SGEMM:
