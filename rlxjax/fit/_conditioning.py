@@ -291,9 +291,6 @@ def learned_spread(
         log_ratio: `log(measured / predicted)` of each run, with the prediction of `posterior`, `[n]`.
         probe: the number of each run's probe, `[n]`. A probe with a single run changes nothing.
 
-    References:
-        A. P. Dempster, N. M. Laird, D. B. Rubin, Maximum Likelihood from Incomplete Data via the EM Algorithm, 1977.
-
     Examples:
         >>> from rlxjax.fit import prior_posterior
         >>> from rlxjax.models import WELCH

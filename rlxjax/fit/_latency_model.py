@@ -65,8 +65,7 @@ class LatencyPrior(NamedTuple, Generic[C]):
     Attributes:
         median: the median of each coefficient: a dictionary or dataclass of floats.
         log_sd: the standard deviation of each coefficient's logarithm, in the same structure.
-        correction: prior mean of the correction's weights, `[variants, features]`, or 0 for no correction. A fit of
-            the terms alone ignores the correction.
+        correction: prior mean of the correction's weights, `[variants, features]`; 0 means no correction.
     """
 
     median: C
@@ -306,12 +305,7 @@ class Runs:
         return self.of_shape(self.shape, jnp)
 
     def of_shape(self, shape: tuple[Any, ...], xp: Any = np) -> "Runs":
-        """Return the same runs with every column broadcast to a shape; lists become `[*shape, entries]`.
-
-        Args:
-            shape: the shape of all columns.
-            xp: the array module of the columns: `numpy` or `jax.numpy`.
-        """
+        """Return the same runs with columns of this shape (lists: `[*shape, entries]`) as arrays of the module `xp`."""
 
         def column(value: Any, is_list: bool = False) -> Any:
             value = xp.asarray(value)

@@ -28,8 +28,7 @@ CORRECTION_SD = 0.05
 TERM = "correction_ns"
 #: The smallest probability of a decision; below, the verdict is "undecided".
 SURE = 0.9
-#: The log standard deviation of a coefficient between two machines, and the share of a machine's correction that is
-#: expected on another machine.
+#: The log standard deviation of a coefficient between two machines, and the share of a correction that both share.
 TRANSFERRED_LOG_SD, TRANSFERRED_SHARE = 1.0, 0.7
 #: Entries of a factor up to this number times `CORRECTION_SD` count as 0.
 ROUNDING = 1e-9
@@ -52,10 +51,8 @@ class LatencyPosterior:
         coefficients: the model's coefficients.
         weights: the correction's weights, `[variants, features]`.
         factor: lower triangular `L`; `L @ L.T` is the covariance of the unknowns, `[unknowns, unknowns]`.
-        spread: standard deviation of the residual by variant, `[variants]`. The model's `scatter` multiplies a run's
-            spread.
-        alike: correlation between the residuals of variants that do the same work, `[variants, variants]`; None for
-            independent residuals.
+        spread: standard deviation of the residual by variant, `[variants]`, before the model's factor `scatter`.
+        alike: correlation between the residuals of variants that do the same work, `[variants, variants]`; None for 0.
     """
 
     model: LatencyModel = dataclasses.field(metadata={"static": True})
@@ -173,12 +170,8 @@ def has_separate_weights(posterior: LatencyPosterior) -> bool:
 def own_correlation(posterior: LatencyPosterior, one: Code, other: Code) -> RealLike:
     """Return the correlation between the residuals of two variants that do the same work, `[*batch]`.
 
-    The result is 0 for equal variants, because two runs of the same variant have different inputs.
-
-    Args:
-        posterior: the posterior of the machine.
-        one: the variant of the first run, `[*batch]`.
-        other: the variant of the second run, `[*batch]`.
+    `one` and `other` are indices of variants, `[*batch]`. The result is 0 for equal indices, because two runs of the
+    same variant have different inputs.
     """
     if posterior.alike is None:
         return 0.0
@@ -236,9 +229,6 @@ def transferred_prior(*posteriors: LatencyPosterior) -> LatencyPrior[Any]:
 
     Raises:
         ValueError: no posterior is given, or the posteriors' models differ.
-
-    References:
-        A. Gelman et al., Bayesian Data Analysis, 3rd edition, 2013, chapter 5.
 
     Examples:
         >>> from rlxjax.fit import prior_posterior
@@ -349,8 +339,7 @@ class Decision(NamedTuple):
         margin_ns: `kept_ns - fused_ns`; positive if fusing saves time.
         margin_sd_ns: standard deviation of `margin_ns`.
         probability: probability that the fused run is faster: `sigmoid(margin_ns / temperature_ns)`.
-        in_domain: whether the workload lies within the measured domain. False means an extrapolation, and None means
-            that the domain is unknown.
+        in_domain: whether the workload lies within the measured domain. None means that the domain is unknown.
     """
 
     fused_ns: Nanoseconds
@@ -388,8 +377,7 @@ def decision(fused: LatencyEstimate, kept: LatencyEstimate, alike: RealLike = 0.
     Args:
         fused: the estimate with fusion.
         kept: the estimate without fusion.
-        alike: correlation of the runs' residuals, from -1 to 1; `own_correlation` gives the correlation of two variants
-            that do the same work.
+        alike: correlation of the runs' residuals, from -1 to 1; see `own_correlation`.
 
     Examples:
         >>> from rlxjax.fit import Runs, estimate, prior_posterior

@@ -29,8 +29,7 @@ class Cell:
         name: a name that is unique in the suite.
         variant: the name of the program's variant in the model.
         inputs: the model's inputs by name. Every cell has the same names. A list becomes a tuple.
-        work: a name of the work that the program does. Cells with the same work are alternatives. The default is
-            `name`.
+        work: the name of the program's work. Cells with the same work are alternatives. The default is `name`.
         group: the group in which errors are averaged, such as a strategy or a kind of work. The default is `variant`.
         held_out: whether the cell is left out of the fit that gives the held-out errors.
         n_bytes: the bytes of the arrays that a run holds at once; 0 if unknown.
@@ -174,8 +173,7 @@ def next_measurements(
     mean marginal information). Each choice updates the covariance, so a second similar workload adds little.
 
     Args:
-        candidates: estimates `[workloads, runs]`, with a posterior from `prior_posterior` or `fit_posterior`. Give an
-            infinite spread to a run that will not be timed.
+        candidates: estimates `[workloads, runs]`. Give an infinite spread to a run that will not be timed.
         n: the number of workloads to choose.
         seconds: the seconds that each workload takes, including compilation, `[workloads]`; gains are then per second.
         targets: estimates of the runs that you want to predict, `[*batch]`. By default, the unknowns are the target.
@@ -186,8 +184,7 @@ def next_measurements(
 
     References:
         K. Chaloner, I. Verdinelli, Bayesian Experimental Design: A Review, Statistical Science 10, 1995.
-        D. J. C. MacKay, Information-Based Objective Functions for Active Data Selection, Neural
-        Computation 4, 1992.
+        D. J. C. MacKay, Information-Based Objective Functions for Active Data Selection, Neural Computation, 1992.
 
     Examples:
         >>> from rlxjax.fit import Runs, estimate, prior_posterior
@@ -213,9 +210,8 @@ def next_measurements(
     for name, runs in (("targets", targets), ("timed", timed)):
         its = None if runs is None else _scaled(name, runs)
         if its is not None and (its.shape[-1] != unknowns or not its.size):
-            raise ValueError(
-                f"{name}: expected at least one run with scores of {unknowns} unknowns, got shape {its.shape}"
-            )
+            said = f"expected at least one run with scores of {unknowns} unknowns, got shape {its.shape}"
+            raise ValueError(f"{name}: {said}")
         rows[name] = None if its is None else its.reshape(-1, unknowns)
     wanted = rows["targets"]
     if timed is not None:

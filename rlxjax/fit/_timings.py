@@ -49,8 +49,7 @@ class Timings:
             model: the model of the timed runs.
             variant: names, or indices into `model.variants`, `[n]`; or a single name for all runs.
             time_ns: times in ns, `[n]`.
-            **inputs: the model's inputs by name, `[n]`, or `[n, entries]` for lists. An input with a default may be
-                missing.
+            **inputs: the model's inputs by name, `[n]`, or `[n, entries]` for lists. Inputs with defaults are optional.
 
         Raises:
             ValueError: columns differ in length, a variant or input is unknown, a size is impossible, or a time is not
@@ -86,10 +85,9 @@ class Timings:
             model: the model of the timed runs.
             source: the path of a Parquet file (.parquet, .pq) or of a UTF-8 CSV file with a header; a pandas or polars
                 DataFrame; a dictionary of lists; or a list of mappings, one per row.
-            variant: the name of the column of variants, which holds names or indices. A model with a single variant
-                needs no such column.
-            time_ns: the name of the column of times. The times are in ns unless the name ends in _us, _ms or _s. If the
-                default column is missing, the column time_us, time_ms or time_s is read.
+            variant: the column of variants, as names or indices; not needed for a model with a single variant.
+            time_ns: the column of times, in ns unless the column's name ends in _us, _ms or _s. If the default column
+                is missing, the column time_us, time_ms or time_s is read.
 
         Raises:
             ValueError: a file is missing, empty or neither CSV nor Parquet; a column is missing; columns differ in
@@ -102,8 +100,6 @@ class Timings:
             >>> frame = {"batch": [8, 64], "n_fft": [256, 256], "time_us": [100.0, 200.0], "note": ["a", "b"]}
             >>> Timings.of(FFT, frame).time_ns.tolist()
             [100000.0, 200000.0]
-            >>> Timings.of(FFT, [{"batch": 8, "n_fft": 256, "time_ns": 1e5}]).runs.inputs["batch"].tolist()
-            [8.0]
             >>> path = pathlib.Path(tempfile.mkdtemp()) / "fft.csv"
             >>> _ = path.write_text("batch,n_fft,time_ms\n8,256,0.1\n64,256,0.2\n")
             >>> Timings.of(FFT, path).time_ns.tolist()
@@ -209,9 +205,8 @@ def check_enough(timings: Timings, weights: np.ndarray, min_timings: int) -> Non
     """Check that timings, `[n]` or `[devices, n]`, and their weights suffice for a fit.
 
     Raises:
-        ValueError: weights or a column have another shape than the times; a weight is negative or not finite; a time
-            with a positive weight is not positive and finite; a device has fewer than `min_timings` such times, or
-            times of a single workload.
+        ValueError: a shape differs from the shape of the times; a weight is negative or not finite; a time with a
+            positive weight is impossible; a device has fewer than `min_timings` such times, or a single workload.
     """
     shape = np.shape(timings.time_ns)
     if weights.shape != shape:

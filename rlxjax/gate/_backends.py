@@ -271,8 +271,7 @@ def backend_coefficients(device: "str | Code | Sequence[int]", coefficients: str
 
     Args:
         device: a device name, or device codes `[*batch]`.
-        coefficients: the set of rows. "arch" has a row for most devices; "portable" has a row for the cpu, and the row
-            "discrete" for all other devices.
+        coefficients: the set of rows, "arch" or "portable". In "portable", all devices except the cpu share a row.
 
     Raises:
         ValueError: the device or the set is unknown.
@@ -314,8 +313,7 @@ def take_row(table: _Row, codes: Code) -> _Row:
 @jax.custom_jvp
 def _select_entries(columns: list[jax.Array], index: jax.Array) -> list[jax.Array]:
     """Return the entries of each column at an array of codes."""
-    # XLA fuses the comparisons with the surrounding formulas; a gather would run row by row. The derivative is a
-    # gather, because the derivative of the comparisons would read the codes many times.
+    # XLA fuses comparisons with the formulas around them; a gather runs row by row, but has the faster derivative.
 
     def select(column: jax.Array) -> jax.Array:
         found = jnp.broadcast_to(column[0], index.shape)

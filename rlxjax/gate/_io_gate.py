@@ -65,10 +65,9 @@ def fusion_benefit(before: GraphIoProfile, after: GraphIoProfile) -> FusionBenef
         ValueError: a count is negative or NaN, or is a traced integer that JAX may have narrowed to 32 bits.
 
     Examples:
-        >>> fusion_benefit(GraphIoProfile(2, 1, 8192, 16384), GraphIoProfile(1, 1, 512, 16384))
-        ... # doctest: +NORMALIZE_WHITESPACE
-        FusionBenefit(launches_saved=1, sync_points_saved=0, host_readback_bytes_saved=7680,
-                      device_traffic_bytes_saved=0)
+        >>> benefit = fusion_benefit(GraphIoProfile(2, 1, 8192, 16384), GraphIoProfile(1, 1, 512, 16384))
+        >>> benefit.launches_saved, benefit.host_readback_bytes_saved
+        (1, 7680)
     """
     check_shapes(**fields_of(before, "before."), **fields_of(after, "after."))
     saved = []
@@ -111,8 +110,7 @@ class IoFusionGate(Coefficients):
         Args:
             before: the profile without fusion, or a `FusionBenefit`. In traced code, give a `FusionBenefit`.
             after: the profile with fusion, or None if `before` is a `FusionBenefit`.
-            temperature_ns: the temperature that relaxes the score's two thresholds: no added sync points, and a
-                bandwidth of 1. None gives the hard score.
+            temperature_ns: a temperature that makes the penalty and the bandwidths smooth; None gives the hard score.
 
         Examples:
             >>> gate = io_fusion_gate_for_target("metal")
@@ -180,11 +178,7 @@ class IoFusionGate(Coefficients):
 class GateEvaluation:
     """A gate's results for many fusions; every field is `[*batch]`.
 
-    Attributes:
-        benefit: the counts that each fusion saves, from `fusion_benefit`.
-        score_ns: the saved time minus the penalty in ns, as from `IoFusionGate.score_ns`.
-        should_fuse: whether the score is at least the minimum gain.
-        fuse_probability: the smooth form of `should_fuse`, as from `IoFusionGate.fuse_probability`.
+    `benefit` is from `fusion_benefit`. Each other field is from the method of `IoFusionGate` with the same name.
     """
 
     benefit: FusionBenefit

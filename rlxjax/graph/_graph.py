@@ -16,9 +16,6 @@ from rlxjax._values import FrozenDict, by_value
 
 from ._ops import OPS, Node, indices, parse_dtype, parse_shape
 
-#: Bytes of an element of an output selected by position, for every dtype.
-_SELECTED_ELEMENT_BYTES = 4
-
 
 def tensor_bytes(shape: Sequence[int | None], dtype: str) -> int:
     """Return the bytes of a tensor: elements times the size of the dtype, at most `2**64 - 1`.
@@ -59,8 +56,7 @@ class Graph:
         """Build a graph from nodes in topological order, with ids 0, 1, 2, ...
 
         Raises:
-            ValueError: an id is repeated or out of order, an op or dtype is unknown, or a node comes before one of its
-                inputs. The message names the node.
+            ValueError: an id is repeated or out of order, an op or dtype is unknown, or a node comes before its inputs.
 
         Examples:
             >>> Graph.from_nodes([Node(0, "input", (), (4,), "f32"), Node(1, "relu", (0,), (4,), "f32")], [1])
@@ -223,9 +219,7 @@ class GraphIoProfile:
 def node_io_bytes(graph: Graph, node: Node) -> int:
     """Return the bytes that a node of a graph reads and writes, at most `2**64 - 1`.
 
-    Args:
-        graph: the graph that holds the node.
-        node: the node. If the node reads an operand twice, the operand's bytes count twice.
+    If the node reads an operand twice, the operand's bytes count twice.
 
     Examples:
         >>> graph = Graph()
@@ -276,5 +270,5 @@ def profile_graph_io(
     traffic = sum(saturate(sum(nodes[i].bytes for i in node.inputs) + node.bytes) for node in counted)
     if output_indices is not None:
         positions = indices(output_indices, "output_indices", "output", len(outputs))
-        host_bytes = sum(nodes[outputs[i]].elements * _SELECTED_ELEMENT_BYTES for i in set(positions))
+        host_bytes = sum(nodes[outputs[i]].elements * 4 for i in set(positions))
     return GraphIoProfile(len(counted), syncs, saturate(host_bytes), saturate(traffic))

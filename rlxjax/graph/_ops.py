@@ -44,8 +44,6 @@ class Node:
         return saturate(self.elements * DTYPE_BYTES[self.dtype])
 
 
-# --- Shape rules: (operands, attributes) -> (shape, dtype) ---------------------------------------
-
 Inferred = tuple[Shape, str]
 Operands = Sequence[Node]
 Attributes = Mapping[str, Any]
@@ -126,9 +124,6 @@ def _welch_peaks(operands: Operands, attributes: Attributes) -> Inferred:
     if len(shape) != 2 or (shape[0] is not None and shape[0] % n_segments):
         raise ValueError(f"expected an operand of shape [batch * {n_segments}, 2 * n_fft], got {shape}")
     return (None if shape[0] is None else shape[0] // n_segments, k, 2), "f32"
-
-
-# --- The table -----------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
