@@ -205,7 +205,7 @@ def test_work_and_options_that_are_none_are_refused_in_one_sentence():
         (
             relu_graph(),
             {"args": (1.0,)},
-            "args: expected no arguments, because the work is a Graph, got 1",
+            "args: expected no arguments for a Graph, got 1",
         ),
         ("relu", {}, "expected a Graph, a GraphIoProfile or a function"),
     ]:

@@ -32,7 +32,7 @@ HUBER_ROUNDS, SPREAD_ROUNDS, EM_ROUNDS, SETTLED = 10, 8, 100, 1e-3
 LEAST_SPREAD = 0.01
 #: The median of a normal variable's absolute value, and the number of standard deviations at which errors are clipped.
 MEDIAN_SDS, MOST_SDS = 0.6745, 3.0
-#: The prior counts as `PSEUDO_WORKS` uncorrelated works in `alike_of`, and as `BELIEVED` probes in `learned_spread`.
+#: The prior counts as `PSEUDO_WORKS` pieces of work in `alike_of`, and as `BELIEVED` probes in `learned_spread`.
 PSEUDO_WORKS = BELIEVED = 4.0
 #: The share of errors within an interval, and the interval's half-width in standard deviations.
 COVERED, COVERED_SDS = 0.9, 1.6449
@@ -48,10 +48,10 @@ def condition(
 ) -> LatencyPosterior:
     """Update a posterior with new measured times, without a new fit.
 
-    The given posterior is the prior, and the log prediction is linearised around the posterior's values. A factor on
-    all times of a probe changes nothing, so a probe with a single time changes nothing. Outliers count less (Huber's
-    loss). The errors of different times count as independent, so give one time for a run that you timed repeatedly.
-    The model, the facts and the spreads stay the same.
+    The given posterior is the prior, and the log prediction is linearised around the posterior's values. A common
+    factor on all times of a probe changes nothing, so a probe with a single time changes nothing. Outliers count less
+    (Huber's loss). The errors of different times count as independent, so give a single time for a run that you timed
+    repeatedly. The model, the facts and the spreads stay the same.
 
     Args:
         posterior: the posterior of the model, with concrete numbers.
@@ -240,7 +240,7 @@ def alike_of(errors: Float[np.ndarray, "n"], runs: Runs, n_variants: int) -> Flo
     """Return the correlation between the errors of variants that do the same work, which are runs with equal inputs."""
     # With `z`, a variant's errors in robust standard deviations, clipped to `-3 .. 3`, the correlation is
     #     sum(z_i z_j) / (sqrt(sum(z_i**2) sum(z_j**2)) + 4)
-    # over the works that were timed with both variants. Outliers and small numbers of works therefore count little.
+    # over the work that was timed with both variants. Outliers and small samples therefore count little.
     if n_variants == 1:
         return np.ones((1, 1))
     variant = np.asarray(runs.variant)

@@ -57,7 +57,7 @@ class FitResult(NamedTuple, Generic[C]):
             0.3, and its variance is at most half of the prior's variance.
         covariance: covariance of the coefficients' logarithms, `[c, c]`, in the order of the names.
         inseparable: combinations of coefficients that the timings do not determine, the least determined first. Each
-            maps names to the components of a direction in the space of logarithms, in units of the prior.
+            maps names to the components of a direction, in units of the prior's standard deviations.
         message: a sentence that says how the fit ended.
     """
 
@@ -220,7 +220,7 @@ def _check_devices(timings: Timings) -> None:
 def _checked(
     timings: Timings, prior: LatencyPrior | None, weights: Any, min_timings: int, facts: Facts | None
 ) -> tuple[LatencyPrior, np.ndarray, Facts]:
-    """Return the prior without correction, the weights and the facts, with defaults filled in and all checked."""
+    """Check the arguments and fill in defaults; return the prior without correction, the weights and the facts."""
     prior = timings.model.prior if prior is None else prior
     for part in ("median", "log_sd"):
         for name, value in named(getattr(prior, part)).items():

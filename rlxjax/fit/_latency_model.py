@@ -60,7 +60,7 @@ def vector(coefficients: Any) -> Float[Array, "c"]:
 
 @by_value
 class LatencyPrior(NamedTuple, Generic[C]):
-    """The prior of a model before any timing: log-normal for each coefficient, with a mean for the correction.
+    """The prior of a model: log-normal for each coefficient, with a mean for the correction (see `features`).
 
     Attributes:
         median: the median of each coefficient: a dictionary or dataclass of floats.
@@ -89,7 +89,7 @@ def wide_prior(median: C, **narrower: float) -> LatencyPrior[C]:
     return LatencyPrior(median, jax.tree.structure(median).unflatten(sds))
 
 
-#: Numbers, or lists of numbers, by name that describe how a machine schedules programs.
+#: A mapping from names to numbers, or lists of numbers, that describe how a machine schedules programs.
 Facts = Mapping[str, Any]
 NO_FACTS: Facts = FrozenDict()
 
@@ -173,7 +173,7 @@ class LatencyModel(Protocol):
         coefficients. Each term has a shape that broadcasts to `[*batch]`.
 
         Args:
-            coefficients: the same structure as `prior.median`, with scalars; `[*batch]` too for a model without lists.
+            coefficients: the structure of `prior.median`, with scalars, or arrays `[*batch]` if no input is a list.
             runs: runs of this model.
             facts: the machine's scheduling facts.
         """
@@ -222,7 +222,7 @@ class LatencyModel(Protocol):
         """Raise a ValueError for a combination of concrete sizes that no run can have; by default, raise nothing."""
 
     def extents(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """Return names and values `[*batch]` of the quantities that a calibration's domain bounds.
+        """Return the quantities whose range is the domain of a calibration, as pairs of name and value `[*batch]`.
 
         By default, these are the inputs and the products of two inputs. A list counts as the sum of its entries.
         """
@@ -356,7 +356,7 @@ def check_timed_size(value: Columns, name: str, entry: Input) -> None:
 
 
 def alternatives_of(model: LatencyModel) -> dict[str, StrategySpec]:
-    """Return the strategies that `pick` may choose: those without `fixed` inputs; none without `is_choice`."""
+    """Return the strategies that `pick` may choose, which have no `fixed` inputs; empty if `is_choice` is False."""
     return {name: strategy for name, strategy in model.strategies.items() if model.is_choice and not strategy.fixed}
 
 
@@ -375,7 +375,7 @@ def strategy_of(model: LatencyModel, name: str) -> StrategySpec:
 def all_inputs(
     model: LatencyModel, strategy: str, given: Sequence[Columns], named: Mapping[str, Columns | None]
 ) -> dict[str, Columns]:
-    """Return the value of each input by name: given, or implied by the strategy, or the input's default.
+    """Return the value of each input by name: the given value, the strategy's `fixed` value, or the default.
 
     Raises:
         ValueError: an input is unknown, missing, given twice, or differs from the strategy's `fixed` value.

@@ -1,6 +1,6 @@
 """Inputs with a list of sizes for each run: columns `[*batch, entries]`, padded with zeros.
 
-The entries i of all lists of a run describe the same part of the work; a zero means no work. All lists are padded to
+Entry i of each list of a run describes part i of the work; a zero means no work. All lists are padded to
 the same power of two, so that a new length seldom compiles a program again.
 """
 
@@ -31,8 +31,8 @@ def as_lists(entries: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
 
     Args:
         entries: the inputs of a model by name.
-        values: the values of some inputs by name; numbers stay unchanged. Lists are an array `[*batch, entries]`, the
-            numbers of a single run, or a list for each run, of any length. A single zero is an empty list.
+        values: the values of some inputs by name; numbers stay unchanged. Give lists as an array `[*batch, entries]`,
+            as the numbers of a single run, or as a list for each run, of any length. A single zero is an empty list.
 
     Raises:
         ValueError: the lists of a run differ in length, or a value is not a list of numbers.

@@ -102,7 +102,7 @@ def _whitening(squares: Float[np.ndarray, "fits u u"], sds: Float[np.ndarray, "u
 
 @jax.jit
 def _round(z, steps, roots, loss, gradient, timings, weights, priors, features, most_steps, facts: Facts) -> Minimum:
-    """Return each fit after at most `most_steps` steps in the whitened unknowns `u`, at `z + root @ u`."""
+    """Return each fit after at most `most_steps` steps in the whitened unknowns `u` (`z` moves by `root @ u`)."""
 
     def of_one(z, steps, root, loss, gradient, timings, weights, prior, features) -> Minimum:
         @jax.jit  # traced once for all evaluations of the line search

@@ -26,9 +26,9 @@ from ._lists import as_lists
 CORRECTION_SD = 0.05
 #: The correction's name among the terms of a prediction.
 TERM = "correction_ns"
-#: The smallest probability of a decision; below, the verdict is "undecided".
+#: The smallest probability of a decision. With a smaller probability, the verdict is "undecided".
 SURE = 0.9
-#: The log standard deviation of a coefficient between two machines, and the share of a correction that both share.
+#: The log standard deviation of a coefficient between two machines, and the share of a correction common to both.
 TRANSFERRED_LOG_SD, TRANSFERRED_SHARE = 1.0, 0.7
 #: Entries of a factor up to this number times `CORRECTION_SD` count as 0.
 ROUNDING = 1e-9
@@ -52,7 +52,7 @@ class LatencyPosterior:
         weights: the correction's weights, `[variants, features]`.
         factor: lower triangular `L`; `L @ L.T` is the covariance of the unknowns, `[unknowns, unknowns]`.
         spread: standard deviation of the residual by variant, `[variants]`, before the model's factor `scatter`.
-        alike: correlation between the residuals of variants that do the same work, `[variants, variants]`; None for 0.
+        alike: correlation of the residuals of variants that do the same work, `[variants, variants]`; None means 0.
     """
 
     model: LatencyModel = dataclasses.field(metadata={"static": True})
@@ -137,7 +137,7 @@ def estimate(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
 def estimate_of_variant(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
     """Predict runs like `estimate`, with fewer scores, for a posterior with `has_separate_weights`.
 
-    All runs have the same variant. The scores are those of the coefficients alone, `[*batch, coefficients]`. The spread
+    All runs have the same variant. The scores cover only the coefficients, `[*batch, coefficients]`. The spread
     includes the uncertainty of the weights, because no other variant shares these weights.
     """
     log_ns, jacobian = log_prediction_and_jacobian(posterior.coefficients, runs, posterior.facts)

@@ -186,7 +186,7 @@ def stack_timings(timings: Sequence[Timings]) -> tuple[Timings, Float[np.ndarray
 def filled_up(
     timings: Timings, weights: Float[np.ndarray, "*devices n"]
 ) -> tuple[Timings, Float[np.ndarray, "*devices m"]]:
-    """Return padded timings and weights; copies of the first timing with a positive weight replace those without."""
+    """Return padded timings and weights; the first timing with a positive weight fills every place of weight 0."""
     # Only four padded sizes lie between two powers of two, so another number of timings seldom compiles a fit again.
     n = weights.shape[-1]
     step = 1 << max(0, (n - 1).bit_length() - 3)

@@ -312,7 +312,7 @@ def take_row(table: _Row, codes: Code) -> _Row:
 
 @jax.custom_jvp
 def _select_entries(columns: list[jax.Array], index: jax.Array) -> list[jax.Array]:
-    """Return the entries of each column at an array of codes."""
+    """Return `column[index]` for each column."""
     # XLA fuses comparisons with the formulas around them; a gather runs row by row, but has the faster derivative.
 
     def select(column: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""The cost of a profile or a graph on a backend, in ns, hard or smooth, and a ranking of devices by cost."""
+"""The cost in ns of a profile or a graph on a backend, with a smooth form, and a ranking of devices by cost."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -79,7 +79,7 @@ def graph_work(graph: Graph) -> GraphWork:
 
 
 def profile_work(io: GraphIoProfile, sgemm_flop: int = 0) -> GraphWork:
-    """Return the work of a profile and of matrix products with this number of FLOP."""
+    """Return the work of a profile, plus matrix products with this number of FLOP."""
     return GraphWork(io, io.host_readback_bytes(False), 0, io.kernel_launches, 0, sgemm_flop)
 
 
@@ -165,7 +165,7 @@ def parts_ns(
         parts: the work of each part, with float counts. A count that is the Python number 0 adds no term.
         whole: the whole work, whose counts set the scale of the relaxations.
         row: the backend's coefficients.
-        rules: hard or relaxed choices.
+        rules: the `Choices`, hard or relaxed.
         falls_back: 1 for the formula of devices without a row of their own (see `rank_devices`), else 0.
     """
     traffic_bytes = whole.io.device_traffic_bytes + whole.output_bytes
@@ -306,9 +306,7 @@ def rank_devices(
 def _work_of(work: Graph | GraphIoProfile | Callable[..., Any], args: tuple[Any, ...]) -> GraphWork:
     if isinstance(work, (Graph, GraphIoProfile)):
         if args:
-            raise ValueError(
-                f"args: expected no arguments, because the work is a {type(work).__name__}, got {len(args)}"
-            )
+            raise ValueError(f"args: expected no arguments for a {type(work).__name__}, got {len(args)}")
         return graph_work(work) if isinstance(work, Graph) else profile_work(work)
     if not callable(work):
         raise ValueError(f"work: expected a Graph, a GraphIoProfile or a function, got {work!r}")

@@ -1,4 +1,4 @@
-"""The IO fusion gate, which decides whether fusing saves more time than it costs."""
+"""The IO fusion gate, which decides whether a fusion saves enough time."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ After: TypeAlias = GraphIoProfile | None
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FusionBenefit:
-    """The counts that a fusion saves: each is the count before minus the count after, and may be negative."""
+    """The counts that a fusion saves: each is a count of `GraphIoProfile` without fusion minus the count with fusion."""
 
     launches_saved: Count = 0
     sync_points_saved: Count = 0
