@@ -194,7 +194,7 @@ class LatencyModel(Protocol):
         return NO_FACTS
 
     def same_result(self, runs: "Runs", facts: Facts) -> Bool[Array | np.ndarray, "*batch variants"]:
-        """Return whether each variant gives the requested result; `pick` chooses among the variants that do."""
+        """Return whether each variant gives the requested result. `pick` chooses only among these variants."""
         return np.ones((*runs.shape, len(self.variants)), bool)
 
     def impossible(self, facts: Facts) -> Sequence[str]:

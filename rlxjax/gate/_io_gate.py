@@ -26,7 +26,7 @@ After: TypeAlias = GraphIoProfile | None
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FusionBenefit:
-    """The counts that a fusion saves: each is a count of `GraphIoProfile` without fusion minus the count with fusion."""
+    """The counts that a fusion saves: each is a count of `GraphIoProfile` before fusion minus the same count after."""
 
     launches_saved: Count = 0
     sync_points_saved: Count = 0

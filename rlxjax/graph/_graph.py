@@ -191,7 +191,7 @@ class GraphIoProfile:
         """Return the bytes that the host reads back, `[*batch]`.
 
         With unified memory, the result is `host_output_bytes`. Without, a quarter of the device traffic (rounded down)
-        is added, and the sum is at most `2**64 - 1`. The result is exact unless counts or flag are traced.
+        is added, and the sum is at most `2**64 - 1`. The result is exact outside traced code.
 
         Examples:
             >>> GraphIoProfile(1, 0, 100, 41).host_readback_bytes(unified_memory=False)
