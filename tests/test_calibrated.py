@@ -187,8 +187,8 @@ REFUSED = {
         lambda: LATE.compare("loop", "pair", 64),
         lambda: LATE.pick(64, candidates=("loop", "pair")),
     ],
-    "depth: 'once' has 1, got 2.0": [lambda: TILES.predict_ns("once", 1, 2.0)],
-    "copies: 'double' has 2, got 3.0": [lambda: DOUBLED.in_domain(8.0, 3.0)],
+    "depth: the strategy 'once' implies 1, got 2.0": [lambda: TILES.predict_ns("once", 1, 2.0)],
+    "copies: the strategy 'double' implies 2, got 3.0": [lambda: DOUBLED.in_domain(8.0, 3.0)],
     "n: expected a number of items, got none": [lambda: TILES.predict_ns("loop"), lambda: TILES.pick()],
     "n: expected a size of at least 1.0, got -1": [
         lambda: TILES.predict_ns("loop", -1),

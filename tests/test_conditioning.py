@@ -183,17 +183,20 @@ BEYOND = Runs(TILED, 0, {"n": np.array([8.0, np.inf]), "depth": 1.0})
             ({"time_ns": np.where(np.arange(COUNT) == 2, bad, 1.0)}, r"time_ns\[2\]: expected a positive finite number")
             for bad in (0.0, -1.0, np.nan, np.inf)
         ),
-        ({"time_ns": np.ones(3)}, "time_ns: expected shape"),
-        ({"time_ns": np.ones((COUNT, 1))}, r"time_ns: expected times \[m\]"),
+        ({"time_ns": np.ones(3)}, f"time_ns: expected a time for each of {COUNT} runs, got 3; see `measurement`"),
+        ({"time_ns": np.ones((COUNT, 1))}, "time_ns, runs: expected one axis each, got the shapes"),
         ({"probe": np.zeros(2, int)}, "probe: expected whole numbers of shape"),
         ({"probe": np.full(COUNT, 0.5)}, "probe: expected whole numbers"),
         ({"measurement": [0, 1]}, "measurement: expected whole numbers"),
-        ({"measurement": np.zeros(COUNT, int)}, "measurement: expected each index from"),
-        ({"runs": runs_of(LINE)}, "runs: expected 'tiled' version 3, got 'line' version 1"),
-        ({"posterior": dataclasses.replace(POSTERIOR, spread=np.zeros(3))}, "spread: expected positive numbers, got"),
+        ({"measurement": np.zeros(COUNT, int)}, "measurement: expected every index from"),
+        ({"runs": runs_of(LINE)}, "runs: expected .*model 'tiled' version 3, .* got model 'line' version 1"),
+        (
+            {"posterior": dataclasses.replace(POSTERIOR, spread=np.zeros(3))},
+            "posterior.spread: expected positive numbers, got",
+        ),
         (
             {"runs": BEYOND, "time_ns": np.ones(2)},
-            r"runs\[1\]: expected a run that the model predicts, got 'loop' of inf ns",
+            r"runs\[1\]: the model cannot predict this run of 'loop' \(predicted time: inf ns\)",
         ),
     ],
 )
@@ -203,7 +206,7 @@ def test_what_cannot_be_is_refused_with_a_sentence(given, said):
 
 
 def test_traced_times_and_those_of_a_model_that_is_not_held_are_refused():
-    with pytest.raises(ValueError, match="^condition: expected .* got traced ones"):
+    with pytest.raises(ValueError, match="^condition: expected .*, got traced values"):
         jax.jit(lambda time_ns: condition(POSTERIOR, RUNS, time_ns))(np.ones(COUNT))
     with pytest.raises(ValueError, match="^model: expected one of line, tiled, got 'fft'"):
         two_models().updated(OTHER)

@@ -513,7 +513,7 @@ REFUSED = [
         (lambda own=own: rx.io_cost_ns(own, ROWS["cpu"]), f"{name}: expected a count of at least 0")
         for name, own in ((name, rx.GraphIoProfile(**{name: bad})) for name in COUNTS for bad in (-1, math.nan))
     ),
-    *((lambda own=own: rx.graph_cost_ns(own, ROWS["cpu"]), rf"node 0 \({op}\): its") for op, own in NEEDS.items()),
+    *((lambda own=own: rx.graph_cost_ns(own, ROWS["cpu"]), rf"node 0 \({op}\): expected") for op, own in NEEDS.items()),
     (lambda: rx.io_cost_ns(rx.GraphIoProfile([1, 2], [1, 2, 3]), ROWS["cpu"]), "broadcast"),
     (lambda: rx.backend_coefficients("abacus"), "unknown device 'abacus'"),
     (lambda: rx.welch.coefficient_set("arch", "z80"), "cpu: expected 'cpu' or 'cpu-apple', got 'z80'"),

@@ -144,14 +144,17 @@ def test_before_any_timing_the_medians_are_predicted_as_surely_as_the_prior_says
 
 
 def test_what_cannot_be_chosen_is_refused():
-    none, zero = part(TARGETS, slice(0, 0)), "n: expected at least 1 and at most"
+    none, zero = part(TARGETS, slice(0, 0)), "n: expected 1 to"
     for candidates, n, options, said in (
-        (CANDIDATES, 0, {}, f"{zero} 7, the number of candidates, got 0"),
-        (CANDIDATES, 8, {}, f"{zero} 7, the number of candidates, got 8"),
-        (part(CANDIDATES, slice(0, 0)), 1, {}, f"{zero} 0, the number of candidates, got 1"),
+        (CANDIDATES, 0, {}, f"{zero} 7 (the number of candidates), got 0"),
+        (CANDIDATES, 8, {}, f"{zero} 7 (the number of candidates), got 8"),
+        (part(CANDIDATES, slice(0, 0)), 1, {}, f"{zero} 0 (the number of candidates), got 1"),
         (part(CANDIDATES, 0), 1, {}, "candidates: expected scores [workloads, runs, unknowns], got shape (3, 6)"),
         (part(part(CANDIDATES, 0), 0), 1, {}, "candidates: expected scores [..., runs, unknowns]"),
-        *((CANDIDATES, 1, {"seconds": s}, "seconds: expected 7 positive") for s in (np.ones(3), np.zeros(7))),
+        *(
+            (CANDIDATES, 1, {"seconds": s}, "seconds: expected a positive finite number for each of 7")
+            for s in (np.ones(3), np.zeros(7))
+        ),
         *((CANDIDATES, 1, {name: none}, f"{name}: expected at least one run") for name in ("targets", "timed")),
     ):
         with pytest.raises(ValueError, match=".") as caught:

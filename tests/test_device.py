@@ -105,7 +105,7 @@ def test_what_is_no_device_is_refused():
         (["cpu", "abacus"], "unknown device .*abacus"),
         (12, "device: expected codes from 0 to 11, got 12"),
         (np.array([0, -1]), "device: expected codes from 0 to 11"),
-        (np.array([0.0]), "device: expected a name or integer codes, got float64"),
+        (np.array([0.0]), "device: expected names or integer codes, got float64"),
         (None, "unknown device .*None"),
     ]:
         for f in (rx.Device.codes, rx.fusion_target, rx.is_fused_viable, rx.backend_coefficients):
@@ -154,7 +154,7 @@ def test_the_costs_are_the_device_costs_in_ascending_order_and_guesses_are_left_
     ranking = rx.rank_devices(relu_graph(), ["cuda", "rocm", "GPU"])
     assert set(ranking.costs) == {"cuda", "rocm", "gpu"}
     assert not ranking.left_out
-    assert "guesses" in ranking.reason
+    assert "a guess, because no device is calibrated" in ranking.reason
 
 
 def test_a_measured_row_takes_part_and_takes_the_place_of_the_built_in_one():
@@ -201,8 +201,12 @@ def test_work_and_options_that_are_none_are_refused_in_one_sentence():
         (relu_graph(), {"devices": []}, "at least one device"),
         (relu_graph(), {"coefficients": "typical"}, "coefficients: expected one of arch, portable"),
         (relu_graph(), {"rows": {"cuda": 3.0}}, "expected BackendCoefficients for 'cuda'"),
-        (relu_graph(), {"rows": {"cpu": rx.backend_coefficients(np.array([0, 1]))}}, "arrays of several"),
-        (relu_graph(), {"args": (1.0,)}, "only a function takes arguments"),
+        (relu_graph(), {"rows": {"cpu": rx.backend_coefficients(np.array([0, 1]))}}, "a row of arrays"),
+        (
+            relu_graph(),
+            {"args": (1.0,)},
+            "args: expected no arguments for a Graph, got 1",
+        ),
         ("relu", {}, "expected a Graph, a GraphIoProfile or a function"),
     ]:
         with pytest.raises(ValueError, match=sentence):

@@ -109,7 +109,7 @@ def test_a_device_whose_timings_do_not_fit_is_left_out_with_a_sentence(made):
     assert json.loads((out / renamed[1]).read_text())["models"]["toy"]["fingerprint"]["device_kind"] == "../outside"
     assert left_out.keys() == {"few", "one", "broken", "wild"}
     assert "expected at least 8, got 5" in left_out["few"]
-    assert "expected several workloads, got one: vary rows and width" in left_out["one"]
+    assert "expected several workloads, got a single workload; vary rows and width" in left_out["one"]
     assert "'broken': time_ns: expected a positive finite number, got nan" in left_out["broken"]
     assert "part-" in left_out["broken"]
     assert "its times are off their predictions by" in left_out["wild"]

@@ -277,8 +277,8 @@ HALVES = rx.GraphIoProfile(np.array([-1, 2]), 0, 0, 0)
             (lambda f=f, given=given, options=options: getattr(GATE, f)(*given, **options), words)
             for f in ("should_fuse", *SOFT)
             for given, temperature_ns, words in [
-                ((ONE,), 1.0, "after: expected a profile.*got None"),
-                ((SAVED, ONE), 1.0, "after: expected nothing beside a FusionBenefit"),
+                ((ONE,), 1.0, "after: expected the profile with fusion, got None"),
+                ((SAVED, ONE), 1.0, "after: must be left out if the first argument is a FusionBenefit"),
                 ((rx.FusionBenefit(NAN, 0, 0, 0),), 1.0, "launches_saved: expected numbers, got NaN"),
                 ((rx.FusionBenefit([1, 2], [1, 2, 3], 0, 0),), 1.0, "broadcast"),
                 ((SAVED,), 0.0, "temperature_ns: expected a positive number, got 0"),

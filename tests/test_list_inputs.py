@@ -111,7 +111,11 @@ def test_evaluating_a_list_column_equals_the_loop_and_refuses_rows_one_by_one(tm
     answers, loop_ns = pq.read_table(found.sink), [float(KNOWN.predict_ns("loop", *row)) for row in ROWS]
     assert answers["time_ns"].to_pylist() == pytest.approx(loop_ns, rel=1e-6)
     assert all(answers["in_domain"].to_pylist())
-    said = ("bytes: expected a number of units of at least 0, got -1", "got bytes of 2 and flop of 1", ", got null")
+    said = (
+        "bytes: expected a number of units of at least 0, got -1",
+        "got bytes of length 2 and flop of length 1",
+        ", got null",
+    )
     assert [*map(str.endswith, pq.read_table(found.rejects)["reason"].to_pylist(), said)] == [True] * 3
 
 
@@ -121,10 +125,13 @@ def test_lists_that_cannot_be_are_refused_in_a_sentence(tmp_path):
     timings = functools.partial(Timings.checked, PARTS, variant="loop", time_ns=[1.0, 2.0], calls=[1, 2])
     for call, said in (
         (lambda: runs(bytes=[1, -2]), "bytes: expected a size of at least 0.0, got -2"),
-        (lambda: runs(bytes=[1, 2], flop=[1]), "expected lists of one length, got bytes of 2 and flop of 1"),
-        (lambda: timings(bytes=[[1], [1, 2]], flop=[[1], [1]]), "timings, run 1: expected lists of one length"),
+        (
+            lambda: runs(bytes=[1, 2], flop=[1]),
+            "expected lists of the same length, got bytes of length 2 and flop of length 1",
+        ),
+        (lambda: timings(bytes=[[1], [1, 2]], flop=[[1], [1]]), "timings, run 1: expected lists of the same length"),
         (lambda: timings(bytes=[[1], [1, -2]]), "timings, row 1: bytes: expected a size of at least 0.0, got -2.0"),
-        (lambda: Timings.of(PARTS, path), "bytes: expected a Parquet file, as a cell of CSV holds no list"),
+        (lambda: Timings.of(PARTS, path), "bytes: a CSV cell cannot hold a list; use a Parquet file"),
     ):
         with pytest.raises(ValueError, match=rf"^[^\n]*{re.escape(said)}[^\n]*$"):
             call()

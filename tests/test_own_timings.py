@@ -97,8 +97,8 @@ FILES = {
     "depth,variant,time_ns\n1,loop,2\n": ": expected a column 'n', a number of items, got depth, variant, ",
     "n,time_ns\n1,2\n": ": expected a column 'variant', one of loop, tile, pair, got n, time_ns",
     "n,n,time_ns\n1,1,2\n": ": expected columns of different names, got 'n' twice",
-    "n,variant,time_us,time_ms\n1,loop,1,1\n": ": expected one column of times, got time_us and time_ms",
-    HEADER + "1,1,loop\n": ", line 2: expected 4 cells, as the header has, got 3",
+    "n,variant,time_us,time_ms\n1,loop,1,1\n": ": expected a single column of times, got time_us and time_ms",
+    HEADER + "1,1,loop\n": ", line 2: expected 4 cells, one per name, got 3",
     HEADER + "1,1,loop,2\n\n1,1,loop,fast\n": ", line 4: time_us: expected a positive finite number, got 'fast'",
     HEADER + "1,1,loop,-3\n": ", line 2: time_us: expected a positive finite number, got '-3'",
     HEADER + "1,1,loop,1\n1,1,loop,\n": ", line 3: time_us: expected a positive finite number, got nothing",
@@ -134,12 +134,12 @@ def test_nothing_takes_no_time(tmp_path):
 
 GOOD = {"n": [1, 2], "variant": ["loop", "loop"], "time_ns": [1.0, 2.0]}
 FRAMES = [
-    (3, "frame: expected columns by name, as a DataFrame or a dictionary has, got int"),
+    (3, "frame: expected named columns (a DataFrame or a dictionary), got int"),
     ({}, "frame: expected a column 'time_ns' (or time_us, time_ms, time_s), got none"),
     (GOOD | {"n": [1, None]}, "frame, row 1: n: expected a finite number, got nothing"),
     (GOOD | {"n": [1, np.nan]}, "frame, row 1: n: expected a finite number, got nan"),
-    (GOOD | {"n": [1, 2, 3]}, "frame: expected columns of one length, got time_ns 2, variant 2, n 3"),
-    (GOOD | {"n": [[1, 2]]}, "frame: n: expected one column, got shape (1, 2)"),
+    (GOOD | {"n": [1, 2, 3]}, "frame: expected columns of the same length, got time_ns 2, variant 2, n 3"),
+    (GOOD | {"n": [[1, 2]]}, "frame: n: expected a column with one cell per row, got shape (1, 2)"),
     (GOOD | {"time_ns": np.array([1, 2], "m8[ns]")}, "frame, row 0: time_ns: expected a positive finite number"),
     (GOOD | {"n": np.array(["2024-05-01"] * 2, "M8[D]")}, "frame, row 0: n: expected a finite number, got 2024-05-01"),
     (GOOD | {"n": [1, datetime.timedelta(hours=1)]}, "frame, row 1: n: expected a finite number, got 1:00:00"),
@@ -148,7 +148,10 @@ FRAMES = [
 ]
 RECORDS = [
     ([], "records: expected a column 'time_ns' (or time_us, time_ms, time_s), got none"),
-    ([{"n": 1, "variant": "loop", "time_ns": 1}, 3], "records, record 1: expected cells by column, got int"),
+    (
+        [{"n": 1, "variant": "loop", "time_ns": 1}, 3],
+        "records, record 1: expected a mapping from column to cell, got int",
+    ),
     (
         [{"n": 1, "variant": "loop", "time_ns": 1}, {"n": 1, "variant": "loop"}],
         "records, record 1: time_ns: expected a positive finite number, got nothing",

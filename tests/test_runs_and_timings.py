@@ -118,9 +118,9 @@ REFUSED_INPUTS = [
     ("quick", (5,), {}, "strategy: expected one of once, loop, tile, got 'quick'"),
     ("loop", (), {}, "n: expected a number of items, got none"),
     ("loop", (1, 2, 3), {}, "tiled: expected at most 2 inputs (n, depth), got 3"),
-    ("loop", (1,), {"n": 2}, "n: given twice"),
+    ("loop", (1,), {"n": 2}, "n: given twice, by position and by name"),
     ("loop", (1,), {"width": 2}, "width: not an input of tiled, which has n, depth"),
-    ("once", (1, np.array([1.0, 2.0])), {}, "depth: 'once' has 1, got [1. 2.]"),
+    ("once", (1, np.array([1.0, 2.0])), {}, "depth: the strategy 'once' implies 1, got [1. 2.]"),
 ]
 
 
@@ -155,9 +155,9 @@ def test_a_column_may_be_a_list_one_name_is_that_of_all_and_a_default_may_be_lef
 #: Cells are checked as those of a frame are, see `test_own_timings`; these are the names of places, and what differs.
 POSITIVE = "expected a positive finite number, got"
 REFUSED_TIMINGS = [
-    ({"n": [4.0] * 9}, "timings: expected columns of one length, got time_ns 10, variant 10, n 9"),
+    ({"n": [4.0] * 9}, "timings: expected columns of the same length, got time_ns 10, variant 10, n 9"),
     ({"variant": ["plain"] * 9 + ["turbo"]}, "timings, row 9: variant: expected one of plain, blocked, got 'turbo'"),
-    ({"time_ns": [[1e5]] * 10}, "timings: time_ns: expected one column, got shape (10, 1)"),
+    ({"time_ns": [[1e5]] * 10}, "timings: time_ns: expected a column with one cell per row, got shape (10, 1)"),
     ({"width": [1] * 10}, "line: expected the inputs n; got 'width'"),
     *(({"time_ns": [1e5] * 6 + [bad] * 4}, f"row 6: time_ns: {POSITIVE} {bad}") for bad in (0.0, -1.0, np.nan, np.inf)),
 ]
@@ -193,8 +193,8 @@ def one_work_of(timings, device):
 
 FEW, NO_DEVICES = (jax.tree.map(lambda column: column[:n], of) for of, n in ((TEN, MIN_TIMINGS - 1), (THREE, 0)))
 COUNT, SEVERAL = (
-    f"timings: expected at least {MIN_TIMINGS}, got",
-    "timings: expected several workloads, got one",
+    f"timings: expected at least {MIN_TIMINGS} timings, got",
+    "timings: expected several workloads, got a single workload",
 )
 
 
@@ -203,7 +203,7 @@ COUNT, SEVERAL = (
     [
         (fit_posterior, FEW, {}, f"{COUNT} {MIN_TIMINGS - 1}"),
         (fit_posterior, TEN, {"weights": np.arange(10) < 3}, f"{COUNT} 3"),
-        (fit_posterior, Timings.checked(LINE, **columns(n=[64.0] * 10)), {}, f"{SEVERAL}: vary n"),
+        (fit_posterior, Timings.checked(LINE, **columns(n=[64.0] * 10)), {}, f"{SEVERAL}; vary n"),
         (fit_posterior, TEN, {"weights": np.ones(9)}, "weights: expected shape (10,), got (9,)"),
         *(
             (fit_posterior, TEN, {"weights": np.r_[np.ones(9), bad]}, "weights: expected finite numbers of at least 0")
@@ -218,18 +218,23 @@ COUNT, SEVERAL = (
                 fit_posterior,
                 TEN,
                 {"prior": LINE.prior._replace(**{part: {**getattr(LINE.prior, part), "block_ns": bad}})},
-                f"prior.{part}.block_ns: expected positive finite numbers, got {bad}",
+                f"prior.{part}.block_ns: expected a positive finite number, got {bad}",
             )
             for part in ("median", "log_sd")
             for bad in (0.0, np.nan, np.inf)
         ),
-        (fit_posteriors, ONE, {}, "timings: expected columns [devices, n], got time_ns of shape (12,)"),
-        (fit_posteriors, NO_DEVICES, {}, "timings: expected columns [devices, n], got time_ns of shape (0, 12)"),
+        (fit_posteriors, ONE, {}, "timings: expected columns of shape [devices, n], got time_ns of shape (12,)"),
+        (
+            fit_posteriors,
+            NO_DEVICES,
+            {},
+            "timings: expected columns of shape [devices, n], got time_ns of shape (0, 12)",
+        ),
         (fit_posteriors, THREE, {"weights": WEIGHTS * [[1], [0], [1]]}, f"{COUNT} 0 for device 1"),
         (fit_posteriors, THREE, {"weights": WEIGHTS[0]}, "weights: expected shape (3, 12), got (12,)"),
         (fit_posteriors, spoilt(THREE, 15, -1.0), {}, "time_ns[1, 3]: expected a positive finite number, got -1.0"),
-        (fit_posteriors, changed(THREE, inputs=ONE.runs.inputs), {}, "n: expected shape (3, 12), as time_ns has"),
-        (fit_posteriors, one_work_of(THREE, 2), {}, f"{SEVERAL} for device 2: vary n"),
+        (fit_posteriors, changed(THREE, inputs=ONE.runs.inputs), {}, "n: expected shape (3, 12), the same as time_ns"),
+        (fit_posteriors, one_work_of(THREE, 2), {}, f"{SEVERAL} for device 2; vary n"),
     ],
 )
 def test_timings_that_make_no_fit_are_refused(fit, timings, options, said):
@@ -246,4 +251,4 @@ def test_stacked_timings_are_filled_up_with_weight_zero():
         jax.tree.map(np.testing.assert_array_equal, kept, own)
     refused(stack_timings, [], said="timings: expected at least one device, got none")
     empty = jax.tree.map(lambda column: column[:0], whole)
-    refused(stack_timings, [whole, empty], said="timings: device 1 has none")
+    refused(stack_timings, [whole, empty], said="timings[1]: expected at least one timing, got none")

@@ -1,12 +1,12 @@
-"""Condition a posterior on measured times in one step, without a new fit; estimate the spread of runs.
+"""Update a posterior with measured times in one step, without a new fit; estimate the spread of runs.
 
-A measured time covers one run or several consecutive runs. The measured time is the prediction times `exp` of
+A probe is a set of runs that were timed together. A measured time covers one run, or several consecutive runs:
 
-    J d + scale of its probe + own error.
+    log(measured / predicted) = J d + scale of the probe + residual.
 
-`J` has the derivatives of the prediction's logarithm by the unknowns, and `d` is the error of the unknowns. A probe is
-a set of runs that were timed together. Each probe has a scale with a flat prior, because the pace of a shared machine
-says nothing about the machine's model. The posterior's spread is the standard deviation of the own error.
+`J` holds the derivatives of the log prediction with respect to the unknowns, and `d` is the error of the unknowns. The
+scale of a probe has a flat prior, because the pace of a shared machine says nothing about the model. The posterior's
+`spread` is the standard deviation of the residual.
 """
 
 import dataclasses
@@ -25,17 +25,16 @@ from ._minimise import HUBER_DELTA, RELATIVE_SD, on_cpu
 from ._posterior import CORRECTION_SD, LatencyPosterior, estimate
 from ._timings import Timings, filled_up
 
-#: Most rounds for the influence of outliers, for spread and variances, and for expectation and maximisation. A loop
-#: ends earlier once its relative change is at most `SETTLED`.
+#: The largest number of rounds of three loops: the influence of outliers, the spread, and expectation-maximisation. A
+#: loop ends earlier if its relative change is at most `SETTLED`.
 HUBER_ROUNDS, SPREAD_ROUNDS, EM_ROUNDS, SETTLED = 10, 8, 100, 1e-3
-#: The smallest relative error of a run.
+#: The smallest spread of a variant's runs.
 LEAST_SPREAD = 0.01
 #: The median of a normal variable's absolute value, and the number of standard deviations at which errors are clipped.
 MEDIAN_SDS, MOST_SDS = 0.6745, 3.0
-#: Uncorrelated works that the prior adds to the timed works: `n` timed works keep the share `n / (n + 4)` of their
-#: correlation. The prior of `learned_spread` counts as `BELIEVED` probes.
+#: The prior counts as `PSEUDO_WORKS` pieces of work in `alike_of`, and as `BELIEVED` probes in `learned_spread`.
 PSEUDO_WORKS = BELIEVED = 4.0
-#: Share of errors that an interval covers, and the number of standard deviations that covers this share.
+#: The share of errors within an interval, and the interval's half-width in standard deviations.
 COVERED, COVERED_SDS = 0.9, 1.6449
 
 
@@ -49,26 +48,26 @@ def condition(
 ) -> LatencyPosterior:
     """Update a posterior with new measured times, without a new fit.
 
-    The logarithm of the prediction is linearised in the unknowns around the posterior's values, and the posterior's
-    covariance is the prior. A common factor of all times of a probe changes nothing, so a single time changes nothing.
-    Outliers count less, as in Huber's loss. Errors of the times are independent: give one time for runs that were
-    timed repeatedly. The model, the facts and the spreads stay the same.
+    The given posterior is the prior, and the log prediction is linearised around the posterior's values. A common
+    factor on all times of a probe changes nothing, so a probe with a single time changes nothing. Outliers count less
+    (Huber's loss). The errors of different times count as independent, so give a single time for a run that you timed
+    repeatedly. The model, the facts and the spreads stay the same.
 
     Args:
         posterior: the posterior of the model, with concrete numbers.
         runs: the timed runs of the model, `[r]`.
-        time_ns: the measured times in ns, `[m]`. No times leave the posterior unchanged.
-        measurement: the index of each run's time, from 0, `[r]`. A time covers all of its runs, one after the other.
-            Each run has its own time unless given.
-        probe: a whole number for each time, `[m]`; times with one number were interleaved. One probe unless given.
+        time_ns: the measured times in ns, `[m]`. An empty list leaves the posterior unchanged.
+        measurement: for each run, the index in `time_ns` of the time that includes the run, `[r]`. A time may include
+            several consecutive runs. By default, each run has its own time.
+        probe: a whole number for each time, `[m]`. Times with the same number belong to the same probe: their
+            measurements were interleaved. By default, all times belong to the same probe.
 
     Returns:
         A posterior of the same model. No unknown, and no weighted sum of unknowns, has a larger variance than before.
 
     Raises:
-        ValueError: a time that is not positive and finite; shapes that differ; a measurement or probe that is not a
-            whole number; a measurement without a run; runs of another model, or without a predicted time; a spread
-            of 0; traced values.
+        ValueError: a time is not positive and finite; shapes differ; a measurement or probe is not a whole number; a
+            time has no run; a run belongs to another model or has no predicted time; a spread is 0; a value is traced.
 
     References:
         C. E. Rasmussen, C. K. I. Williams, Gaussian Processes for Machine Learning, 2006, 2.1 and 2.7.
@@ -85,7 +84,7 @@ def condition(
         True
     """
     if is_traced(*jax.tree.leaves((posterior, runs, time_ns, measurement, probe))):
-        raise ValueError("condition: expected a posterior and timings of numbers, got traced ones")
+        raise ValueError("condition: expected concrete numbers, got traced values; call condition outside jax.jit")
     measured_ns, of_time, of_probe = _checked(posterior, runs, time_ns, measurement, probe)
     if not measured_ns.size:
         return posterior
@@ -95,7 +94,7 @@ def condition(
     scores = _sums(share[:, None] * run_scores, of_time, len(measured_ns))
     variance = _sums((share * spread) ** 2, of_time, len(measured_ns))
     if not np.all(variance > 0):
-        raise ValueError(f"spread: expected positive numbers, got {np.asarray(posterior.spread).tolist()}")
+        raise ValueError(f"posterior.spread: expected positive numbers, got {np.asarray(posterior.spread).tolist()}")
     move, root = _step(scores, np.log(measured_ns / predicted_ns), variance, of_probe)
 
     from scipy.linalg import solve_triangular  # loaded when first used
@@ -107,7 +106,7 @@ def condition(
         posterior,
         coefficients=structure.unflatten((np.asarray(values, np.float64) * np.exp(logs)).tolist()),
         weights=np.asarray(posterior.weights, np.float64) + weights.reshape(np.shape(posterior.weights)),
-        # L @ inv(M) is triangular, as both are.
+        # L and M are lower triangular, so L @ inv(M) is too.
         factor=np.tril(solve_triangular(root, factor.T, lower=True, trans=1).T),
     )
 
@@ -118,13 +117,13 @@ def _step(
     variance: Float[np.ndarray, "m"],
     probe: Int[np.ndarray, "m"],
 ) -> tuple[Float[np.ndarray, "unknowns"], Float[np.ndarray, "unknowns unknowns"]]:
-    """Return the posterior mean `z` and the precision's factor `M` of unknowns with a standard normal prior."""
+    """Return the posterior mean of unknowns with a standard normal prior, and the factor `M` of their precision."""
     from scipy.linalg import cho_solve  # loaded when first used
 
     count = int(probe.max()) + 1
 
     def without_scale(values):
-        """Return values minus the mean of their probe, because a probe's scale has a flat prior."""
+        """Subtract each probe's weighted mean from its values, because a probe's scale has a flat prior."""
         share = counted / _sums(counted, probe, count)[probe]  # exactly 1 for a single time
         return values - _sums(share[:, None] * values, probe, count)[probe]
 
@@ -134,9 +133,9 @@ def _step(
         counted = influence / variance
         centred, wanted = without_scale(scores), without_scale(log_ratio[:, None])
         weighted = centred * counted[:, None]
-        # The precision is at least 1 along every direction, so no inverse is near singular.
+        # All eigenvalues of the precision are at least 1, so the inverse is stable.
         precision = weighted.T @ centred + np.eye(scores.shape[1])
-        # The unknowns are in reverse order, so the reversed factor is `M.T` and `M` is lower triangular.
+        # The Cholesky factor of the unknowns in reverse order, reversed back, is `M.T`; `M` is lower triangular.
         lower = np.linalg.cholesky(precision[::-1, ::-1])
         move = cho_solve((lower, True), (weighted.T @ wanted[:, 0])[::-1])[::-1]
         left = without_scale((log_ratio - scores @ move)[:, None])[:, 0]
@@ -164,35 +163,37 @@ def estimates(posterior: LatencyPosterior, runs: Runs) -> tuple[np.ndarray, np.n
     bad = np.flatnonzero(~(np.isfinite(time_ns) & np.isfinite(scores).all(-1)))
     if bad.size:
         name, got = posterior.model.variants[np.asarray(columns.variant)[bad[0]]], time_ns[bad[0]]
-        raise ValueError(f"runs[{bad[0]}]: expected a run that the model predicts, got {name!r} of {got} ns")
+        raise ValueError(f"runs[{bad[0]}]: the model cannot predict this run of {name!r} (predicted time: {got} ns)")
     return time_ns, scores, spread
 
 
 def _checked(
     posterior: LatencyPosterior, runs: Runs, time_ns: object, measurement: object, probe: object
 ) -> tuple[Float[np.ndarray, "m"], Int[np.ndarray, "r"], Int[np.ndarray, "m"]]:
-    """Return the times in ns, the index of each run's time, and the index of each time's probe."""
+    """Return the times in ns, the index of each run's time, and the index of each time's probe, all checked."""
 
     def whole(name, value, shape):
         found = np.asarray(value)
         if found.shape != shape or (found.dtype.kind not in "iu" and found.size):
-            raise ValueError(f"{name}: expected whole numbers of shape {shape}, got {found.dtype} of {found.shape}")
+            got = f"{found.dtype} of shape {found.shape}"
+            raise ValueError(f"{name}: expected whole numbers of shape {shape}, got {got}")
         return found.astype(int)
 
     own, given = ((model.name, model.version) for model in (posterior.model, runs.model))
     if own != given:
-        raise ValueError(f"runs: expected {own[0]!r} version {own[1]}, got {given[0]!r} version {given[1]}")
+        expected, got = (f"model {name!r} version {version}" for name, version in (own, given))
+        raise ValueError(f"runs: expected runs of {expected}, as the posterior has, got {got}")
     times, shape = np.asarray(time_ns, np.float64), runs.shape
     if times.ndim != 1 or len(shape) != 1:
-        raise ValueError(f"time_ns: expected times [m] of runs [r], got shape {times.shape} of runs {shape}")
+        raise ValueError(f"time_ns, runs: expected one axis each, got the shapes {times.shape} and {shape}")
     bad = np.flatnonzero(~(np.isfinite(times) & (times > 0)))
     if bad.size:
         raise ValueError(f"time_ns[{bad[0]}]: expected a positive finite number, got {times[bad[0]]}")
     if measurement is None and times.shape != shape:
-        raise ValueError(f"time_ns: expected shape {shape}, one time per run, got {times.shape}; see `measurement`")
+        raise ValueError(f"time_ns: expected a time for each of {shape[0]} runs, got {len(times)}; see `measurement`")
     of_time = np.arange(len(times)) if measurement is None else whole("measurement", measurement, shape)
     if np.unique(of_time).tolist() != list(range(len(times))):
-        raise ValueError(f"measurement: expected each index from 0 to {len(times) - 1} at least once")
+        raise ValueError(f"measurement: expected every index from 0 to {len(times) - 1}, so that each time has a run")
     of_probe = np.zeros(len(times), int) if probe is None else whole("probe", probe, times.shape)
     return times, of_time, np.unique(of_probe, return_inverse=True)[1]
 
@@ -200,14 +201,14 @@ def _checked(
 def spread_and_errors(
     features: np.ndarray, left: np.ndarray, influence: np.ndarray, groups: tuple[np.ndarray, ...], scatter: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """Return the spread (for a scatter of 1) whose intervals cover `COVERED` of the errors, and the left-out errors."""
+    """Return the spread whose intervals cover the share `COVERED` of the left-out errors, and these errors."""
     from scipy.special import stdtrit  # loaded when first used
 
     def products(rows):
         return features[rows].T @ (features[rows] * influence[rows][:, None])
 
     def ridge_covariance(squares, noise_sd):
-        """Return the covariance of the correction's weights after timings with this noise, `[*folds, f, f]`."""
+        """Return the posterior covariance of the correction's weights for this noise, `[*folds, f, f]`."""
         return np.linalg.inv(squares / noise_sd**2 + np.eye(squares.shape[-1]) / CORRECTION_SD**2)
 
     outs, weighted = np.array([values == value for values in groups for value in np.unique(values)]), influence * left
@@ -230,17 +231,16 @@ def spread_and_errors(
         last, spread = spread, max(least, float(np.quantile(needed, COVERED)))
         if abs(spread - last) <= SETTLED * spread:
             break
-    # Errors of one value are correlated, so Student's distribution with the number of values widens the spread.
+    # Errors within a fold are correlated. Student's distribution, with the number of folds, widens the spread.
     widened = stdtrit(max(len(outs) - 1, 1), (1.0 + COVERED) / 2.0) / COVERED_SDS
     return spread * float(widened), errors
 
 
 def alike_of(errors: Float[np.ndarray, "n"], runs: Runs, n_variants: int) -> Float[np.ndarray, "variants variants"]:
-    """Return the correlation of errors between the variants of one piece of work: runs with equal inputs."""
-    # `z` is the error of a variant over the standard deviation that the median absolute error implies, clipped to
-    # `-3 .. 3`. The correlation sums over the works that both variants have timings of:
-    #     sum(z_i z_j) / (sqrt(sum(z_i**2) sum(z_j**2)) + 4).
-    # Outliers and few works therefore count little. Independent noise lowers the correlation.
+    """Return the correlation between the errors of variants that do the same work, which are runs with equal inputs."""
+    # With `z`, a variant's errors in robust standard deviations, clipped to `-3 .. 3`, the correlation is
+    #     sum(z_i z_j) / (sqrt(sum(z_i**2) sum(z_j**2)) + 4)
+    # over the work that was timed with both variants. Outliers and small samples therefore count little.
     if n_variants == 1:
         return np.ones((1, 1))
     variant = np.asarray(runs.variant)
@@ -259,7 +259,7 @@ def alike_of(errors: Float[np.ndarray, "n"], runs: Runs, n_variants: int) -> Flo
     squares = np.sqrt((scaled**2).T @ timed.astype(float))
     found = scaled.T @ scaled / (squares * squares.T + PSEUDO_WORKS)
     np.fill_diagonal(found, 1.0)
-    # Negative eigenvalues become 0, and the diagonal is scaled back to 1.
+    # A correlation matrix has no negative eigenvalues and a diagonal of 1.
     values, vectors = np.linalg.eigh(found)
     valid = (vectors * np.maximum(values, 0.0)) @ vectors.T
     return _correlation((valid + valid.T) / 2.0, np.sqrt(np.diag(valid)))
@@ -274,26 +274,22 @@ def _correlation(covariance: np.ndarray, sds: np.ndarray) -> np.ndarray:
 def learned_spread(
     posterior: LatencyPosterior, runs: Runs, log_ratio: Float[np.ndarray, "n"], probe: Int[np.ndarray, "n"]
 ) -> LatencyPosterior:
-    """Return a posterior with the `spread` and `alike` that probes make most likely; all other fields stay.
+    """Return a posterior with the most likely `spread` and `alike` given some probes; all other fields stay the same.
 
-    A probe times several variants of one workload at one unknown pace. A probe therefore shows differences between the
-    variants' errors, but no single error. A workload's own errors are a vector `d ~ N(0, S)` over the variants. The
-    differences of a probe are `y = H d + e`, and `e` is the uncertainty of the coefficients. Then
+    A probe times several variants of the same workload at an unknown pace. A probe therefore shows the differences
+    between the variants' residuals, but no single residual. The residuals of a workload are a vector `d ~ N(0, S)` over
+    the variants. The differences are `y = H d + e`; the coefficients' uncertainty causes the error `e`. Then
 
         d | y ~ N(K y, S - K H S),  K = S H' inv(H S H' + cov(e)).
 
-    `S` has an inverse Wishart prior around the posterior's value times the factor that makes all differences likeliest.
-    Expectation and maximisation find the likeliest `S`: the mean of the prior and of the expected `d d'` of all probes.
-    Entries of `S` that no probe shows change only by the factor.
+    `S` has an inverse Wishart prior. The prior's mean is the posterior's `S` times a factor, estimated from all probes.
+    Expectation-maximisation finds the most likely `S`. Entries of `S` that no probe shows change by the factor only.
 
     Args:
         posterior: the posterior before the probes.
-        runs: the timed runs, `[n]`. The runs of one probe have one workload and different variants.
-        log_ratio: `log(measured / predicted)` of each run, with the prediction from before the measurement, `[n]`.
-        probe: the number of each run's probe, `[n]`. A single run in a probe changes nothing.
-
-    References:
-        A. P. Dempster, N. M. Laird, D. B. Rubin, Maximum Likelihood from Incomplete Data via the EM Algorithm, 1977.
+        runs: the timed runs, `[n]`. The runs of a probe do the same work with different variants.
+        log_ratio: `log(measured / predicted)` of each run, with the prediction of `posterior`, `[n]`.
+        probe: the number of each run's probe, `[n]`. A probe with a single run changes nothing.
 
     Examples:
         >>> from rlxjax.fit import prior_posterior
@@ -319,12 +315,12 @@ def learned_spread(
         return posterior
 
     def square(shown, seen, unknown):
-        """Return the squared distance of a probe's differences from 0, in units of their covariance."""
+        """Return the squared Mahalanobis distance of a probe's differences from 0."""
         return float(seen @ np.linalg.solve(shown @ covariance @ shown.T + unknown, seen))
 
     squares, most = [square(*own) for own in probes], [MOST_SDS**2 * len(own[1]) for own in probes]
     covariance = before = covariance * (BELIEVED + sum(map(min, squares, most))) / (BELIEVED + sum(most) / MOST_SDS**2)
-    # The differences of a probe are clipped at `MOST_SDS` standard deviations each.
+    # A probe's differences count with at most `MOST_SDS` standard deviations each.
     limits = [min(1.0, MOST_SDS * np.sqrt(len(own[1]) / max(square(*own), 1e-12))) for own in probes]
     for _ in range(EM_ROUNDS):
         total = BELIEVED * before

@@ -21,21 +21,21 @@ from ._timings import MIN_TIMINGS, Timings, check_enough, filled_up
 
 C = TypeVar("C")
 
-#: The number of starts of a fit: the prior's medians, and points around them at this share of the prior's standard
-#: deviations. A single start may end in a local minimum with wrong cache sizes.
+#: The number of starting points of a fit, and the distance of the random points from the prior's medians, in standard
+#: deviations of the prior. A fit from a single point may end in a local minimum with wrong cache sizes.
 STARTS, START_SHARE = 8, 0.25
-#: A minimum from another start replaces the first minimum only if the loss is lower by more than this.
+#: Minima whose losses differ by at most this number count as equal; the earliest starting point wins.
 LEAST_GAIN = 0.1
-#: A coefficient is measured if its logarithm's standard deviation is at most the first number (about 30 %), and the
-#: timings removed at least the second number's share of the prior's variance.
+#: A coefficient counts as measured if the standard deviation of its logarithm is at most `MEASURED_LOG_SD` and the
+#: timings removed at least the share `MEASURED_SHARE` of the prior's variance.
 MEASURED_LOG_SD, MEASURED_SHARE = 0.3, 0.5
 ROUNDING = 1e-6
-#: A fit has converged if the next step promises to lower the objective by less than the sum of this decrease and this
-#: share of the objective. A coefficient that is off by one standard deviation costs 0.5.
+#: A fit has converged if the expected decrease of the objective in the next step is less than `CONVERGED_DECREASE` plus
+#: the share `CONVERGED_SHARE` of the objective. A coefficient that is off by one standard deviation adds 0.5.
 CONVERGED_DECREASE, CONVERGED_SHARE = 1e-3, 1e-5
-#: The prior of the noise counts as this number of residuals of `RELATIVE_SD`.
+#: The prior of the noise counts as this number of residuals with the standard deviation `RELATIVE_SD`.
 PRIOR_RESIDUALS = 4.0
-#: The least noise of residuals: no clock and no machine is more exact.
+#: The smallest standard deviation of the noise: no clock and no machine is more precise.
 LEAST_NOISE_SD = 0.005
 #: The spread of a variant that was not timed.
 UNKNOWN_SPREAD = 0.5
@@ -43,23 +43,22 @@ UNKNOWN_SPREAD = 0.5
 
 @by_value
 class FitResult(NamedTuple, Generic[C]):
-    """The fit of a device's terms. A fit that did not converge is a result with `converged` False.
+    """The fit of a device's terms, without the correction.
 
     Attributes:
         coefficients: the fitted coefficients.
-        loss: the objective at the end.
-        expected_decrease: the decrease of the objective that the next Gauss-Newton step promises.
+        loss: the objective at the end of the fit.
+        expected_decrease: the expected decrease of the objective in the next Gauss-Newton step.
         steps: the number of L-BFGS steps.
-        converged: whether `expected_decrease` is small.
+        converged: whether the fit converged, that is, whether `expected_decrease` is small.
         noise_sd: robust standard deviation of `log(predicted / measured)`.
-        log_sd: standard deviation of each coefficient's logarithm, from the curvature at the end. With few timings, the
-            assumed noise is closer to 5 %.
-        measured: whether the timings, rather than the prior, determine each coefficient, by name. The `log_sd` of such
-            a coefficient is at most 0.3, and at most half of the prior's variance is left.
+        log_sd: standard deviation of each coefficient's logarithm, from the curvature at the end.
+        measured: for each coefficient by name, whether the timings determine the coefficient: its `log_sd` is at most
+            0.3, and its variance is at most half of the prior's variance.
         covariance: covariance of the coefficients' logarithms, `[c, c]`, in the order of the names.
-        inseparable: combinations of coefficients that the timings do not determine, the least determined first: names
-            with their share of a singular vector of the Jacobian in units of the prior.
-        message: the end of the fit, in a sentence.
+        inseparable: combinations of coefficients that the timings do not determine, the least determined first. Each
+            maps names to the components of a direction, in units of the prior's standard deviations.
+        message: a sentence that says how the fit ended.
     """
 
     coefficients: C
@@ -81,10 +80,9 @@ class PosteriorFit(NamedTuple):
 
     Attributes:
         posterior: the posterior of the machine.
-        terms: the fit of the terms alone; not converged if the fit of terms and correction did not converge.
+        terms: the fit of the terms alone. `terms.converged` says whether this fit and the joint fit both converged.
         runs: the timed runs, `[n]`.
-        left_out_error: mean absolute relative error of each variant on folds that its correction did not see,
-            `[variants]`; NaN for variants without timings.
+        left_out_error: mean absolute relative error of each variant on left-out folds, `[variants]`; NaN if not timed.
     """
 
     posterior: LatencyPosterior
@@ -100,26 +98,25 @@ def fit_posterior(
     facts: Facts | None = None,
     min_timings: int = MIN_TIMINGS,
 ) -> PosteriorFit:
-    """Fit terms, correction and spread to timings, robustly, with log-normal priors.
+    """Fit a model's coefficients, correction and spread to timings, with log-normal priors and a robust loss.
 
-    `optax.lbfgs` first fits the terms, after the prior's correction is removed from the times. The fit minimises
-    `sum(w * huber(log(predicted / measured) / 0.05)) + sum((log(c / median) / log_sd)**2) / 2`
-    over the logarithms of the coefficients, from eight starts, and keeps the lowest minimum. From there, terms and
-    correction are fitted jointly, so a smooth factor does not distort the coefficients. The covariance comes from the
-    curvature of misfit and priors (Laplace's approximation). The spread covers 90 % of the errors on folds that the
-    correction did not see. The correlation between variants of one piece of work comes from the residuals of timings
-    with equal inputs.
+    1. The prior's correction is removed from the times.
+    2. `optax.lbfgs` fits the coefficients `c` from eight starting points and keeps the lowest minimum of
+       `sum(w * huber(log(predicted / measured) / 0.05)) + sum((log(c / median) / log_sd)**2) / 2`.
+    3. A joint fit of the coefficients and the correction starts there, if the model has features.
+    4. The curvature of the objective gives the covariance (Laplace's approximation). The spread covers 90 % of the
+       errors on folds that were left out. Residuals of timings with equal inputs give the variants' correlation.
 
     Args:
-        timings: timings of one model, one entry per workload, `[n]`.
-        prior: the prior of the coefficients and the correction; the model's own unless given.
-        weights: weights `[n]`. The weight 0 leaves an entry out and compiles nothing again.
-        facts: the machine's scheduling facts; the model's own unless given.
-        min_timings: the least number of timings with a positive weight. A `pooled_prior` needs few.
+        timings: timings of the model, one entry per workload, `[n]`.
+        prior: the prior of the coefficients and the correction; by default, the model's own.
+        weights: the weight of each timing, `[n]`. The weight 0 leaves a timing out without a new compilation.
+        facts: the machine's scheduling facts; by default, the model's own.
+        min_timings: the smallest accepted number of timings with a positive weight; a `pooled_prior` needs only a few.
 
     Raises:
-        ValueError: fewer than `min_timings` timings with a positive weight, timings of one workload only, or a time or
-            a number of the prior that is not positive and finite.
+        ValueError: fewer than `min_timings` timings have a positive weight, all timings are of a single workload, or a
+            time or a number of the prior is not positive and finite.
 
     Examples:
         >>> from rlxjax.models import FFT
@@ -143,14 +140,14 @@ def fit_posteriors(
     n_starts: int = STARTS,
     min_timings: int = MIN_TIMINGS,
 ) -> list[PosteriorFit]:
-    """Fit terms, correction and spread to the timings of each of many devices at once, like `fit_posterior`.
+    """Fit the posteriors of many devices at once, each as in `fit_posterior`.
 
-    Every column of `timings`, and `weights`, is `[devices, n]`; `stack_timings` makes such columns. Each fit has
-    `n_starts` starts. One start is usually enough with a prior from other devices. All other arguments are those of
-    `fit_posterior`.
+    The columns of `timings`, and `weights`, have the shape `[devices, n]`; `stack_timings` makes both. `n_starts` is
+    the number of starting points of each fit; 1 is usually enough with a prior from other devices. The other arguments
+    are the same as for `fit_posterior`.
 
     Raises:
-        ValueError: columns without these two axes, or timings that `fit_posterior` refuses.
+        ValueError: a column lacks the axis of devices, or `fit_posterior` would refuse the timings of a device.
 
     Examples:
         >>> from rlxjax.fit import stack_timings
@@ -196,9 +193,9 @@ def fit_terms(
     n_starts: int = 1,
     min_timings: int = MIN_TIMINGS,
 ) -> list[Any]:
-    """Fit only the terms to the timings of each of many devices, in a fraction of the time of `fit_posteriors`.
+    """Fit the terms alone for each of many devices, without corrections; much faster than `fit_posteriors`.
 
-    The result is a `FitResult` per device. Arguments and errors are those of `fit_posteriors`, without a correction.
+    The result is a `FitResult` for each device. The arguments and errors are the same as for `fit_posteriors`.
 
     Examples:
         >>> from rlxjax.models import FFT
@@ -217,21 +214,20 @@ def fit_terms(
 
 def _check_devices(timings: Timings) -> None:
     if len(shape := np.shape(timings.time_ns)) != 2 or not shape[0]:
-        raise ValueError(f"timings: expected columns [devices, n], got time_ns of shape {shape}")
+        raise ValueError(f"timings: expected columns of shape [devices, n], got time_ns of shape {shape}")
 
 
 def _checked(
     timings: Timings, prior: LatencyPrior | None, weights: Any, min_timings: int, facts: Facts | None
 ) -> tuple[LatencyPrior, np.ndarray, Facts]:
-    """Return the prior of the terms, the weights and the facts. The defaults are the model's own and weights of 1."""
+    """Check the arguments and fill in defaults; return the prior without correction, the weights and the facts."""
     prior = timings.model.prior if prior is None else prior
     for part in ("median", "log_sd"):
         for name, value in named(getattr(prior, part)).items():
             if np.ndim(value) or not (np.isfinite(value) and value > 0):
-                raise ValueError(f"prior.{part}.{name}: expected positive finite numbers, got {value}")
+                raise ValueError(f"prior.{part}.{name}: expected a positive finite number, got {value}")
     counted = np.ones(np.shape(timings.time_ns)) if weights is None else np.asarray(weights, np.float64)
     check_enough(timings, counted, min_timings)
-    # The terms have no correction.
     return prior._replace(correction=0.0), counted, dict(timings.model.facts if facts is None else facts)
 
 
@@ -240,14 +236,13 @@ def _of_device(tree: Any, place: int) -> Any:
 
 
 def _lowest(timings: Timings, counted: np.ndarray, prior: LatencyPrior, facts: Facts, n_starts: int) -> Minimum:
-    """Return the lowest minimum over the starts for each device's terms."""
-    # The first start is the medians. The other starts are the same random points in every call.
+    """Return each device's lowest minimum over all starting points."""
+    # The first point is the prior's medians. The other points are random, and the same in every call.
     starts = START_SHARE * np.random.default_rng(0).standard_normal((n_starts, len(jax.tree.leaves(prior.median))))
     starts = np.concatenate([np.zeros_like(starts[:1]), starts[:-1]])
     own, influences = jax.tree.map(lambda column: np.repeat(np.asarray(column), n_starts, 0), (timings, counted))
     ends = minimise(own, influences, prior, facts, np.tile(starts, (len(counted), 1)))
     losses = np.where(np.isfinite(ends.loss), ends.loss, np.inf).reshape(-1, n_starts)
-    # The first of the minima that differ only by rounding.
     chosen = np.argmax(losses <= losses.min(-1, keepdims=True) + LEAST_GAIN, -1)
     return jax.tree.map(operator.itemgetter(chosen + n_starts * np.arange(len(counted))), ends)
 
@@ -258,19 +253,19 @@ def _has_converged(minimum: Minimum) -> bool:
 
 
 def _terms(minimum: Minimum, weights: np.ndarray, prior: LatencyPrior[C]) -> FitResult[C]:
-    """Return the fit of a device's terms, its uncertainty, and its end."""
+    """Return the result for a device's minimum."""
     structure, names = jax.tree.structure(prior.median), coefficient_names(prior.median)
     prior_sd = np.array(jax.tree.leaves(prior.log_sd), np.float64)
     scale = prior_sd[:, None] * prior_sd
-    # In units of the prior, the posterior's precision is 1 + s**2 along each singular vector.
+    # In units of the prior, the posterior's precision is `1 + squares` along the directions.
     squares = minimum.squares if np.isfinite(minimum.squares).all() else np.zeros_like(scale)
     squares, directions = np.linalg.eigh(squares * scale)
     squares = np.maximum(squares, 0.0)
-    # The standard deviation of normal residuals with this weighted median of sizes.
+    # 1.4826 times the median absolute value of normal residuals is their standard deviation.
     size = np.abs(minimum.residuals)
     below = np.cumsum(weights[order := np.argsort(size)])
     noise_sd = 1.4826 * size[order[np.argmax(below >= below[-1] / 2)]]
-    # With few residuals the prior of the noise counts more. Residuals that parameters absorb do not count.
+    # The fewer the residuals, the more the noise's prior counts. The coefficients use up `absorbed` degrees of freedom.
     seen, absorbed = weights.sum(), np.sum(squares / (1.0 + squares))
     likely = seen * noise_sd**2 + PRIOR_RESIDUALS * RELATIVE_SD**2
     likely = max(np.sqrt(likely / (max(seen - absorbed, 0.0) + PRIOR_RESIDUALS)), LEAST_NOISE_SD)
@@ -279,14 +274,14 @@ def _terms(minimum: Minimum, weights: np.ndarray, prior: LatencyPrior[C]) -> Fit
     log_sd = prior_sd * np.sqrt(np.diagonal(left))
     inseparable = []
     for direction in directions.T[squares < 1.0]:
-        # The coefficients that make up nine tenths of a direction, the largest first.
+        # The largest components, until their squares make up nine tenths of the direction.
         order = np.argsort(-(direction**2), kind="stable")
         largest = order[: int(np.searchsorted(np.cumsum(direction[order] ** 2), 0.9)) + 1]
         inseparable.append({names[index]: round(float(direction[index]), 3) for index in largest})
     converged, count = _has_converged(minimum), int(np.sum(weights > 0))
     message = (
         f"The fit of {count} timings {'converged' if converged else 'did not converge'} in {minimum.steps} steps "
-        f"(loss {minimum.loss:.4g}, and the next step promises {minimum.expected_decrease:.2g} less)."
+        f"(loss {minimum.loss:.4g}, expected decrease in the next step {minimum.expected_decrease:.2g})."
     )
     fitted, sds = (structure.unflatten(own.tolist()) for own in (np.exp(minimum.logs), log_sd))
     end = float(minimum.loss), float(minimum.expected_decrease), int(minimum.steps), converged, float(noise_sd)
@@ -295,8 +290,8 @@ def _terms(minimum: Minimum, weights: np.ndarray, prior: LatencyPrior[C]) -> Fit
 
 
 def is_measured(log_sd: RealLike, prior_sd: RealLike) -> Bool[np.ndarray, "*batch"]:
-    """Return whether measurements determine coefficients, from the log standard deviations after and before them."""
-    # A coefficient that only a micro-benchmark measured equals the bound up to rounding.
+    """Return whether timings determined coefficients, from their log standard deviations after and before the fit."""
+    # If only a micro-benchmark measured a coefficient, `log_sd` equals the bound up to rounding.
     log_sd, prior_sd = np.asarray(log_sd), np.asarray(prior_sd)
     taken = (log_sd / prior_sd) ** 2 <= 1.0 - MEASURED_SHARE
     return np.asarray((log_sd <= MEASURED_LOG_SD * (1.0 + ROUNDING)) & taken)
@@ -305,7 +300,7 @@ def is_measured(log_sd: RealLike, prior_sd: RealLike) -> Bool[np.ndarray, "*batc
 def _posterior(
     before: LatencyPosterior, minimum: Minimum, runs: Runs, features: np.ndarray, counted: np.ndarray
 ) -> tuple[LatencyPosterior, np.ndarray]:
-    """Return one device's posterior, and the left-out errors of its variants."""
+    """Return a device's posterior, and the left-out error of each variant."""
     shape, variant, knee = np.shape(before.weights), np.asarray(runs.variant), HUBER_DELTA * RELATIVE_SD
     weights = CORRECTION_SD * minimum.z[len(minimum.logs) :].reshape(shape)
     left = correction_log_factor(features, weights, variant) - minimum.residuals
@@ -335,23 +330,23 @@ def _posterior(
 
 
 def pooled_prior(fits: Sequence[FitResult[C] | LatencyPosterior], prior: LatencyPrior[C]) -> LatencyPrior[C]:
-    """Return the log-normal prior of a new device's coefficients from the fits of several devices.
+    """Return the log-normal prior for a new device's coefficients, from the fits of several devices.
 
-    `m_d` and `v_d` are the mean and variance of a coefficient's logarithm after the fit of device d. `m_0` and `v_0`
-    are those of the given prior, which counts as one more device. Then
+    `m_d` and `v_d` are the mean and variance of a coefficient's logarithm after the fit of device d, from 1 to D. The
+    given prior counts as one more device, with mean `m_0` and variance `v_0`. The pooled prior of the logarithm has
 
         mean = sum(m_d) / (D + 1),   variance = sum((m_d - mean)**2 + v_d) / (D + 1),   d from 0 to D.
 
-    This is one step of expectation and maximisation towards the likeliest mean and variance over devices. For another
-    step, fit the devices again with the result and pool with the first prior. The variance is at least `v_0 / (D + 1)`.
-    Fits that did not converge are left out. Posteriors also pool their corrections, as in `transferred_prior`.
+    This is one step of expectation-maximisation towards the most likely mean and variance over devices. For another
+    step, fit the devices again with the pooled prior, and pool the new fits with the original `prior`. Fits that did
+    not converge are left out. If you give posteriors, their corrections are pooled as in `transferred_prior`.
 
     Args:
         fits: fits of the terms, or posteriors, one per device.
-        prior: the prior without these devices, for example the model's own.
+        prior: the prior that does not know these devices, for example the model's own.
 
     Raises:
-        ValueError: no fit that converged.
+        ValueError: no fit converged.
 
     References:
         A. Gelman et al., Bayesian Data Analysis, 3rd edition, 2013, chapter 5 and section 13.6.
@@ -365,9 +360,6 @@ def pooled_prior(fits: Sequence[FitResult[C] | LatencyPosterior], prior: Latency
         >>> fits = [fit_posterior(timings(call_ns)).terms for call_ns in (1e6, 2e6, 3e6)]
         >>> pooled = pooled_prior(fits, FFT.prior)
         >>> bool(6e4 < pooled.median.call_ns < 3e6)
-        True
-        >>> few = jax.tree.map(lambda column: column[:3], timings(4e6))
-        >>> bool(abs(fit_posterior(few, pooled, min_timings=3).posterior.coefficients.call_ns / 4e6 - 1) < 0.1)
         True
     """
     posteriors = [one for one in fits if isinstance(one, LatencyPosterior)]

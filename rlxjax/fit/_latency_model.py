@@ -20,9 +20,9 @@ from ._lists import as_lists, batch_shape, places_of
 
 C = TypeVar("C")
 
-#: With a log-sd of 2, timings can change a coefficient by a factor of 50.
+#: The log standard deviation of a wide prior: timings can change a coefficient by a factor of 50.
 WIDE_LOG_SD = 2.0
-#: The units of coefficients by the endings of their names.
+#: The unit of a coefficient by the ending of its name.
 UNIT_ENDINGS = {"bytes_per_ns": "bytes/ns", "flop_per_ns": "FLOP/ns", "steps_per_ns": "steps/ns"}
 UNIT_ENDINGS |= {"_ns": "ns", "_bytes": "bytes", "_rows": "rows"}
 
@@ -38,7 +38,7 @@ def unit_of(name: str) -> str:
 
 
 def coefficient_names(coefficients: Any) -> list[str]:
-    """Return the names of coefficients in the order of their leaves: fields of a dataclass, or keys of a dict.
+    """Return the names of coefficients in the order of their leaves; a name is a dataclass's field or a dict's key.
 
     Examples:
         >>> coefficient_names({"b_ns": 1.0, "a_ns": 2.0})
@@ -49,24 +49,23 @@ def coefficient_names(coefficients: Any) -> list[str]:
 
 
 def named(coefficients: Any) -> Mapping[str, Any]:
-    """Return coefficients by name."""
+    """Return a dict from the name to the value of each coefficient."""
     return dict(zip(coefficient_names(coefficients), jax.tree.leaves(coefficients), strict=True))
 
 
 def vector(coefficients: Any) -> Float[Array, "c"]:
-    """Return coefficients as one vector, in the order of their names."""
+    """Return coefficients as a vector, in the order of `coefficient_names`."""
     return jnp.stack([jnp.asarray(leaf, jnp.result_type(float)) for leaf in jax.tree.leaves(coefficients)])
 
 
 @by_value
 class LatencyPrior(NamedTuple, Generic[C]):
-    """The belief before timings: a log-normal prior of every coefficient, and the prior mean of the correction.
+    """The prior of a model: log-normal for each coefficient, with a mean for the correction (see `features`).
 
     Attributes:
-        median: the medians of the coefficients: a dictionary or dataclass of floats.
-        log_sd: standard deviation of each coefficient's logarithm, in the same structure.
-        correction: prior mean of the correction's weights, `[variants, features]`, or 0 for no correction. A fit of
-            the terms alone ignores the correction.
+        median: the median of each coefficient: a dictionary or dataclass of floats.
+        log_sd: the standard deviation of each coefficient's logarithm, in the same structure.
+        correction: prior mean of the correction's weights, `[variants, features]`; 0 means no correction.
     """
 
     median: C
@@ -75,11 +74,11 @@ class LatencyPrior(NamedTuple, Generic[C]):
 
 
 def wide_prior(median: C, **narrower: float) -> LatencyPrior[C]:
-    """Return a prior that knows only each coefficient's order of magnitude.
+    """Return a prior that knows only the order of magnitude of each coefficient.
 
     Args:
-        median: the medians of the coefficients.
-        **narrower: the log standard deviations of some coefficients, by name.
+        median: the median of each coefficient.
+        **narrower: the log standard deviation of each coefficient whose prior is narrower, by name.
 
     Examples:
         >>> wide_prior({"call_ns": 1e4, "bytes_per_ns": 10.0}, call_ns=0.5).log_sd
@@ -90,22 +89,22 @@ def wide_prior(median: C, **narrower: float) -> LatencyPrior[C]:
     return LatencyPrior(median, jax.tree.structure(median).unflatten(sds))
 
 
-#: How a machine schedules programs: numbers, or lists of numbers, by name.
+#: A mapping from names to numbers, or lists of numbers, that describe how a machine schedules programs.
 Facts = Mapping[str, Any]
 NO_FACTS: Facts = FrozenDict()
 
 
 class Input(NamedTuple):
-    """One size of a piece of work.
+    """A size of a piece of work, and its allowed values.
 
     Attributes:
-        unit: the unit of the size, in the plural: "rows".
-        least: the least allowed value.
-        step: values are multiples of this step: 1 for whole numbers, 0 for any real number.
-        most: the largest value in a search for a crossover.
-        default: the value if a caller gives no value. A caller must give an input without a default.
-        is_list: whether a run has a list of sizes, padded with zeros; the column is then `[*batch, entries]`. `least`
-            and `step` hold for each nonzero entry. The default 0 is an empty list.
+        unit: the unit of the size, in the plural, such as "rows".
+        least: the smallest allowed value.
+        step: allowed values are multiples of this number: 1 for whole numbers, 0 for any real number.
+        most: the largest value that a search for a crossover tries.
+        default: the value if a caller gives none; None if a caller must give a value.
+        is_list: whether each run has a list of sizes, padded with zeros; the column is then `[*batch, entries]`.
+            `least` and `step` apply to each nonzero entry. The default 0 means an empty list.
     """
 
     unit: str
@@ -117,11 +116,11 @@ class Input(NamedTuple):
 
 
 class StrategySpec(NamedTuple):
-    """A strategy for a piece of work, under the name that a user sees.
+    """A named strategy for a piece of work.
 
     Attributes:
-        variants: the variants that the strategy may run; the cheapest variant runs.
-        fixed: inputs that the strategy's name implies. A pick considers only strategies without such inputs.
+        variants: the variants that the strategy may run. The variant with the shortest predicted time runs.
+        fixed: the inputs whose values the strategy's name implies. `pick` ignores a strategy with such inputs.
     """
 
     variants: tuple[str, ...]
@@ -129,18 +128,18 @@ class StrategySpec(NamedTuple):
 
 
 class LatencyModel(Protocol):
-    """A model of the time of one kind of work. Derive from this class; methods with a body have usable defaults.
+    """A model of the time of one kind of work. Derive your model from this class; most methods have defaults.
 
-    A model is immutable and hashable, and holds no numbers of any machine. Fits find the coefficients, and the
-    calibration file gives the machine's scheduling `facts`.
+    A model is immutable and hashable, and holds no number of any machine. A fit finds the coefficients, and the
+    calibration file gives the `facts`, which describe how the machine schedules programs.
 
     Attributes:
         name: the name of the model in a calibration file.
         version: the version of the formula. Increase the version when the formula changes.
-        inputs: the sizes of a piece of work by name. Crossovers are searched along the first input.
-        variants: names of the programs that can be timed, normally alternatives for one piece of work.
-        is_choice: whether the variants are such alternatives, so that a pick may choose; else each does its own work.
-        prior: median and log standard deviation of every coefficient. The names end in units.
+        inputs: the sizes of a piece of work by name. A search for a crossover varies the first input.
+        variants: names of the programs that can be timed.
+        is_choice: whether the variants are alternatives for the same work, so that `pick` may choose among them.
+        prior: median and log standard deviation of every coefficient. Each coefficient's name ends in its unit.
 
     Examples:
         >>> from rlxjax.fit import wide_prior
@@ -168,77 +167,74 @@ class LatencyModel(Protocol):
         ...
 
     def terms_ns(self, coefficients: Any, runs: "Runs", facts: Facts) -> Mapping[str, RealLike]:
-        """Return the terms of the runs' times in ns, by name; their sum `[*batch]` is the prediction.
+        """Return the terms of the time of each run in ns, by name. The sum of the terms, `[*batch]`, is the prediction.
 
-        JAX traces this method. Each row depends only on its own inputs. Terms are positive and smooth in the
-        coefficients, and have any shape that broadcasts to the sum's.
+        JAX traces this method. A run's terms depend only on the run's inputs. Terms are positive and smooth in the
+        coefficients. Each term has a shape that broadcasts to `[*batch]`.
 
         Args:
-            coefficients: the type of `prior.median`; numbers, or also `[*batch]` for a model without lists.
+            coefficients: the structure of `prior.median`, with scalars, or arrays `[*batch]` if no input is a list.
             runs: runs of this model.
             facts: the machine's scheduling facts.
         """
         ...
 
     def time_ns(self, coefficients: Any, runs: "Runs", facts: Facts) -> RealLike:
-        """Return the sum of the terms in ns, `[*batch]`; override this method with code that compiles faster."""
+        """Return the sum of the terms in ns, `[*batch]`. You may override this method to speed up compilation."""
         return functools.reduce(jnp.add, map(jnp.asarray, self.terms_ns(coefficients, runs, facts).values()))
 
     @property
     def strategies(self) -> Mapping[str, StrategySpec]:
-        """The strategies by the names that users see. Each variant is its own strategy by default."""
+        """The strategies by name. By default, each variant is a strategy."""
         return {name: StrategySpec((name,)) for name in self.variants}
 
     @property
     def facts(self) -> Facts:
-        """The facts for a calibration without its own facts."""
+        """The facts for a calibration that has no facts."""
         return NO_FACTS
 
     def same_result(self, runs: "Runs", facts: Facts) -> Bool[Array | np.ndarray, "*batch variants"]:
-        """Return which variants give the requested result, so that a pick may choose among these variants."""
+        """Return whether each variant gives the requested result. `pick` chooses only among these variants."""
         return np.ones((*runs.shape, len(self.variants)), bool)
 
     def impossible(self, facts: Facts) -> Sequence[str]:
-        """Return the variants that can do no work of any size; none by default."""
+        """Return the variants that cannot run at any size; none by default."""
         return ()
 
     def features(self, runs: "Runs", facts: Facts) -> Float[Array | np.ndarray, "*batch features"]:
-        """Return the features of a variant's small correction; none by default."""
+        """Return the features of the correction, a small smooth factor on a variant's time; none by default."""
         return np.zeros((*runs.shape, 0))
 
     def scatter(self, runs: "Runs", facts: Facts) -> RealLike:
-        """Return the factor of each run's spread within its variant, `[*batch]`; 1 by default."""
+        """Return the factor that multiplies the variant's spread for each run, `[*batch]`; 1 by default."""
         return 1.0
 
     def own_log_sd(self, coefficients: Any, runs: "Runs", facts: Facts) -> RealLike:
-        """Return the log standard deviation of a run's time that the model knows in advance, `[*batch]`.
-
-        This uncertainty belongs to no coefficient and adds to the fitted spread; 0 by default.
-        """
+        """Return each run's log standard deviation beyond the fitted spread, `[*batch]`; 0 by default."""
         return 0.0
 
     def folds(self, runs: "Runs") -> Sequence[np.ndarray]:
-        """Return columns `[n]`. Validation leaves out runs with equal values of a column together."""
+        """Return columns `[n]`. A validation fold leaves out all runs with the same value of a column."""
         columns = map(np.asarray, runs.inputs.values())
         return [column if column.ndim < 2 else places_of(column) for column in columns]
 
     def check(self, values: Mapping[str, Any]) -> None:
-        """Refuse combinations of concrete sizes that no run can have; refuses nothing by default."""
+        """Raise a ValueError for a combination of concrete sizes that no run can have; by default, raise nothing."""
 
     def extents(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """Return the quantities that a domain bounds, `[*batch]` by name: by default, inputs and products of two.
+        """Return the quantities whose range is the domain of a calibration, as pairs of name and value `[*batch]`.
 
-        A list counts as its sum.
+        By default, these are the inputs and the products of two inputs. A list counts as the sum of its entries.
         """
         sizes = {name: value.sum(-1) if self.inputs[name].is_list else value for name, value in values.items()}
         pairs = [(f"{one}*{other}", sizes[one] * sizes[other]) for one, other in combinations(sizes, 2)]
         return [*sizes.items(), *pairs]
 
     def grid(self) -> "Runs":
-        """Return the runs that a calibrate job may time, `[n]`: by default, every variant at a few sizes."""
+        """Return the runs that `rlxjax calibrate` may time, `[n]`; by default, every variant at a few sizes."""
         sizes = {}
         for name, entry in self.inputs.items():
-            # Sizes grow by factors of 4, up to 65,536 times the least size or to the most.
+            # Sizes grow by factors of 4, up to `most` or to 65,536 times the smallest size.
             step, spaced = max(entry.step, 1), max(entry.least, 1.0) * 4.0 ** np.arange(9)
             spaced = step * np.ceil(spaced[spaced <= entry.most] / step)
             sizes[name] = spaced if entry.default is None else [float(entry.default)]
@@ -252,12 +248,12 @@ class LatencyModel(Protocol):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Runs:
-    """Runs of a model. Every column is a scalar or `[*batch]`; the column of a list is `[*batch, entries]`.
+    """Runs of a model as columns: scalars or `[*batch]`, or `[*batch, entries]` for an input that is a list.
 
     Attributes:
         model: the model of the runs.
         variant: indices into `model.variants`.
-        inputs: the sizes by name, floats.
+        inputs: the sizes by name, as floats.
     """
 
     model: LatencyModel = dataclasses.field(metadata={"static": True})
@@ -266,13 +262,13 @@ class Runs:
 
     @classmethod
     def checked(cls, model: LatencyModel, variant: str | Sequence[Any] | Code, **inputs: Columns) -> "Runs":
-        """Build runs from names or indices of variants and from the sizes of the work.
+        """Build runs from the names or indices of variants, and from sizes by name.
 
-        The lists of different runs may differ in length: zeros pad all lists to one length.
+        Lists of different runs may differ in length: zeros pad all lists to the same length.
 
         Raises:
-            ValueError: an unknown variant or input, a missing input, an impossible size, shapes that do not
-                broadcast, or lists of one run with different lengths.
+            ValueError: a variant or input is unknown, an input is missing, a size is impossible, shapes do not
+                broadcast, or the lists of a run differ in length.
 
         Examples:
             >>> from rlxjax.models import FFT
@@ -294,13 +290,13 @@ class Runs:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """The shape to which the columns broadcast, without the axis of lists."""
+        """The shape to which the columns broadcast, without the axis of a list's entries."""
         shapes = (batch_shape(self.model.inputs[name], column) for name, column in self.inputs.items())
         return broadcast_shape(np.shape(self.variant), *shapes)
 
     def hull(self) -> dict[str, tuple[float, float]]:
-        """Return the smallest and the largest value of each of the model's `extents`: the domain of these runs."""
-        # The names have the model's order, which a pytree of a dictionary does not keep.
+        """Return the domain of these runs: the smallest and the largest value of each of the model's `extents`."""
+        # JAX sorts the keys of a dictionary, so the model's order is restored.
         sizes = {name: np.asarray(self.inputs[name], float) for name in self.model.inputs}
         return {name: (float(np.min(value)), float(np.max(value))) for name, value in self.model.extents(sizes)}
 
@@ -309,12 +305,7 @@ class Runs:
         return self.of_shape(self.shape, jnp)
 
     def of_shape(self, shape: tuple[Any, ...], xp: Any = np) -> "Runs":
-        """Return the same runs with every column broadcast to a shape; lists become `[*shape, entries]`.
-
-        Args:
-            shape: the shape of all columns.
-            xp: the array module of the columns: NumPy unless given, or `jax.numpy`.
-        """
+        """Return the same runs with columns of this shape (lists: `[*shape, entries]`) as arrays of the module `xp`."""
 
         def column(value: Any, is_list: bool = False) -> Any:
             value = xp.asarray(value)
@@ -325,7 +316,7 @@ class Runs:
 
 
 def variant_codes(model: LatencyModel, variant: str | Sequence[Any] | Code, name: str = "variant") -> Code:
-    """Return the indices of variants in `model.variants`, given as names or as indices."""
+    """Return the indices in `model.variants` of variants given as names or as indices."""
     if is_traced(variant):
         return variant  # pyright: ignore[reportReturnType]
     array, known = np.asarray(variant), list(model.variants)
@@ -338,12 +329,12 @@ def variant_codes(model: LatencyModel, variant: str | Sequence[Any] | Code, name
         return int(codes) if codes.ndim == 0 else codes
     if array.dtype.kind not in "iu" or (array.size and not 0 <= array.min() <= array.max() < len(known)):
         raise ValueError(f"{name}: expected names, or indices from 0 to {len(known) - 1}, got {variant}")
-    # A list would be a pytree of its numbers.
+    # JAX would treat a list as a pytree of numbers, so a list becomes an array.
     return int(array) if array.ndim == 0 else array.astype(np.int32)
 
 
 def check_size(value: Columns, name: str, entry: Input, step: int) -> None:
-    """Check one size of runs, unless the size is traced."""
+    """Check an input of runs, unless its value is traced."""
     if is_traced(value):
         return
     if entry.is_list:  # padded with zeros
@@ -358,22 +349,22 @@ def check_size(value: Columns, name: str, entry: Input, step: int) -> None:
 
 
 def check_timed_size(value: Columns, name: str, entry: Input) -> None:
-    """Check one size of timed runs: sizes are positive unless the default is 0."""
+    """Check an input of timed runs, whose values are positive unless the input's default is 0."""
     if entry.default != 0.0 and entry.least <= 0.0 and not entry.is_list:
         check_positive(value, name, "size")
     check_size(value, name, entry, entry.step)
 
 
 def alternatives_of(model: LatencyModel) -> dict[str, StrategySpec]:
-    """Return the strategies for a pick: strategies without implied inputs, if the model's variants are a choice."""
+    """Return the strategies that `pick` may choose, which have no `fixed` inputs; empty if `is_choice` is False."""
     return {name: strategy for name, strategy in model.strategies.items() if model.is_choice and not strategy.fixed}
 
 
 def strategy_of(model: LatencyModel, name: str) -> StrategySpec:
-    """Return a strategy by its name, in lower or upper case.
+    """Return the strategy with a name, in lower or upper case.
 
     Raises:
-        ValueError: a name that the model does not know.
+        ValueError: the model has no strategy of this name.
     """
     wanted = str(name).strip().lower().replace("-", "_")
     if wanted not in model.strategies:
@@ -384,10 +375,10 @@ def strategy_of(model: LatencyModel, name: str) -> StrategySpec:
 def all_inputs(
     model: LatencyModel, strategy: str, given: Sequence[Columns], named: Mapping[str, Columns | None]
 ) -> dict[str, Columns]:
-    """Return every input of a strategy's run: given by position or name, implied by the strategy, or the default.
+    """Return the value of each input by name: the given value, the strategy's `fixed` value, or the default.
 
     Raises:
-        ValueError: an input that is unknown, missing, given twice, or different from the strategy's implied value.
+        ValueError: an input is unknown, missing, given twice, or differs from the strategy's `fixed` value.
     """
     fixed, names = strategy_of(model, strategy).fixed, list(model.inputs)
     if len(given) > len(names):
@@ -397,13 +388,13 @@ def all_inputs(
         if name not in names:
             raise ValueError(f"{name}: not an input of {model.name}, which has {', '.join(names)}")
         if name in values:
-            raise ValueError(f"{name}: given twice")
+            raise ValueError(f"{name}: given twice, by position and by name")
         if value is not None:
             values[name] = value
     for name, value in fixed.items():
         own = values.setdefault(name, value)
         if not is_traced(own) and np.any(np.asarray(own) != value):
-            raise ValueError(f"{name}: {strategy!r} has {value:g}, got {own}")
+            raise ValueError(f"{name}: the strategy {strategy!r} implies {value:g}, got {own}")
     for name, entry in model.inputs.items():
         if name not in values:
             if entry.default is None:

@@ -1,7 +1,7 @@
-"""Inputs with a list for each run, one entry per part of the work: columns `[*batch, entries]`, padded with zeros.
+"""Inputs with a list of sizes for each run: columns `[*batch, entries]`, padded with zeros.
 
-Entry i of all lists of a run describes one part of its work. All lists are padded to one power of two, so that other
-lengths seldom compile a program again. An entry of zeros is no work.
+Entry i of each list of a run describes part i of the work; a zero means no work. All lists are padded to
+the same power of two, so that a new length seldom compiles a program again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from rlxjax._numerics import namespace_of
 
 
 def batch_shape(entry: Any, column: Any) -> tuple[Any, ...]:
-    """Return the batch shape of an input's column: numbers `[*batch]`, or lists `[*batch, entries]` without entries.
+    """Return the shape `[*batch]` of an input's column: the column's shape, without the axis of a list's entries.
 
     Examples:
         >>> from rlxjax.fit import Input
@@ -27,15 +27,15 @@ def batch_shape(entry: Any, column: Any) -> tuple[Any, ...]:
 
 
 def as_lists(entries: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of inputs with lists as arrays `[*batch, entries]` of one length; numbers stay as they are.
+    """Return inputs by name, with all lists as arrays `[*batch, entries]` of the same length.
 
     Args:
-        entries: the inputs of a model.
-        values: the values of some inputs. A list is an array `[*batch, entries]`, the numbers of one run, or lists of
-            several runs, which may differ in length. A single zero is an empty list.
+        entries: the inputs of a model by name.
+        values: the values of some inputs by name; numbers stay unchanged. Give lists as an array `[*batch, entries]`,
+            as the numbers of a single run, or as a list for each run, of any length. A single zero is an empty list.
 
     Raises:
-        ValueError: lists of one run with different lengths, or a value that is no list of numbers.
+        ValueError: the lists of a run differ in length, or a value is not a list of numbers.
 
     Examples:
         >>> from rlxjax.fit import Input
@@ -55,12 +55,12 @@ def as_lists(entries: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
 
 
 def _list(name: str, value: Any) -> tuple[Any, Any]:
-    """Return lists as an array `[*batch, entries]`, and the number of entries of each."""
+    """Return lists as an array `[*batch, entries]`, and the number of entries in each list."""
     given = value
     if not isinstance(value, jax.Array):
         try:
             value = np.asarray(given)
-        except ValueError:  # of different lengths
+        except ValueError:  # the lists differ in length
             value = np.asarray(given, object)
     if value.dtype == object:
         try:
@@ -78,36 +78,36 @@ def _list(name: str, value: Any) -> tuple[Any, Any]:
 
 
 def unequal_lists(lengths: Mapping[str, np.ndarray]) -> dict[tuple[int, ...], str]:
-    """Return the reason for each run whose lists are neither empty nor of one length, by the run's index."""
+    """Return an error message for each run whose nonempty lists differ in length, by the run's index."""
     each = np.stack(np.broadcast_arrays(*lengths.values()), -1)
     wrong = np.argwhere(((each > 0) & (each != each.max(-1, keepdims=True))).any(-1)).tolist()
     said = {place: zip(lengths, each[place].tolist(), strict=True) for place in map(tuple, wrong)}
     return {
-        place: f"expected lists of one length, got {' and '.join(f'{name} of {own}' for name, own in of)}"
+        place: f"expected lists of the same length, got {' and '.join(f'{name} of length {own}' for name, own in of)}"
         for place, of in said.items()
     }
 
 
 def stacked_lists(entries: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return lists `[n, width]` from the concatenated entries and the number of entries of each list, `[n]`."""
+    """Return lists as rows padded with zeros, `[n, width]`, from all entries in order and each list's length, `[n]`."""
     rows = np.zeros((len(lengths), width(int(lengths.max(initial=1)))), entries.dtype)
     rows[np.arange(rows.shape[1]) < lengths[:, None]] = entries
     return rows
 
 
 def width(count: int) -> int:
-    """Return the padded length of a list: the next power of two of its number of entries."""
+    """Return the padded length of a list with this number of entries: the next power of two."""
     return 1 << (count - 1).bit_length()
 
 
 def widened_lists(column: Any, most: int) -> Any:
-    """Return a column whose last axis is padded with zeros to a length."""
+    """Return a column with the last axis padded with zeros to the length `most`."""
     more = most - np.shape(column)[-1]
     return namespace_of(column).pad(column, [(0, 0)] * (np.ndim(column) - 1) + [(0, more)]) if more else column
 
 
 def columns_of(entries: Mapping[str, Any], names: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the columns of inputs by name from a mapping of sizes per run; a missing size is NaN."""
+    """Return the column of each named input from rows, which give the sizes of a run by name; a missing size is NaN."""
     columns = {name: [row.get(name, np.nan) for row in rows] for name in names}
     lists = [name for name in columns if name in entries and entries[name].is_list]
     numbers = {name: np.array(column, float) for name, column in columns.items() if name not in lists}
@@ -116,13 +116,13 @@ def columns_of(entries: Mapping[str, Any], names: Iterable[str], rows: Sequence[
 
 
 def places_of(column: Any) -> np.ndarray:
-    """Return the index of each number or list of a column among its distinct values, `[n]`."""
+    """Return, for each number or list in a column, its index among the column's distinct values, `[n]`."""
     column = np.asarray(column)
     return np.unique(column, axis=0 if column.ndim > 1 else None, return_inverse=True)[1].reshape(-1)
 
 
 def size_text(value: Any) -> str:
-    """Return a size as text: a number, or the entries of a list without padding.
+    """Return a size as text; the text of a list omits the padding.
 
     Examples:
         >>> size_text(256.0), size_text([8.0, 2.5, 0.0, 0.0])

@@ -1,8 +1,7 @@
 """Maximise a robust posterior over the coefficients' logarithms and the correction's weights with optax's L-BFGS.
 
-Many fits run at once, in chunks on threads: fits of many devices, or of one device from many starts. L-BFGS runs in
-rounds of few steps. The prior whitens the unknowns of the first round. The posterior's curvature at the end of a round
-whitens the unknowns of the next round, so the curvature is close to 1 along every direction.
+Many fits run at once, in chunks on threads. L-BFGS runs in short rounds. The posterior's curvature at the end of a
+round whitens the unknowns of the next round, so the curvature stays close to 1 along every direction.
 """
 
 import contextlib
@@ -26,35 +25,32 @@ from ._timings import Timings
 
 #: The expected standard deviation of residuals; the loss is linear beyond `HUBER_DELTA` standard deviations.
 RELATIVE_SD, HUBER_DELTA = 0.05, 2.0
-#: The most steps of a round, and the most rounds.
+#: The largest number of steps in a round, and of rounds.
 ROUND_STEPS, MAX_ROUNDS = 20, 30
-#: A fit ends if the next step promises to lower the objective by at most the first number, in nats, or if a round
-#: lowers the objective by at most the second number's share, which is rounding.
+#: A fit ends if the expected decrease of the objective in the next step is at most `LEAST_PROMISE`, in nats, or if a
+#: round lowers the objective by at most the share `LEAST_GAIN_SHARE`, which is rounding.
 LEAST_PROMISE, LEAST_GAIN_SHARE = 1e-5, 1e-7
-#: The most fits in one program. With fewer fits, the program has the next power of two of a processor's share.
+#: The largest number of fits in a compiled program.
 CHUNK_FITS = 8
 
-#: A step of 1 is tried first: the unknowns are whitened.
+#: The line search starts with a step of 1, because the unknowns are whitened.
 _solver = optax.lbfgs(
     memory_size=10, linesearch=optax.scale_by_zoom_linesearch(max_linesearch_steps=20, initial_guess_strategy="one")
 )
 
 
 class Minimum(NamedTuple):
-    """The minima of the objectives, `[fits, ...]`. Unknowns `[u]` are the coefficients' logarithms, then weights."""
+    """The end of each fit, `[fits, ...]`. The unknowns `[u]` are the coefficients' logarithms, then the weights."""
 
-    #: The distance of the unknowns from the prior medians, in standard deviations of the prior, `[u]`.
-    z: Any
-    logs: Any
+    z: Any  # distance of the unknowns from the prior's medians, in standard deviations of the prior, `[u]`
+    logs: Any  # logarithms of the coefficients
     loss: Any
     expected_decrease: Any
     steps: Any
     gradient: Any
-    #: Curvature of the misfit by the unknowns with noise `RELATIVE_SD`, `[u, u]`.
-    squares: Any
-    #: `log(predicted / measured)`, `[n]`, and its derivatives, `[n, u]`.
-    residuals: Any
-    jacobian: Any
+    squares: Any  # Gauss-Newton curvature of the misfit in the unknowns, for noise of `RELATIVE_SD`, `[u, u]`
+    residuals: Any  # `log(predicted / measured)`, `[n]`
+    jacobian: Any  # derivatives of the residuals, `[n, u]`
 
 
 def minimise(
@@ -65,16 +61,15 @@ def minimise(
     z: Float[np.ndarray, "fits u"],
     features: Float[np.ndarray, "fits n features"] | None = None,
 ) -> Minimum:
-    """Return the minima of `sum(w * huber(log(predicted / measured) / 0.05)) + sum(z**2) / 2`, from `z`."""
-    # The unknowns are `z = log(coefficients / median) / log_sd`, then the correction's `weights / CORRECTION_SD`.
-    # Without features, only the terms are fitted. J. Nocedal, S. Wright, Numerical Optimization, 2nd edition, 2006,
-    # 3.5 and 7.2.
+    """Return minima of `sum(w * huber(log(predicted / measured) / 0.05)) + sum(z**2) / 2`, starting from `z`."""
+    # `z` holds `log(coefficients / median) / log_sd`, then the correction's `weights / CORRECTION_SD`, if there are
+    # features. J. Nocedal, S. Wright, Numerical Optimization, 2nd edition, 2006, 3.5 and 7.2.
     fits, log_sds = len(z), np.array(jax.tree.leaves(prior.log_sd), np.float64)
     sds = np.concatenate([log_sds, np.full(z.shape[-1] - len(log_sds), CORRECTION_SD)])
     features = np.zeros((*weights.shape, 0)) if features is None else features
     priors = jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(leaf, np.float64), fits), prior)
     columns = (timings, weights, priors, features)
-    # The chunk size stays the same while fits end, so the program is compiled once.
+    # The chunk size stays the same after some fits have ended, so the program is compiled once.
     share = -(-fits // worker_count())
     chunk = min(CHUNK_FITS, 1 << (share - 1).bit_length())
     none = np.zeros(fits)
@@ -98,7 +93,7 @@ def minimise(
 
 
 def _whitening(squares: Float[np.ndarray, "fits u u"], sds: Float[np.ndarray, "u"]) -> Float[np.ndarray, "fits u u"]:
-    """Return `R`: `R @ R.T` is the inverse of the posterior's curvature in units of the prior's deviations."""
+    """Return `R` with `R @ R.T` the inverse of the posterior's curvature in `z`."""
     own = squares * sds[:, None] * sds
     finite = np.where(np.isfinite(own).all((-2, -1), keepdims=True), own, 0.0)
     lower = np.linalg.cholesky(np.eye(len(sds)) + finite)
@@ -107,7 +102,7 @@ def _whitening(squares: Float[np.ndarray, "fits u u"], sds: Float[np.ndarray, "u
 
 @jax.jit
 def _round(z, steps, roots, loss, gradient, timings, weights, priors, features, most_steps, facts: Facts) -> Minimum:
-    """Return the end of a round of at most `most_steps` steps for each fit; a round moves `u` in `z + root @ u`."""
+    """Return each fit after at most `most_steps` steps in the whitened unknowns `u` (`z` moves by `root @ u`)."""
 
     def of_one(z, steps, root, loss, gradient, timings, weights, prior, features) -> Minimum:
         @jax.jit  # traced once for all evaluations of the line search
@@ -118,13 +113,13 @@ def _round(z, steps, roots, loss, gradient, timings, weights, priors, features, 
 
         def goes_on(state):
             _, solver, step = state
-            # The curvature is 1, so the next step promises half of the gradient's square.
+            # The curvature is 1, so the expected decrease is half of the squared gradient.
             promise = jnp.sum(optax.tree.get(solver, "grad") ** 2) / 2
             return (step < most_steps) & ((step == 0) | (promise > 0.1 * LEAST_PROMISE))
 
         def advance(state):
             u, solver, step = state
-            # The next step begins with the line search's last value and gradient.
+            # The line search has already computed the value and the gradient at `u`.
             value, gradient = (optax.tree.get(solver, name) for name in ("value", "grad"))
             with jax.numpy_dtype_promotion("standard"):  # optax counts steps in int32 and int64
                 move, solver = _solver.update(gradient, solver, u, value=value, grad=gradient, value_fn=objective)
@@ -184,7 +179,7 @@ def _correction(z, timings: Timings, prior: LatencyPrior, features) -> Float[Arr
 
 
 def _in_chunks(run: Callable[..., Any], chunk: int, columns: Any) -> Any:
-    """Return the results of all fits from a program for `chunk` fits, on threads."""
+    """Run a program for `chunk` fits on all fits, on threads, and return the results."""
     fits = len(jax.tree.leaves(columns)[0])
     found: list[Any] = [None] * -(-fits // chunk)
 
@@ -200,7 +195,7 @@ def _in_chunks(run: Callable[..., Any], chunk: int, columns: Any) -> Any:
 
 
 def on_cpu() -> AbstractContextManager[Any]:
-    """Make JAX's CPU this thread's default device, if there is a CPU: a step has some hundred small launches."""
+    """Make JAX's CPU, if any, the default device: a step launches hundreds of small kernels, slow on a GPU."""
     try:
         return jax.default_device(jax.local_devices(backend="cpu")[0])
     except RuntimeError:  # JAX_PLATFORMS has no CPU

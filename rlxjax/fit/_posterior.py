@@ -1,6 +1,6 @@
 """Posteriors of a machine's latencies, predictions with uncertainty, and the decision which of two runs is faster.
 
-The correction covers what a model's terms miss. The correction is a small smooth factor, log-linear in the model's
+The correction is a factor that covers effects outside a model's terms. The factor's logarithm is linear in the model's
 features. Each variant has its own weights, each with the prior `N(0, CORRECTION_SD**2)`.
 """
 
@@ -22,16 +22,15 @@ from rlxjax._values import by_value
 from ._latency_model import Facts, LatencyModel, LatencyPrior, Runs, vector
 from ._lists import as_lists
 
-#: Prior standard deviation of a weight: the correction is small and smooth.
+#: The prior standard deviation of a weight of the correction.
 CORRECTION_SD = 0.05
-#: The correction's name among the parts of a prediction.
+#: The correction's name among the terms of a prediction.
 TERM = "correction_ns"
-#: A decision with a lower probability is undecided.
+#: The smallest probability of a decision. With a smaller probability, the verdict is "undecided".
 SURE = 0.9
-#: The log standard deviation of coefficients between two machines, and the share of a machine's correction that another
-#: machine is expected to have.
+#: The log standard deviation of a coefficient between two machines, and the share of a correction common to both.
 TRANSFERRED_LOG_SD, TRANSFERRED_SHARE = 1.0, 0.7
-#: Smaller entries of a factor, in units of `CORRECTION_SD`, are a rounded 0.
+#: Entries of a factor up to this number times `CORRECTION_SD` count as 0.
 ROUNDING = 1e-9
 #: The spread of every variant's runs before any timing.
 PRIOR_SPREAD = 0.05
@@ -41,9 +40,10 @@ PRIOR_SPREAD = 0.05
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LatencyPosterior:
-    """The calibrated latency of a model's runs with its uncertainty: `log time ~ N(log prediction, sd**2)`.
+    """A model's latencies on a machine, with uncertainty: `log time ~ N(log prediction, sd**2)`.
 
-    The unknowns are the logarithms of the coefficients, then the weights of the correction by variant.
+    The unknowns are the logarithms of the coefficients, then the weights of the correction by variant. The residual of
+    a run is the part of its log time that the unknowns do not explain, including timing noise.
 
     Attributes:
         model: the model of the runs.
@@ -51,10 +51,8 @@ class LatencyPosterior:
         coefficients: the model's coefficients.
         weights: the correction's weights, `[variants, features]`.
         factor: lower triangular `L`; `L @ L.T` is the covariance of the unknowns, `[unknowns, unknowns]`.
-        spread: log standard deviation of a workload's own error, which the unknowns do not explain, with timing noise,
-            by variant, `[variants]`. The model's `scatter` of a run multiplies the spread.
-        alike: correlation of the own errors between the variants of one piece of work, `[variants, variants]`; None
-            for independent errors.
+        spread: standard deviation of the residual by variant, `[variants]`, before the model's factor `scatter`.
+        alike: correlation of the residuals of variants that do the same work, `[variants, variants]`; None means 0.
     """
 
     model: LatencyModel = dataclasses.field(metadata={"static": True})
@@ -66,7 +64,7 @@ class LatencyPosterior:
     alike: Float[Array, "variants variants"] | np.ndarray | None = None
 
     def coefficient_log_sd(self) -> Any:
-        """Return the standard deviation of each coefficient's logarithm, marginal over the correction."""
+        """Return the marginal standard deviation of each coefficient's logarithm."""
         leaves, structure = jax.tree.flatten(self.coefficients)
         factor = np.asarray(self.factor)[: len(leaves)]
         return structure.unflatten(np.sqrt(np.sum(factor**2, -1)).tolist())
@@ -77,10 +75,10 @@ class LatencyEstimate(NamedTuple):
     """A posterior's prediction of runs, `[*batch]`.
 
     Attributes:
-        time_ns: the predicted time in ns.
-        scores: derivatives of the prediction's logarithm by the unknowns, times `L`: `[*batch, unknowns]`. The dot
-            product of two runs' scores is the covariance of their log predictions.
-        spread: log standard deviation of a run's own error.
+        time_ns: the predicted time in ns, `[*batch]`.
+        scores: `J @ L`, with `J` the derivatives of the log prediction with respect to the unknowns, `[*batch,
+            unknowns]`. The dot product of the scores of two runs is the covariance of their log predictions.
+        spread: standard deviation of each run's residual, `[*batch]`.
     """
 
     time_ns: Nanoseconds
@@ -88,20 +86,20 @@ class LatencyEstimate(NamedTuple):
     spread: Float[Array, "*batch"]
 
     def log_sd(self) -> Float[Array | np.ndarray, "*batch"]:
-        """Return the log standard deviation of a new workload's time."""
+        """Return the standard deviation of the logarithm of each run's time, `[*batch]`."""
         xp = namespace_of(self.scores, self.spread)
         return xp.sqrt(xp.sum(self.scores**2, -1) + self.spread**2)
 
 
 @jax.jit
 def corrected_terms_ns(posterior: LatencyPosterior, runs: Runs) -> Mapping[str, Nanoseconds]:
-    """Return the predicted terms of runs in ns by name, with the correction, `[*batch]` each."""
+    """Return the predicted terms of runs, and the correction as a term, in ns by name, `[*batch]` each."""
     runs = runs.together()
     terms = posterior.model.terms_ns(posterior.coefficients, runs, posterior.facts)
     features = posterior.model.features(runs, posterior.facts)
     factor = jnp.expm1(correction_log_factor(features, posterior.weights, runs.variant))
     total_ns = jnp.asarray(sum(terms.values()))
-    # An impossible run takes infinite time, with any correction.
+    # An impossible run takes infinite time, and infinity times a factor of 0 would be NaN.
     parts = {**terms, TERM: jnp.where(jnp.isinf(total_ns), 0.0, total_ns) * factor}
     # JAX would sort the names of a plain dictionary.
     return OrderedDict(zip(parts, jnp.broadcast_arrays(*parts.values()), strict=True))
@@ -109,7 +107,7 @@ def corrected_terms_ns(posterior: LatencyPosterior, runs: Runs) -> Mapping[str, 
 
 @jax.jit
 def estimate(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
-    """Predict runs of a posterior's model with uncertainty, `[*batch]`.
+    """Predict the times of runs with uncertainty, `[*batch]`.
 
     Examples:
         >>> from rlxjax.models import FFT
@@ -123,7 +121,7 @@ def estimate(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
     features = jnp.asarray(posterior.model.features(runs, posterior.facts))
     log_factor = correction_log_factor(features, posterior.weights, runs.variant)
     factor, n_variants = jnp.asarray(posterior.factor), len(posterior.model.variants)
-    if is_of_one_variant and runs.shape:  # nothing depends on other variants' weights
+    if is_of_one_variant and runs.shape:  # the other variants' weights do not matter
         n_coefficients, n_features = jacobian.shape[-1], features.shape[-1]
         own = factor[n_coefficients:].reshape(n_variants, n_features, len(factor))[jnp.ravel(runs.variant)[0]]
         scores = jacobian @ factor[:n_coefficients] + features @ own
@@ -137,13 +135,13 @@ def estimate(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
 
 @jax.jit
 def estimate_of_variant(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
-    """Predict runs of one variant with few scores, `[*batch]`, for a posterior with `has_separate_weights`.
+    """Predict runs like `estimate`, with fewer scores, for a posterior with `has_separate_weights`.
 
-    The scores belong to the coefficients, `[*batch, coefficients]`. The uncertainty of the weights is part of the
-    spread, because no other variant shares these weights.
+    All runs have the same variant. The scores cover only the coefficients, `[*batch, coefficients]`. The spread
+    includes the uncertainty of the weights, because no other variant shares these weights.
     """
     log_ns, jacobian = log_prediction_and_jacobian(posterior.coefficients, runs, posterior.facts)
-    # The barrier makes one array: products with the features one by one take longer.
+    # The barrier makes XLA store the features as an array. Recomputing the features in each product is slower.
     features = jax.lax.optimization_barrier(jnp.asarray(posterior.model.features(runs, posterior.facts)))
     log_factor = features @ jnp.asarray(posterior.weights)[runs.variant]
     count, shape, factor = jacobian.shape[-1], np.shape(posterior.weights), jnp.asarray(posterior.factor)
@@ -156,9 +154,9 @@ def estimate_of_variant(posterior: LatencyPosterior, runs: Runs) -> LatencyEstim
 
 
 def has_separate_weights(posterior: LatencyPosterior) -> bool:
-    """Return whether variants share only coefficients: weights of different variants are then independent.
+    """Return whether the weights of different variants are independent of each other, given the coefficients.
 
-    This holds after a fit, but not after conditioning on times of several runs. The result is False for tracers.
+    This is so after a fit, but not after `condition` with a time of several runs. The result is False for tracers.
     """
     if is_traced(*jax.tree.leaves(posterior)):
         return False
@@ -170,14 +168,10 @@ def has_separate_weights(posterior: LatencyPosterior) -> bool:
 
 
 def own_correlation(posterior: LatencyPosterior, one: Code, other: Code) -> RealLike:
-    """Return the correlation of a workload's own errors between two variants, `[*batch]`.
+    """Return the correlation between the residuals of two variants that do the same work, `[*batch]`.
 
-    The result is 0 for two runs of one variant: these runs have different inputs, or are one run twice.
-
-    Args:
-        posterior: the posterior of the machine.
-        one: the variant of the first run, `[*batch]`.
-        other: the variant of the second run, `[*batch]`.
+    `one` and `other` are indices of variants, `[*batch]`. The result is 0 for equal indices, because two runs of the
+    same variant have different inputs.
     """
     if posterior.alike is None:
         return 0.0
@@ -192,16 +186,16 @@ def prior_posterior(
     correction_sd: float = CORRECTION_SD,
     facts: Facts | None = None,
 ) -> LatencyPosterior:
-    """Return the posterior before any timing: the prior's medians and correction.
+    """Return the posterior before any timing, which holds the prior's medians and correction.
 
     The covariance is diagonal: `log_sd**2` for the coefficients' logarithms, `correction_sd**2` for the weights.
 
     Args:
         model: the model of the runs.
-        prior: the prior of the coefficients; the model's own unless given.
-        spread: the expected spread of every variant's runs.
+        prior: the prior of the coefficients; by default, the model's own.
+        spread: the spread of every variant.
         correction_sd: prior standard deviation of the correction's weights.
-        facts: the machine's scheduling facts; the model's own unless given.
+        facts: the machine's scheduling facts; by default, the model's own.
 
     Examples:
         >>> from rlxjax.models import FFT
@@ -221,23 +215,20 @@ def prior_posterior(
 
 
 def transferred_prior(*posteriors: LatencyPosterior) -> LatencyPrior[Any]:
-    """Return the prior of a new machine, or of a machine on another day, from other machines' posteriors.
+    """Return the prior for a new machine, or for the same machine on another day, from machines' posteriors.
 
     `m_d` is the logarithm of a coefficient on machine d of D. Then
 
         median = exp(sum(m_d) / D),   log_sd**2 = (sum((m_d - sum(m_d) / D)**2) + 1) / D.
 
-    The variance of one machine is 1, and no variance exceeds the model's own prior. The new machine is expected to
-    have most of the mean correction: the share 0.7 of one machine's correction, a larger share of several machines'.
+    `log_sd` is at most the model's own. With a single machine, the prior's correction is 0.7 times the machine's
+    correction. With more machines, the factor on their mean correction is closer to 1.
 
     Args:
-        *posteriors: posteriors of other machines, for one version of one model.
+        *posteriors: posteriors of other machines, all of the same version of the same model.
 
     Raises:
-        ValueError: no posterior, or posteriors of different models.
-
-    References:
-        A. Gelman et al., Bayesian Data Analysis, 3rd edition, 2013, chapter 5.
+        ValueError: no posterior is given, or the posteriors' models differ.
 
     Examples:
         >>> from rlxjax.fit import prior_posterior
@@ -247,7 +238,7 @@ def transferred_prior(*posteriors: LatencyPosterior) -> LatencyPrior[Any]:
         (60000, 1.0)
     """
     if len({(one.model.name, one.model.version) for one in posteriors}) != 1:
-        raise ValueError("posteriors: expected at least one, all of one model")
+        raise ValueError("posteriors: expected at least one posterior, all of the same model and version")
     known, count = posteriors[0].model.prior, len(posteriors)
     logs = np.log([vector(one.coefficients) for one in posteriors])
     squares = np.sum((logs - logs.mean(0)) ** 2, 0) + TRANSFERRED_LOG_SD**2
@@ -258,31 +249,26 @@ def transferred_prior(*posteriors: LatencyPosterior) -> LatencyPrior[Any]:
 
 
 def mean_correction(posteriors: Sequence[LatencyPosterior]) -> np.ndarray:
-    """Return the correction that is expected of a new machine: a share of the machines' mean correction."""
+    """Return the expected correction of a new machine: a share of the given machines' mean correction."""
     count = len(posteriors)
     share = count / (count + 1.0 / TRANSFERRED_SHARE - 1.0)
     return share * np.mean([np.asarray(one.weights) for one in posteriors], 0)
 
 
 def total_ns(posterior: LatencyPosterior, runs: Runs) -> Nanoseconds:
-    """Return the predictions in ns, `[*batch]`, infinite for variants that do not give the requested result."""
+    """Return predicted times in ns, `[*batch]`; infinite if the variant does not give the requested result."""
     time_ns = sum(corrected_terms_ns(posterior, runs).values())
     return jnp.where(is_candidate(posterior, runs), time_ns, jnp.inf)
 
 
 def is_candidate(posterior: LatencyPosterior, runs: Runs) -> Bool[Array, "*batch"]:
-    """Return whether the variants of runs give the requested result, so that a pick may choose them."""
+    """Return whether each run's variant gives the requested result, so that `pick` may choose it, `[*batch]`."""
     is_same = jnp.asarray(posterior.model.same_result(runs, posterior.facts))
     return jnp.any(is_same & is_own_variant(runs.variant, runs.shape, is_same.shape[-1]), -1)
 
 
 def predicted_ns(coefficients: Any, runs: Runs, facts: Facts) -> Float[Array, "*batch"]:
-    """Return the prediction of each run in ns, `[*batch]`: the sum of the model's terms.
-
-    Args:
-        coefficients: the coefficients of the runs' model.
-        runs: scalars or `[*batch]`.
-        facts: the machine's scheduling facts.
+    """Return the predicted time of each run in ns without correction, `[*batch]`: the sum of the model's terms.
 
     Examples:
         >>> from rlxjax.models import FFT
@@ -296,9 +282,9 @@ def predicted_ns(coefficients: Any, runs: Runs, facts: Facts) -> Float[Array, "*
 def log_prediction_and_jacobian(
     coefficients: Any, runs: Runs, facts: Facts
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch c"]]:
-    """Return the log prediction of the terms, and its derivatives by the coefficients' logarithms."""
+    """Return the log prediction without correction, and its derivatives in the coefficients' logarithms."""
     structure, values = jax.tree.structure(coefficients), vector(coefficients)
-    if any(entry.is_list for entry in runs.model.inputs.values()):  # a coefficient multiplies all entries of a run
+    if any(entry.is_list for entry in runs.model.inputs.values()):  # factors `[*batch]` would not broadcast
 
         def of_one(factors, run):
             return jnp.log(predicted_ns(structure.unflatten(list(values * factors)), run, facts))
@@ -307,7 +293,7 @@ def log_prediction_and_jacobian(
         for _ in runs.shape:
             each = jax.vmap(each, (None, 0))
         return each(jnp.ones_like(values), runs.together())
-    # Every run has its own factors of 1, so one pull-back gives all derivatives.
+    # Each run has its own factors of 1, so a single pull-back gives the derivatives of all runs.
     factors = [jnp.ones(runs.shape, values.dtype)] * values.size
 
     def log_ns(factors):
@@ -329,7 +315,7 @@ def correction_log_factor(
 
 
 def joint_jacobian(jacobian, features, variant, n_variants: int) -> Float[Array | np.ndarray, "*batch unknowns"]:
-    """Return derivatives by the coefficients' logarithms, then by the weights of every variant."""
+    """Return derivatives in all unknowns: the coefficients' logarithms, then the weights of every variant."""
     xp = namespace_of(jacobian, features, variant)
     is_own = is_own_variant(variant, np.shape(variant), n_variants)
     by_variant = xp.where(is_own[..., None], features[..., None, :], 0.0)
@@ -337,7 +323,7 @@ def joint_jacobian(jacobian, features, variant, n_variants: int) -> Float[Array 
 
 
 def is_own_variant(variant: Code, shape: tuple[Any, ...], n_variants: int) -> Bool[Array | np.ndarray, "*batch v"]:
-    """Return whether each run has each of the model's variants."""
+    """Return the variants as one-hot booleans."""
     xp = namespace_of(variant)
     codes = xp.broadcast_to(xp.asarray(variant), shape)[..., None]
     return codes == np.arange(n_variants, dtype=codes.dtype).reshape(*[1] * len(shape), -1)
@@ -348,12 +334,12 @@ class Decision(NamedTuple):
     """The decision whether to fuse, `[*batch]`.
 
     Attributes:
-        fused_ns: predicted time if fused, in ns.
-        kept_ns: predicted time if not fused, in ns.
+        fused_ns: predicted time with fusion, in ns.
+        kept_ns: predicted time without fusion, in ns.
         margin_ns: `kept_ns - fused_ns`; positive if fusing saves time.
         margin_sd_ns: standard deviation of `margin_ns`.
         probability: probability that the fused run is faster: `sigmoid(margin_ns / temperature_ns)`.
-        in_domain: whether the workload lies within the measured domain; False means extrapolated, None unknown.
+        in_domain: whether the workload lies within the measured domain. None means that the domain is unknown.
     """
 
     fused_ns: Nanoseconds
@@ -365,14 +351,14 @@ class Decision(NamedTuple):
 
     @property
     def temperature_ns(self) -> Nanoseconds:
-        """The temperature of a sigmoid with the margin's standard deviation: `sd * sqrt(3) / pi`."""
+        """The temperature of the logistic distribution with the margin's standard deviation: `sd * sqrt(3) / pi`."""
         return jnp.asarray(temperature_from_sd(self.margin_sd_ns))
 
     def verdict(self, sure: float = SURE) -> str | np.ndarray:
-        """Return "fuse", "keep" or "undecided"; an array of these for arrays.
+        """Return "fuse", "keep" or "undecided", or an array of these words, `[*batch]`.
 
         Args:
-            sure: the least probability of a decision, above 0.5.
+            sure: the smallest probability of "fuse" or "keep", above 0.5.
 
         Raises:
             ValueError: `sure` is not a probability above 0.5.
@@ -386,13 +372,12 @@ class Decision(NamedTuple):
 
 @jax.jit
 def decision(fused: LatencyEstimate, kept: LatencyEstimate, alike: RealLike = 0.0) -> Decision:
-    """Decide between two estimates of one machine, `[*batch]`; shared errors cancel.
+    """Decide which of two runs on a machine is faster, `[*batch]`; errors that both estimates share cancel.
 
     Args:
-        fused: the estimate of the run that replaces `kept` if `fused` is faster.
-        kept: the estimate of the other run.
-        alike: correlation of the runs' own errors, from -1 to 1: `LatencyPosterior.alike` for two variants of one
-            piece of work.
+        fused: the estimate with fusion.
+        kept: the estimate without fusion.
+        alike: correlation of the runs' residuals, from -1 to 1; see `own_correlation`.
 
     Examples:
         >>> from rlxjax.fit import Runs, estimate, prior_posterior
@@ -405,7 +390,7 @@ def decision(fused: LatencyEstimate, kept: LatencyEstimate, alike: RealLike = 0.
     margin_ns = kept.time_ns - fused.time_ns
     shared = kept.time_ns[..., None] * kept.scores - fused.time_ns[..., None] * fused.scores
     kept_own, fused_own = kept.time_ns * kept.spread, fused.time_ns * fused.spread
-    # The sum is `kept_own**2 + fused_own**2 - 2 alike kept_own fused_own`, and rounding cannot make it negative.
+    # This form of `kept_own**2 + fused_own**2 - 2 alike kept_own fused_own` cannot become negative by rounding.
     own = (kept_own - fused_own) ** 2 + 2.0 * (1.0 - alike) * kept_own * fused_own
     sd_ns = jnp.sqrt(jnp.sum(shared**2, -1) + own)
     probability = jax.nn.sigmoid(margin_ns / temperature_from_sd(sd_ns))

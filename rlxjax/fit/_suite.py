@@ -1,4 +1,4 @@
-"""The programs that a calibrate job times: a suite and its cells, and the choice of the next measurements."""
+"""Suites of programs that `rlxjax calibrate` times, and the choice of the next measurements."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from ._lists import as_lists, columns_of, places_of, size_text
 from ._minimise import on_cpu
 from ._posterior import LatencyEstimate
 
-#: One in four works of a grid is held out.
+#: One in four pieces of work in a grid is held out.
 HELD_OUT_EVERY = 4
 
 
@@ -27,13 +27,13 @@ class Cell:
 
     Attributes:
         name: a name that is unique in the suite.
-        variant: the variant of the model.
-        inputs: the model's inputs by name. Every cell has the same names. A list is kept as a tuple.
-        work: the work that the program does; cells with one work are alternatives. The name unless given.
-        group: the group for errors: a strategy, or a kind of work. The variant unless given.
-        held_out: whether the fit for the held-out errors leaves the cell out.
-        n_bytes: bytes of the arrays that a run holds at once, as far as known.
-        compiled: inputs of another model by name, from the compiled program; empty if unknown.
+        variant: the name of the program's variant in the model.
+        inputs: the model's inputs by name. Every cell has the same names. A list becomes a tuple.
+        work: the name of the program's work. Cells with the same work are alternatives. The default is `name`.
+        group: the group in which errors are averaged, such as a strategy or a kind of work. The default is `variant`.
+        held_out: whether the cell is left out of the fit that gives the held-out errors.
+        n_bytes: the bytes of the arrays that a run holds at once; 0 if unknown.
+        compiled: the inputs of the second suite's model by name, counted in the compiled program; empty if unknown.
     """
 
     name: str
@@ -60,9 +60,9 @@ class Suite:
     Attributes:
         model: the latency model to fit.
         runner: version of the timed programs. Samples of different versions are never mixed.
-        most_error: the largest held-out error of a ready calibration.
-        shown: works that are measured first and printed.
-        given: files that the programs use, by name, with their SHA-256.
+        most_error: the largest held-out error with which a calibration counts as ready.
+        shown: the `work` of the cells that are measured first and printed.
+        given: the SHA-256 of each file that the programs use, by name.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -83,11 +83,11 @@ class Suite:
     given: Mapping[str, str] = FrozenDict()
 
     def program(self, cell: Cell) -> Callable[[], Any]:
-        """Return a function that runs a cell once; its arguments are ready before the call."""
+        """Return a function without arguments that runs a cell once. Prepare all arrays before you return it."""
         raise NotImplementedError
 
     def cells(self) -> Sequence[Cell]:
-        """Return the cells in a fixed order: the model's grid, with a quarter of its works held out."""
+        """Return the cells, always in the same order; by default, the model's grid with a quarter held out."""
         return grid_cells(self.model)
 
     def facts(self) -> Facts:
@@ -95,25 +95,25 @@ class Suite:
         return self.model.facts
 
     def start(self, micro_ns: Mapping[str, float]) -> LatencyPrior[Any]:
-        """Return the prior of a fit without other machines; micro-benchmarks may narrow the prior."""
+        """Return the prior of a fit without other machines. Times of micro-benchmarks, in ns, may narrow the prior."""
         return self.model.prior
 
     def as_compiled(self, cell: Cell, program: Callable[[], Any]) -> Cell:
-        """Return a cell with inputs from its compiled program, which ran once; by default, the same cell."""
+        """Return a cell with counts from its compiled program, which has run once; by default, the same cell."""
         return cell
 
     def of_compiled(self) -> "Suite | None":
-        """Return a second suite that fits the same samples by their compiled programs; none by default."""
+        """Return a second suite that fits the same samples with `Cell.compiled` as inputs; none by default."""
         return None
 
     def kept(self, cells: Sequence[Cell]) -> Sequence[Cell]:
-        """Return cells of earlier samples in the form that the fit takes."""
+        """Return the cells of earlier samples with the inputs that the fit needs; by default, the same cells."""
         return cells
 
 
 def grid_cells(model: LatencyModel) -> list[Cell]:
-    """Return a cell for each run of a model's grid that passes `check`; one work in four is held out."""
-    # Held-out works are evenly spread, so the fit sees every value of an input.
+    """Return a cell for each run in a model's grid that passes `check`; one piece of work in four is held out."""
+    # The held-out work is spread evenly, so the fit sees every value of an input.
     runs = model.grid()
     columns = {name: np.asarray(column, float) for name, column in runs.of_shape(runs.shape).inputs.items()}
     places = {name: places_of(column) for name, column in columns.items()}
@@ -135,7 +135,7 @@ def cell_runs(model: LatencyModel, cells: Sequence[Cell]) -> Runs:
     """Return the runs of cells, `[cells]`.
 
     Raises:
-        ValueError: as `Runs.checked`.
+        ValueError: for the same reasons as in `Runs.checked`.
     """
     columns = columns_of(model.inputs, cells[0].inputs, [cell.inputs for cell in cells])
     return Runs.checked(model, [cell.variant for cell in cells], **columns)
@@ -143,11 +143,11 @@ def cell_runs(model: LatencyModel, cells: Sequence[Cell]) -> Runs:
 
 @by_value
 class Design(NamedTuple):
-    """Workloads in the order in which to time them, and the expected information gain of each workload.
+    """The workloads to time next, in order, with the expected information gain of each workload.
 
     Attributes:
-        order: indices of the candidates, `[n]`.
-        gain: gain of each workload in nats after the earlier workloads, `[n]`; per second if seconds were given.
+        order: indices of the chosen candidates, `[n]`.
+        gain: gain of each choice in nats, given the earlier choices, `[n]`; in nats per second if you gave `seconds`.
     """
 
     order: Int[np.ndarray, "n"]
@@ -162,31 +162,29 @@ def next_measurements(
     targets: LatencyEstimate | None = None,
     timed: LatencyEstimate | None = None,
 ) -> Design:
-    """Choose the workloads to time next, each the most informative after the earlier choices.
+    """Choose the workloads to time next, one after the other, each with the largest information gain.
 
-    Runs have scores `J L`, with `L @ L.T` the unknowns' covariance, and spreads `s`. The best workload has the largest
+    The runs of a workload have scores `J L` and spreads `s`; `L @ L.T` is the covariance of the unknowns. The gain is
+    the decrease of the unknowns' entropy (Bayesian D-optimality):
 
-        logdet(I + diag(1 / s) J L L^T J^T diag(1 / s)) / 2,
+        logdet(I + diag(1 / s) J L L^T J^T diag(1 / s)) / 2.
 
-    the decrease of the unknowns' entropy (Bayesian D-optimality). With targets, the best workload has the largest mean
-    of `log(variance before / variance after) / 2` over the targets' times (MacKay's mean marginal information). Each
-    choice updates the covariance, so a second similar workload adds little.
+    With targets, the gain is the mean of `log(variance before / variance after) / 2` over the targets' times (MacKay's
+    mean marginal information). Each choice updates the covariance, so a second similar workload adds little.
 
     Args:
-        candidates: estimates `[workloads, runs]`, from `prior_posterior` before any timing, from `fit_posterior`
-            later. A run with infinite spread is not timed.
+        candidates: estimates `[workloads, runs]`. Give an infinite spread to a run that will not be timed.
         n: the number of workloads to choose.
-        seconds: seconds that each workload takes, with compilation; gains are then per second.
-        targets: runs `[*batch]` that you want to predict; the unknowns themselves unless given.
-        timed: runs `[*batch]` that are timed in any case, or were timed after the posterior's fit.
+        seconds: the seconds that each workload takes, including compilation, `[workloads]`; gains are then per second.
+        targets: estimates of the runs that you want to predict, `[*batch]`. By default, the unknowns are the target.
+        timed: estimates of runs that will be timed in any case, or were timed after the posterior's fit, `[*batch]`.
 
     Raises:
         ValueError: fewer candidates than `n`; `n` below 1; a wrong shape; seconds that are not positive.
 
     References:
         K. Chaloner, I. Verdinelli, Bayesian Experimental Design: A Review, Statistical Science 10, 1995.
-        D. J. C. MacKay, Information-Based Objective Functions for Active Data Selection, Neural
-        Computation 4, 1992.
+        D. J. C. MacKay, Information-Based Objective Functions for Active Data Selection, Neural Computation, 1992.
 
     Examples:
         >>> from rlxjax.fit import Runs, estimate, prior_posterior
@@ -204,15 +202,15 @@ def next_measurements(
         raise ValueError(f"candidates: expected scores [workloads, runs, unknowns], got shape {scaled.shape}")
     count, _, unknowns = scaled.shape
     if not 1 <= n <= count:
-        raise ValueError(f"n: expected at least 1 and at most {count}, the number of candidates, got {n}")
+        raise ValueError(f"n: expected 1 to {count} (the number of candidates), got {n}")
     cost = np.ones(count) if seconds is None else np.asarray(seconds, np.float64)
     if cost.shape != (count,) or not np.all(np.isfinite(cost) & (cost > 0)):
-        raise ValueError(f"seconds: expected {count} positive finite numbers, one per candidate, got {seconds}")
+        raise ValueError(f"seconds: expected a positive finite number for each of {count} candidates, got {seconds}")
     rows = {}
     for name, runs in (("targets", targets), ("timed", timed)):
         its = None if runs is None else _scaled(name, runs)
         if its is not None and (its.shape[-1] != unknowns or not its.size):
-            said = f"expected at least one run, with scores of {unknowns} unknowns, got {its.shape}"
+            said = f"expected at least one run with scores of {unknowns} unknowns, got shape {its.shape}"
             raise ValueError(f"{name}: {said}")
         rows[name] = None if its is None else its.reshape(-1, unknowns)
     wanted = rows["targets"]
@@ -225,16 +223,16 @@ def next_measurements(
 
 @functools.partial(jax.jit, static_argnames="n")
 def _greedy(scaled, cost, targets, n: int):
-    """Return the order and the gains from scores in units of the runs' spreads."""
+    """Return the order and the gains, from scores in units of the runs' spreads."""
 
     def choose(state, _):
         scaled, targets, is_left = state
-        # The covariance of the runs of each block, in units of their spreads.
+        # The covariance of the runs of each workload, in units of their spreads.
         variances = scaled @ jnp.swapaxes(scaled, -2, -1) + jnp.eye(scaled.shape[-2], dtype=scaled.dtype)[None]
         if targets is None:
             gain = jnp.linalg.slogdet(variances)[1] / 2
         else:
-            # The decrease of the targets' variances by each block, `[workloads, targets]`, without their own spread.
+            # `shared**2` sums to the decrease of each target's variance, without spread, `[workloads, targets]`.
             values, vectors = jnp.linalg.eigh(variances)
             along = jnp.swapaxes(vectors, -2, -1) @ scaled
             shared = (along / jnp.sqrt(values)[..., None]) @ targets.T
@@ -252,10 +250,9 @@ def _greedy(scaled, cost, targets, n: int):
 
 
 def _after(scores, block):
-    """Return scores by unknowns that are independent after timings of the runs of a block, `[runs, u]`."""
+    """Return scores after the timing of a block of runs with scaled scores `B`, `[runs, u]`."""
     # The covariance becomes `I - B^T (I + B B^T)^-1 B`, with the symmetric square root
     # `I - B^T U diag((1 - (1 + e)**-0.5) / e) U^T B` for `B B^T = U diag(e) U^T`.
-    # A block has at most as many directions as unknowns; all other eigenvalues are 0.
     values, vectors = jnp.linalg.eigh(block @ block.T)
     root = jnp.sqrt(1.0 + jnp.maximum(values, 0.0))
     along = vectors.T @ block
@@ -265,6 +262,6 @@ def _after(scores, block):
 def _scaled(name: str, estimate: LatencyEstimate) -> Float[Array, "*batch runs unknowns"]:
     scores, spread = jnp.asarray(estimate.scores), jnp.asarray(estimate.spread)
     if spread.ndim < 1 or scores.shape[:-1] != spread.shape:
-        said = f"scores [..., runs, unknowns] and spreads [..., runs], got {scores.shape} and {spread.shape}"
+        said = f"scores [..., runs, unknowns] and spreads [..., runs], got shapes {scores.shape} and {spread.shape}"
         raise ValueError(f"{name}: expected {said}")
     return scores / spread[..., None]

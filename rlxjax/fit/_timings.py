@@ -1,4 +1,4 @@
-"""Measured runs as columns for a fit, from files, data frames and records, checked on entry."""
+"""Timings for a fit, read from files, data frames or records, and checked."""
 
 import dataclasses
 import operator
@@ -17,11 +17,11 @@ from rlxjax.extras import require
 from ._latency_model import LatencyModel, Runs, check_timed_size, variant_codes
 from ._lists import as_lists, batch_shape, widened_lists
 
-#: Nanoseconds per unit, by the ending of a time column's name.
+#: The unit of a time column in nanoseconds, by the ending of the column's name.
 UNITS_NS = {"_ns": 1.0, "_us": 1e3, "_ms": 1e6, "_s": 1e9}
-#: The most column names in a message.
+#: The largest number of column names in a message.
 SHOWN_NAMES = 12
-#: The least timings of a fit by default, and the least timings that a fit's program is compiled for.
+#: The smallest number of timings that a fit accepts by default, and the smallest number that a fit is compiled for.
 MIN_TIMINGS, LEAST_FILLED = 8, 128
 
 
@@ -29,13 +29,13 @@ MIN_TIMINGS, LEAST_FILLED = 8, 128
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Timings:
-    """Measured runs of one model, one entry per workload. Columns are `[n]`, or `[devices, n]` for many devices.
+    """Timed runs of a model, one entry per workload. Columns are `[n]`, or `[devices, n]` for many devices.
 
-    The column of a list input has one more axis, the list's entries.
+    The column of an input with lists has a last axis for the entries.
 
     Attributes:
         runs: the timed runs.
-        time_ns: the time of one run in ns, for example a quartile over repeats.
+        time_ns: the time of each run in ns, for example a quartile over repeats.
     """
 
     runs: Runs
@@ -43,18 +43,17 @@ class Timings:
 
     @classmethod
     def checked(cls, model: LatencyModel, *, variant, time_ns, **inputs) -> "Timings":
-        """Build timings from lists or arrays of one length.
+        """Build timings from lists or arrays of the same length.
 
         Args:
             model: the model of the timed runs.
-            variant: names, or indices into `model.variants`, `[n]`; or one name for all runs.
+            variant: names, or indices into `model.variants`, `[n]`; or a single name for all runs.
             time_ns: times in ns, `[n]`.
-            **inputs: the sizes by the model's names, `[n]`, or `[n, entries]` for lists. Inputs with a default may be
-                missing.
+            **inputs: the model's inputs by name, `[n]`, or `[n, entries]` for lists. Inputs with defaults are optional.
 
         Raises:
-            ValueError: columns of unequal length, an unknown variant or input, an impossible size, or a time that is
-                not positive and finite; one sentence with the row, from 0, and the column.
+            ValueError: columns differ in length, a variant or input is unknown, a size is impossible, or a time is not
+                positive and finite. The message names the column and the row, from 0.
 
         Examples:
             >>> from rlxjax.models import FFT
@@ -84,16 +83,16 @@ class Timings:
 
         Args:
             model: the model of the timed runs.
-            source: the path of a Parquet file (.parquet, .pq) or of a UTF-8 CSV file with a header; named columns, such
-                as a pandas or polars DataFrame or a dictionary of lists; or one mapping per row.
-            variant: the column of variants: names or indices. A model with one variant needs no such column.
-            time_ns: the column of times, in ns unless its name ends in _us, _ms or _s. If time_ns is missing, time_us,
-                time_ms or time_s is read.
+            source: the path of a Parquet file (.parquet, .pq) or of a UTF-8 CSV file with a header; a pandas or polars
+                DataFrame; a dictionary of lists; or a list of mappings, one per row.
+            variant: the column of variants, as names or indices; not needed for a model with a single variant.
+            time_ns: the column of times, in ns unless the column's name ends in _us, _ms or _s. If the default column
+                is missing, the column time_us, time_ms or time_s is read.
 
         Raises:
-            ValueError: a file that is missing, empty or neither CSV nor Parquet; a missing column, columns of unequal
-                length, no row, or a bad cell; one sentence with the line, or the row from 0, and the column.
-            ImportError: pyarrow is not installed, for a Parquet file.
+            ValueError: a file is missing, empty or neither CSV nor Parquet; a column is missing; columns differ in
+                length; there is no row; a cell is wrong. The message names the column and the line, or the row from 0.
+            ImportError: the source is a Parquet file, and pyarrow is not installed.
 
         Examples:
             >>> import pathlib, tempfile
@@ -101,8 +100,6 @@ class Timings:
             >>> frame = {"batch": [8, 64], "n_fft": [256, 256], "time_us": [100.0, 200.0], "note": ["a", "b"]}
             >>> Timings.of(FFT, frame).time_ns.tolist()
             [100000.0, 200000.0]
-            >>> Timings.of(FFT, [{"batch": 8, "n_fft": 256, "time_ns": 1e5}]).runs.inputs["batch"].tolist()
-            [8.0]
             >>> path = pathlib.Path(tempfile.mkdtemp()) / "fft.csv"
             >>> _ = path.write_text("batch,n_fft,time_ms\n8,256,0.1\n64,256,0.2\n")
             >>> Timings.of(FFT, path).time_ns.tolist()
@@ -117,7 +114,7 @@ class Timings:
             path: the path of the file, which is written whole or not at all.
 
         Raises:
-            ValueError: timings of several devices, or a path that is no file.
+            ValueError: the timings are of several devices, or the path is a folder.
             OSError: the file cannot be written.
             ImportError: pyarrow is not installed.
 
@@ -137,7 +134,7 @@ class Timings:
         import pyarrow.parquet as pq
 
         if len(shape := np.shape(self.time_ns)) != 1:
-            raise ValueError(f"timings: expected columns [n] of one device, got time_ns of shape {shape}")
+            raise ValueError(f"timings: expected columns of shape [n], a single device, got time_ns of shape {shape}")
         names = np.array(self.model.variants)[np.broadcast_to(np.asarray(self.runs.variant), shape)]
         own = self.runs.of_shape(shape).inputs
         columns = {name: list(own[name]) if entry.is_list else own[name] for name, entry in self.model.inputs.items()}
@@ -152,15 +149,15 @@ class Timings:
 
 
 def stack_timings(timings: Sequence[Timings]) -> tuple[Timings, Float[np.ndarray, "devices n"]]:
-    """Return the timings of several devices as columns `[devices, n]`, and their weights.
+    """Return the timings of several devices as columns `[devices, n]`, and a weight for each timing.
 
-    Copies of the last entry, with weight 0, fill up shorter columns.
+    Devices may differ in their number of timings: copies of the last timing, with weight 0, fill up shorter columns.
 
     Args:
-        timings: timings of one model, `[n_d]` for each device.
+        timings: for each device, timings of the same model, `[n_d]`.
 
     Raises:
-        ValueError: no devices, or a device without timings.
+        ValueError: there is no device, or a device has no timings.
 
     Examples:
         >>> from rlxjax.models import FFT
@@ -174,13 +171,13 @@ def stack_timings(timings: Sequence[Timings]) -> tuple[Timings, Float[np.ndarray
     if not len(counts):
         raise ValueError("timings: expected at least one device, got none")
     if not counts.all():
-        raise ValueError(f"timings: device {np.argmin(counts)} has none")
+        raise ValueError(f"timings[{np.argmin(counts)}]: expected at least one timing, got none")
     rows, last = np.arange(counts.max()), counts[:, None] - 1
     pairs = zip(np.minimum(rows, last), timings, strict=True)
     filled = [jax.tree.map(operator.itemgetter(own), one) for own, one in pairs]
 
     def stack(*columns: np.ndarray) -> np.ndarray:
-        most = max(np.shape(column)[-1] for column in columns)  # lists may differ in length
+        most = max(np.shape(column)[-1] for column in columns)  # devices may have lists of different widths
         return np.stack([widened_lists(column, most) for column in columns])
 
     return jax.tree.map(stack, *filled), (rows <= last).astype(float)
@@ -189,8 +186,8 @@ def stack_timings(timings: Sequence[Timings]) -> tuple[Timings, Float[np.ndarray
 def filled_up(
     timings: Timings, weights: Float[np.ndarray, "*devices n"]
 ) -> tuple[Timings, Float[np.ndarray, "*devices m"]]:
-    """Return timings and weights with padding: the first timing with a positive weight replaces all without weight."""
-    # There are four sizes an octave, so another number of timings seldom compiles a fit again.
+    """Return padded timings and weights; the first timing with a positive weight fills every place of weight 0."""
+    # Only four padded sizes lie between two powers of two, so another number of timings seldom compiles a fit again.
     n = weights.shape[-1]
     step = 1 << max(0, (n - 1).bit_length() - 3)
     most = max(LEAST_FILLED, -(-n // step) * step)
@@ -208,9 +205,8 @@ def check_enough(timings: Timings, weights: np.ndarray, min_timings: int) -> Non
     """Check that timings, `[n]` or `[devices, n]`, and their weights suffice for a fit.
 
     Raises:
-        ValueError: weights or a column of another shape; a weight that is negative or not finite; a time with a
-            positive weight that is not positive and finite; a device with fewer than `min_timings` such times, or with
-            times of one workload only.
+        ValueError: a shape differs from the shape of the times; a weight is negative or not finite; a time with a
+            positive weight is impossible; a device has fewer than `min_timings` such times, or a single workload.
     """
     shape = np.shape(timings.time_ns)
     if weights.shape != shape:
@@ -221,7 +217,7 @@ def check_enough(timings: Timings, weights: np.ndarray, min_timings: int) -> Non
     for name, column in sizes.items():
         own = np.shape(column) if name == "variant" else batch_shape(timings.model.inputs[name], column)
         if own != shape:
-            raise ValueError(f"{name}: expected shape {shape}, as time_ns has, got {own}")
+            raise ValueError(f"{name}: expected shape {shape}, the same as time_ns, got {own}")
     counted, times_ns = weights > 0, np.asarray(timings.time_ns)
     for place in np.argwhere(counted & ~(np.isfinite(times_ns) & (times_ns > 0))).tolist():
         got = times_ns[tuple(place)]
@@ -231,16 +227,16 @@ def check_enough(timings: Timings, weights: np.ndarray, min_timings: int) -> Non
     for device, rows in enumerate(by_device):
         where = f" for device {device}" if len(shape) > 1 else ""
         if (count := int(rows.sum())) < min_timings:
-            raise ValueError(f"timings: expected at least {min_timings}, got {count}{where}")
-        # Workloads differ if any of their sizes differ.
+            raise ValueError(f"timings: expected at least {min_timings} timings, got {count}{where}")
+        # Workloads are different if any size differs.
         works = [column[device][rows] for column in columns]
         if min_timings > 1 and not any(np.any(work != work[:1]) for work in works):
             vary = " and ".join(list(sizes)[1:3])
-            raise ValueError(f"timings: expected several workloads, got one{where}: vary {vary}")
+            raise ValueError(f"timings: expected several workloads, got a single workload{where}; vary {vary}")
 
 
 class Table(NamedTuple):
-    """The names of columns, a column's unchanged cells `[n]`, the source, and a row's position in words."""
+    """A table of timings: the columns' names, functions from name to cells and from row to place, and the source."""
 
     names: Sequence[str]
     cells: Callable[[str], Sequence[Any] | np.ndarray]
@@ -265,26 +261,26 @@ def _table_of(source: Any, lists: Sequence[str]) -> Table:
     rows = list(source)
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            raise ValueError(f"records, record {number}: expected cells by column, got {_kind(row)}")
+            raise ValueError(f"records, record {number}: expected a mapping from column to cell, got {_kind(row)}")
     names = list(dict.fromkeys(name for row in rows for name in row))
     return Table(names, lambda name: [row.get(name) for row in rows], "records", lambda row: f"records, record {row}")
 
 
 def _table_of_frame(frame: Any, source: str = "frame", lists: Sequence[str] = ()) -> Table:
-    """Return the named columns of pandas, polars, pyarrow, NumPy records or a dictionary."""
+    """Return the table of a pandas, polars or pyarrow frame, NumPy records, or a dictionary of columns."""
     names = list(frame) if isinstance(frame, Mapping) else _names_of(frame)
     if names is None:
-        raise ValueError(f"{source}: expected columns by name, as a DataFrame or a dictionary has, got {_kind(frame)}")
+        raise ValueError(f"{source}: expected named columns (a DataFrame or a dictionary), got {_kind(frame)}")
 
     def cells(name: str) -> np.ndarray:
         if list(names).count(name) > 1:
             raise ValueError(f"{source}: expected columns of different names, got {name!r} twice")
         try:
             column = np.asarray(frame[name])
-        except ValueError:  # lists of different lengths
+        except ValueError:  # the lists differ in length
             column = np.asarray(frame[name], object)
         if not 1 <= column.ndim <= 1 + (name in lists):
-            raise ValueError(f"{source}: {name}: expected one column, got shape {column.shape}")
+            raise ValueError(f"{source}: {name}: expected a column with one cell per row, got shape {column.shape}")
         return column
 
     return Table(list(names), cells, source, lambda row: f"{source}, row {row}")
@@ -302,16 +298,16 @@ def _table_of_lines(lines: list[tuple[int, list[str]]], source: str, lists: Sequ
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ValueError(f"{source}: expected columns of different names, got {twice[0]!r} twice")
     if held := [name for name in names if name in lists]:
-        raise ValueError(f"{source}: {held[0]}: expected a Parquet file, as a cell of CSV holds no list")
+        raise ValueError(f"{source}: {held[0]}: a CSV cell cannot hold a list; use a Parquet file")
     for line, row in rows:
         if len(row) != len(names):
-            raise ValueError(f"{source}, line {line}: expected {len(names)} cells, as the header has, got {len(row)}")
+            raise ValueError(f"{source}, line {line}: expected {len(names)} cells, one per name, got {len(row)}")
     columns = dict(zip(names, zip(*(row for _, row in rows), strict=True), strict=False)) if rows else {}
     return Table(names, lambda name: columns.get(name, ()), source, lambda row: f"{source}, line {rows[row][0]}")
 
 
 def runs_and_times(model: LatencyModel, table: Table, variant: str, time_ns: str) -> tuple[Runs, np.ndarray]:
-    """Return the runs of a table's rows and their times in ns, `[n]`, after a check of every cell."""
+    """Return the runs and the times in ns of a table's rows, `[n]`, after a check of every cell."""
     if isinstance(model, type) or not hasattr(model, "variants"):
         raise ValueError(f"model: expected an instance of a LatencyModel, got {_kind(model)}")
 
@@ -320,7 +316,7 @@ def runs_and_times(model: LatencyModel, table: Table, variant: str, time_ns: str
         raise ValueError(f"{table.source}: expected a column {name!r}{what}, got {', '.join(shown) or 'none'}")
 
     def at(row: int, check: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the result of a check; an error names the row."""
+        """Return `check(*arguments)`; add the row to the message of a ValueError."""
         try:
             return check(*arguments)
         except ValueError as reason:
@@ -329,7 +325,7 @@ def runs_and_times(model: LatencyModel, table: Table, variant: str, time_ns: str
     others = [f"time{unit}" for unit in list(UNITS_NS)[1:]] if time_ns == "time_ns" else []
     found = [name for name in ([time_ns] if time_ns in table.names else others) if name in table.names]
     if len(found) > 1:
-        raise ValueError(f"{table.source}: expected one column of times, got {' and '.join(found)}")
+        raise ValueError(f"{table.source}: expected a single column of times, got {' and '.join(found)}")
     name = found[0] if found else lacks(time_ns, f" (or {', '.join(others)})" if others else "")
     unit_ns = next((unit_ns for unit, unit_ns in UNITS_NS.items() if name.endswith(unit)), 1.0)
     times_ns = unit_ns * _numbers(table, name, positive=True)
@@ -363,7 +359,7 @@ def runs_and_times(model: LatencyModel, table: Table, variant: str, time_ns: str
     lengths = {name: len(times_ns), variant: len(codes), **{key: len(column) for key, column in inputs.items()}}
     if len(set(lengths.values())) > 1:
         said = ", ".join(f"{key} {length}" for key, length in lengths.items())
-        raise ValueError(f"{table.source}: expected columns of one length, got {said}")
+        raise ValueError(f"{table.source}: expected columns of the same length, got {said}")
     try:
         columns = as_lists(model.inputs, inputs)
     except ValueError as reason:
@@ -372,7 +368,7 @@ def runs_and_times(model: LatencyModel, table: Table, variant: str, time_ns: str
 
 
 def _lists(table: Table, name: str) -> list[np.ndarray]:
-    """Return the lists of a column, one list of finite numbers per row."""
+    """Return a column of lists, one list of finite numbers per row."""
     rows = []
     for row, cell in enumerate(table.cells(name)):
         try:
@@ -388,7 +384,7 @@ def _lists(table: Table, name: str) -> list[np.ndarray]:
 
 def _numbers(table: Table, name: str, positive: bool = False) -> np.ndarray:
     def number(cell: Any) -> float:
-        try:  # times and dates would become floats in their own units
+        try:  # NumPy's durations and dates would become floats of an unknown unit
             return np.nan if isinstance(cell, (np.timedelta64, np.datetime64)) else float(cell)
         except (TypeError, ValueError, OverflowError):
             return np.nan

@@ -1,12 +1,12 @@
-"""Devices with their built-in prices, the IO gate, costs of profiles and graphs, and ranking.
+"""Built-in coefficients of devices, the IO fusion gate, the cost of profiles and graphs, and the ranking of devices.
 
-An `IoFusionGate` turns a `FusionBenefit` into ns saved; `io_fusion_gate_for_target` returns built-in gates. A
-`BackendCoefficients` row gives the cost of a whole profile (`io_cost_ns`) or graph (`graph_cost_ns`). `rank_devices`
-compares devices. Scores and costs take a temperature for their smooth form.
+An `IoFusionGate` computes the ns that a `FusionBenefit` saves; `io_fusion_gate_for_target` returns built-in gates. With
+a row of `BackendCoefficients`, `io_cost_ns` gives the cost of a profile, and `graph_cost_ns` the cost of a graph.
+`rank_devices` compares devices. A temperature argument selects the smooth form of a score or cost.
 
-Derive coefficients of your own from `Coefficients`. A `NamedCode` has an integer code for each name. `stack_rows` makes
-a table of rows, and `take_row` looks codes up in the table. `parts_ns`, `gate_rates` and `added_syncs` are parts of
-formulas over many runs.
+Derive your own coefficients from `Coefficients`. A `NamedCode` is an enum with an integer code for each name.
+`stack_rows` makes a table from rows, and `take_row` takes the rows of some codes. `parts_ns`, `gate_rates` and
+`added_syncs` are parts of the formulas, for formulas of your own.
 """
 
 from rlxjax._typing import Provenance as Provenance

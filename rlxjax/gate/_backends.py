@@ -1,4 +1,4 @@
-"""Names with integer codes, devices with the targets of their gates, and built-in rows of coefficients."""
+"""Devices and fusion targets as enums with integer codes, and built-in coefficients of devices."""
 
 import copy
 import dataclasses
@@ -23,21 +23,21 @@ _NamedCode = TypeVar("_NamedCode", bound="NamedCode")
 
 
 def normalised(name: object) -> str:
-    """Return a name in the form for comparison: lower case, `-` instead of `_`, no outer spaces."""
+    """Return a name in lower case, with `-` for `_` and without outer spaces, for comparison with other names."""
     return str(name).strip().lower().replace("_", "-")
 
 
 class NamedCode(enum.StrEnum):
-    """Names with integer codes for tables and traced code; a code is the position of its name."""
+    """An enum of names with integer codes, for tables and traced code. A code is the position of the name."""
 
     @property
     def code(self) -> int:
-        """The position of this member in its enum."""
+        """The integer code of this member: its position in the enum."""
         return list(type(self)).index(self)
 
     @classmethod
     def parse(cls: type[_NamedCode], name: object) -> _NamedCode:
-        """Return the member with this name, in any case.
+        """Return the member with a name, in lower or upper case.
 
         Raises:
             ValueError: no member has this name.
@@ -50,10 +50,10 @@ class NamedCode(enum.StrEnum):
 
     @classmethod
     def codes(cls, value: "str | Code | Sequence[str] | Sequence[int]") -> Code:
-        """Return the integer code of a name, or integer codes, which are checked if the host can read them.
+        """Return the integer codes of names. Integer codes are returned unchanged, and are checked unless traced.
 
         Raises:
-            ValueError: an unknown name, a code outside the enum, or an array of other values than integers.
+            ValueError: a name is unknown, a code is outside the enum, or an array does not hold integers.
         """
         if isinstance(value, str):
             return cls.parse(value).code
@@ -62,7 +62,7 @@ class NamedCode(enum.StrEnum):
         if is_read and array.dtype.kind in "UO":
             return np.array([cls.parse(str(name)).code for name in array.flat], np.int32).reshape(array.shape)
         if not jnp.issubdtype(array.dtype, jnp.integer):
-            expected = "a name or integer codes" if is_read else "integer codes in traced code"
+            expected = "names or integer codes" if is_read else "integer codes in traced code"
             raise ValueError(f"{_noun(cls)}: expected {expected}, got {array.dtype}")
         if is_read and array.size and not 0 <= array.min() <= array.max() < len(cls):
             raise ValueError(f"{_noun(cls)}: expected codes from 0 to {len(cls) - 1}, got {array}")
@@ -70,12 +70,12 @@ class NamedCode(enum.StrEnum):
 
 
 def _noun(codes: type[NamedCode]) -> str:
-    """Return the word for a member in messages: the last word of the class name."""
+    """Return the last word of a class name, in lower case, for messages."""
     return re.split("(?=[A-Z])", codes.__name__)[-1].lower()
 
 
 class FusionTarget(NamedCode):
-    """A kind of backend with its own gate."""
+    """A kind of backend that has a built-in gate."""
 
     METAL = "metal"
     MLX = "mlx"
@@ -87,9 +87,9 @@ class FusionTarget(NamedCode):
 
 
 class Device(NamedCode):
-    """A device that may run a graph. `gpu` is wgpu's default adapter.
+    """A device that may run a graph. `gpu` is the default adapter of wgpu.
 
-    A member has a name, the target of its gate, and the name of its row in the set "arch".
+    `target` is the target whose gate applies to the device, and `row` is the device's row in the set "arch".
     """
 
     CPU = "cpu", FusionTarget.CPU, "cpu"
@@ -115,12 +115,12 @@ class Device(NamedCode):
 
     @classmethod
     def parse(cls, name: object) -> "Device":
-        """Return the device with this name, in any case; `wgpu` means `gpu`."""
+        """Return the device with a name, in lower or upper case; `wgpu` means `gpu`."""
         return cls.GPU if normalised(name) == "wgpu" else super().parse(name)
 
 
 def jax_device() -> Device:
-    """Return the name of JAX's default device in coefficient tables."""
+    """Return the `Device` that stands for JAX's default device."""
     device = jax.devices()[0]
     if device.platform == "gpu":
         is_rocm = "rocm" in getattr(device.client, "platform_version", "").lower()
@@ -129,7 +129,7 @@ def jax_device() -> Device:
 
 
 def fusion_target(device: "str | Code") -> "FusionTarget | Code":
-    """Return the target of a device's gate: a `FusionTarget` for a name, or codes for codes.
+    """Return the fusion target of a device: a `FusionTarget` for a name, or target codes for device codes.
 
     Args:
         device: a device name, or device codes `[*batch]`.
@@ -147,7 +147,7 @@ def fusion_target(device: "str | Code") -> "FusionTarget | Code":
 
 
 def is_fused_viable(device: "str | Code") -> bool | jax.Array:
-    """Return whether the fused strategy can pay on a device: true for every device but cpu and tpu.
+    """Return whether fusion can save time on a device. The result is False for cpu and tpu, and True otherwise.
 
     Args:
         device: a device name, or device codes `[*batch]`.
@@ -163,21 +163,21 @@ def is_fused_viable(device: "str | Code") -> bool | jax.Array:
 
 
 def _of_device(device: "str | Code", property_of: Callable[[Device], Any]) -> Any:
-    """Return a property of the device with this name, or of the devices with these codes, `[*batch]`."""
+    """Return a property of a device given by name, or of devices given by codes, `[*batch]`."""
     if isinstance(device, str):
         return property_of(Device.parse(device))
     return jnp.asarray([property_of(member) for member in Device])[Device.codes(device)]
 
 
-#: Endings of the names of coefficients that may be infinite: a rate at which work is free, a penalty that forbids.
+#: Endings of coefficient names that may be infinite: work at an infinite rate is free; an infinite penalty forbids.
 _MAY_BE_INFINITE = ("_bw", "_gflops", "_per_ns", "_penalty_ns")
 
 
 class Coefficients:
-    """Base class of coefficient pytrees: frozen dataclasses with leaves of floats, `[*batch]` each."""
+    """The base class for frozen dataclasses of coefficients, which are pytrees of floats, `[*batch]` each."""
 
     def __post_init__(self) -> None:
-        # Gradients of a whole coefficient set need floats, so integers and booleans become floats.
+        # `jax.grad` needs floats, so integers and booleans become floats.
         for name, value in vars(self).items():
             if isinstance(value, (bool, int)):
                 value = float(value)
@@ -191,23 +191,23 @@ class Coefficients:
 
     @classmethod
     def checked(cls: type[_Coefficients], **values: Any) -> _Coefficients:
-        """Build the coefficients and check them; the plain constructor checks nothing.
+        """Build coefficients and check their values, which the constructor does not check.
 
         Raises:
-            ValueError: a coefficient is negative, NaN or infinite; the message names the coefficient.
+            ValueError: a coefficient is negative, NaN or infinite. The message names the coefficient.
         """
         made = cls(**values)
         made.check()
         return made
 
     def check(self, prefix: str = "") -> None:
-        """Refuse impossible coefficients that the host can read; arrays on a device are not fetched."""
+        """Raise a ValueError for an impossible coefficient. Arrays on a device are not fetched, and not checked."""
         for name, value in vars(self).items():
             if name == "provenance":
                 for one in [value] if isinstance(value, str) else value:
                     Provenance(one)
             elif not is_on_device(value, jnp.floating):
-                least = -MOST if name == "min_gain_ns" else 0  # a saving that may be a loss
+                least = -MOST if name == "min_gain_ns" else 0  # a negative gain accepts a loss
                 most = math.inf if name.endswith(_MAY_BE_INFINITE) else MOST
                 check_at_least(value, prefix + name, least, "number", most)
 
@@ -216,17 +216,17 @@ class Coefficients:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BackendCoefficients(Coefficients):
-    """The costs of a backend's launches, syncs and bytes; every field `[*batch]`.
+    """The cost of a backend's launches, syncs, bytes and FLOP; every field is `[*batch]`.
 
     Attributes:
-        dispatch_ns: time of one kernel launch.
-        roundtrip_ns: time of one synchronisation of host and device.
-        memory_bw: bandwidth of device memory, bytes per nanosecond.
-        readback_bw: bandwidth from device to host, bytes per nanosecond.
+        dispatch_ns: time of a kernel launch, in ns.
+        roundtrip_ns: time of a synchronisation between host and device, in ns.
+        memory_bw: bandwidth of device memory, bytes per ns.
+        readback_bw: bandwidth from device to host, bytes per ns.
         unified_memory: 1 if host and device share memory, else 0.
-        sgemm_gflops: rate of float32 matrix products, FLOP per nanosecond.
-        small_sgemm_gflops: rate of float32 matrix products with `m * k * n < 32768`, FLOP per nanosecond.
-        provenance: the source of the row's coefficients; a table has a provenance for each device.
+        sgemm_gflops: rate of float32 matrix products, FLOP per ns.
+        small_sgemm_gflops: rate of float32 matrix products with `m * k * n < 32768`, FLOP per ns.
+        provenance: the source of the coefficients, a `Provenance`, or a tuple with the source of each row.
     """
 
     dispatch_ns: RealLike
@@ -240,7 +240,7 @@ class BackendCoefficients(Coefficients):
 
 
 def without_provenance(row: BackendCoefficients) -> BackendCoefficients:
-    """Return a row with the same pytree structure as every other row, so that all share compiled programs."""
+    """Return a row with a fixed provenance, because rows with the same pytree structure share compiled programs."""
     bare = copy.copy(row)  # the leaves are floats already
     object.__setattr__(bare, "provenance", Provenance.UNCALIBRATED)
     return bare
@@ -248,7 +248,7 @@ def without_provenance(row: BackendCoefficients) -> BackendCoefficients:
 
 _DEFAULT, _GUESS = Provenance.ARCH_DEFAULT, Provenance.UNCALIBRATED
 
-#: Built-in rows by name; values in the order of the fields.
+#: Built-in rows by name.
 BACKEND_ROWS: Mapping[str, BackendCoefficients] = FrozenDict(
     {
         "cpu": BackendCoefficients(300, 3_000, 30, 30, False, 200, 200, _DEFAULT),
@@ -266,12 +266,12 @@ BACKEND_ROWS: Mapping[str, BackendCoefficients] = FrozenDict(
 def backend_coefficients(device: "str | Code | Sequence[int]", coefficients: str = "arch") -> BackendCoefficients:
     """Return the built-in row of a device, or a row of arrays for device codes.
 
-    In the set "portable", only the cpu has its own row. `cpu-apple` names the row of Apple's arm64 processors. The row
-    `BACKEND_ROWS["mlx"]` is for a machine with MLX, and no device name returns that row.
+    `cpu-apple` is the name of Apple's arm64 processors. No device name returns the row `BACKEND_ROWS["mlx"]`, which is
+    for a machine with MLX.
 
     Args:
         device: a device name, or device codes `[*batch]`.
-        coefficients: name of the set, "arch" or "portable".
+        coefficients: the set of rows, "arch" or "portable". In "portable", all devices except the cpu share a row.
 
     Raises:
         ValueError: the device or the set is unknown.
@@ -293,7 +293,7 @@ def backend_coefficients(device: "str | Code | Sequence[int]", coefficients: str
 
 
 def stack_rows(rows: Sequence[_Coefficients]) -> _Coefficients:
-    """Return rows of scalars as one row of NumPy arrays, with the provenance of each row."""
+    """Return a table of rows: a row whose fields are NumPy arrays `[rows]`, with the provenance of each row."""
     if isinstance(rows[0], BackendCoefficients):
         provenance = tuple(str(vars(row)["provenance"]) for row in rows)
         rows = [dataclasses.replace(row, provenance=provenance) for row in rows]  # pyright: ignore
@@ -301,7 +301,7 @@ def stack_rows(rows: Sequence[_Coefficients]) -> _Coefficients:
 
 
 def take_row(table: _Row, codes: Code) -> _Row:
-    """Return the entries of a table at integer codes; a table is a pytree of arrays over codes."""
+    """Return the rows of a table at integer codes. A table is a pytree of arrays `[rows]`, and a code is an index."""
     index = jnp.asarray(codes)
     leaves, structure = jax.tree.flatten(table)
     columns = [jnp.asarray(leaf) for leaf in leaves]
@@ -312,8 +312,8 @@ def take_row(table: _Row, codes: Code) -> _Row:
 
 @jax.custom_jvp
 def _select_entries(columns: list[jax.Array], index: jax.Array) -> list[jax.Array]:
-    """Return the entry of each column `[codes]` at an array of codes; prevents a derivative of many passes."""
-    # XLA fuses the comparisons with the formulas around them; a gather would run row by row.
+    """Return `column[index]` for each column."""
+    # XLA fuses comparisons with the formulas around them; a gather runs row by row, but has the faster derivative.
 
     def select(column: jax.Array) -> jax.Array:
         found = jnp.broadcast_to(column[0], index.shape)

@@ -1,4 +1,4 @@
-"""The cost in ns of a profile or a graph on a backend, hard or smooth, and a ranking of devices by cost."""
+"""The cost in ns of a profile or a graph on a backend, with a smooth form, and a ranking of devices by cost."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,15 +26,16 @@ SMALL_SGEMM = 32_768
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GraphWork:
-    """The counts that determine the cost of a graph on a backend; every field `[*batch]`.
+    """The counts that determine the cost of a graph on a backend; every field is `[*batch]`.
 
     Attributes:
         io: the graph's profile.
-        readback_bytes: `io.host_readback_bytes` for discrete memory.
-        output_bytes: 4 bytes for each output element of the plain nodes, views included.
-        costed_nodes: number of nodes that are no input, param or constant.
-        dispatched_nodes: number of nodes that are no input or param.
-        sgemm_flop: FLOP of matrix products and attention.
+        readback_bytes: `io.host_readback_bytes` without unified memory.
+        output_bytes: 4 bytes for each element of the output of each node, except inputs, params, constants, matrix
+            products and attention.
+        costed_nodes: number of nodes, except inputs, params and constants.
+        dispatched_nodes: number of nodes, except inputs and params.
+        sgemm_flop: FLOP of attention and of matrix products with at least 32768 multiply-adds.
         small_sgemm_flop: FLOP of matrix products with fewer than 32768 multiply-adds.
     """
 
@@ -48,7 +49,7 @@ class GraphWork:
 
 
 def graph_work(graph: Graph) -> GraphWork:
-    """Return the counts that determine the cost of a graph, as exact integers."""
+    """Return the counts that determine the cost of a graph. The counts are exact integers."""
     profile = profile_graph_io(graph)
     output_bytes = costed = large_flop = small_flop = 0
     for node in graph.nodes:
@@ -57,7 +58,7 @@ def graph_work(graph: Graph) -> GraphWork:
         costed += 1
         if node.op == "matmul":
             if not node.inputs:
-                raise ValueError(f"node {node.id} (matmul): the cost needs the shape of the first operand")
+                raise ValueError(f"node {node.id} (matmul): expected two operands, got none")
             shape = graph.nodes[node.inputs[0]].shape
             multiply_adds = node.elements * (shape[-1] or 0 if shape else 1)
             if multiply_adds < SMALL_SGEMM:
@@ -67,18 +68,18 @@ def graph_work(graph: Graph) -> GraphWork:
         elif node.op == "attention":
             if len(node.shape) != 4:
                 wanted = "a shape [batch, heads, seq, head_dim]"
-                raise ValueError(f"node {node.id} (attention): the cost needs {wanted}, got {node.shape}")
+                raise ValueError(f"node {node.id} (attention): expected {wanted}, got {node.shape}")
             batch, heads, seq, head_dim = (dim or 0 for dim in node.shape)
             large_flop += 2 * batch * heads * seq**2 * head_dim
         else:
-            output_bytes += node.elements * 4  # whatever the dtype
+            output_bytes += node.elements * 4  # for every dtype
     dispatched = sum(node.op not in ("input", "param") for node in graph.nodes)
     readback_bytes = profile.host_readback_bytes(unified_memory=False)
     return GraphWork(profile, readback_bytes, output_bytes, costed, dispatched, large_flop, small_flop)
 
 
 def profile_work(io: GraphIoProfile, sgemm_flop: int = 0) -> GraphWork:
-    """Return the work of a profile plus some FLOP of matrix products."""
+    """Return the work of a profile, plus matrix products with this number of FLOP."""
     return GraphWork(io, io.host_readback_bytes(False), 0, io.kernel_launches, 0, sgemm_flop)
 
 
@@ -87,16 +88,16 @@ def io_cost_ns(
 ) -> Nanoseconds:
     """Return the cost of a profile's launches, sync points and bytes on a backend, in ns, `[*batch]`.
 
-    `roundtrip + launches * dispatch + sync_points * roundtrip + traffic / max(memory_bw, 1)
+    The cost is `roundtrip + launches * dispatch + sync_points * roundtrip + traffic / max(memory_bw, 1)
     + readback / max(readback_bw, 1)`.
 
     Args:
         profile: the counts.
         row: the backend's coefficients.
-        temperature_ns: relaxes the lower bound 1 of the bandwidths, a positive scalar or `[*batch]`; default: hard.
+        temperature_ns: a positive temperature that makes `max` smooth, a scalar or `[*batch]`; None for the hard cost.
 
     Raises:
-        ValueError: a negative or NaN count, a temperature that is not positive, or shapes that do not agree.
+        ValueError: a count is negative or NaN, a temperature is not positive, or shapes do not broadcast.
 
     Examples:
         >>> print(io_cost_ns(GraphIoProfile(3, 0, 128, 6272), BACKEND_ROWS["cpu"]))
@@ -114,25 +115,22 @@ def io_cost_ns(
 def graph_cost_ns(graph: Graph, row: BackendCoefficients, *, temperature_ns: RealLike | None = None) -> Nanoseconds:
     """Return the cost of a graph on a backend, in ns, with the row's shape `[*batch]`.
 
-    `roundtrip + sum(node costs) + traffic / max(memory_bw, 1) + readback / max(readback_bw, 1)
+    The cost is `roundtrip + sum(node costs) + traffic / max(memory_bw, 1) + readback / max(readback_bw, 1)
     + sync_points * roundtrip`.
 
     Args:
         graph: the graph.
         row: the backend's coefficients.
-        temperature_ns: relaxes the lower bound 1 of the bandwidths, a positive scalar or `[*batch]`; default: hard.
+        temperature_ns: as in `io_cost_ns`.
 
     Raises:
-        ValueError: a matmul or attention node whose shape does not determine its FLOP, a temperature that is not
-            positive, or shapes that do not agree.
+        ValueError: a matmul or attention node has unknown FLOP; otherwise as in `io_cost_ns`.
 
     Examples:
         >>> g = Graph()
         >>> x = g.input("x", (1000,), "f32")
         >>> g.set_outputs([g.add("relu", [x])])
         >>> print(graph_cost_ns(g, BACKEND_ROWS["cpu"]).round(1))
-        3900.0
-        >>> print(graph_cost_ns(g, BACKEND_ROWS["cpu"], temperature_ns=1e-3).round(1))
         3900.0
     """
     _check(row, temperature_ns, {})
@@ -161,14 +159,14 @@ def _cost_ns(work: GraphWork, row: BackendCoefficients, falls_back, temperature_
 def parts_ns(
     parts: Sequence[GraphWork], whole: GraphWork, row: BackendCoefficients, rules: Choices, falls_back: RealLike = 0.0
 ) -> list[Nanoseconds]:
-    """Return the cost of each part of some work at a backend's rates, in ns, without the first roundtrip.
+    """Return the cost of each part of some work on a backend, in ns, without the first roundtrip.
 
     Args:
-        parts: float counts; a count that is the Python number 0 has no term.
-        whole: the whole work, whose counts scale the relaxations of the rates.
+        parts: the work of each part, with float counts. A count that is the Python number 0 adds no term.
+        whole: the whole work, whose counts set the scale of the relaxations.
         row: the backend's coefficients.
-        rules: hard or relaxed choices.
-        falls_back: 1 for the estimate of the discrete fallback, else 0.
+        rules: the `Choices`, hard or relaxed.
+        falls_back: 1 for the formula of devices without a row of their own (see `rank_devices`), else 0.
     """
     traffic_bytes = whole.io.device_traffic_bytes + whole.output_bytes
     per_byte, per_readback_byte = (
@@ -211,14 +209,14 @@ def parts_ns(
 @by_value
 @dataclasses.dataclass(frozen=True)
 class DeviceRanking:
-    """The cheapest device, with the costs of all devices; unpacks into device, costs, left_out.
+    """The cheapest device and the cost of each ranked device; unpacks into `device, costs, left_out`.
 
     Attributes:
-        device: the cheapest device; among equal costs, the earlier device in `Device`.
+        device: the cheapest device. Among devices of equal cost, the first in the given order wins.
         costs: the cost of each ranked device in ns, the cheapest first.
-        left_out: the devices that are not ranked, each with the reason.
+        left_out: the reason for each device that is not ranked.
         provenance: the provenance of each ranked device's coefficients.
-        reason: the answer in a sentence.
+        reason: a sentence that names the cheapest device and explains the ranking.
     """
 
     device: Device
@@ -241,26 +239,24 @@ def rank_devices(
 ) -> DeviceRanking:
     """Rank devices by the cost of a piece of work.
 
-    A device with uncalibrated coefficients (guesses) is left out, unless all devices are; `reason` says so.
+    A device whose coefficients are uncalibrated is left out. If all devices are uncalibrated, all devices are ranked.
 
     Args:
-        work: a graph (cost by `graph_cost_ns`; without a row for the device, `io_cost_ns` plus a dispatch for each node
-            that is no input or param), a profile (cost by `io_cost_ns`), or a JAX function. The cost of a function
-            follows from its `profile_function`: fused launches and bytes, FLOP at the rate of matrix products, and
-            results read back.
-        devices: the devices to rank; default: all.
-        args: arguments of the function: arrays or `jax.ShapeDtypeStruct`.
-        coefficients: the built-in set, "arch" or "portable".
-        rows: your own coefficients by device name, which replace the built-in ones; mark a measured row by its
-            `provenance`.
+        work: a graph, a profile or a JAX function. `graph_cost_ns` gives the cost of a graph. On a device without a row
+            of its own, the cost of a graph is `io_cost_ns` plus a dispatch for each node except inputs and params.
+            `io_cost_ns` gives the cost of a profile. The cost of a function comes from its `profile_function`: launches
+            and bytes after fusion, FLOP at the rate of matrix products, and readback of the results.
+        devices: the names of the devices to rank; by default, all devices.
+        args: arguments of the function, arrays or `jax.ShapeDtypeStruct`.
+        coefficients: the set of built-in rows, "arch" or "portable".
+        rows: rows by device name that replace the built-in rows. Set the `provenance` of a row that you measured.
 
     Returns:
-        The cheapest device, the costs, and the devices left out with the reasons. The smooth form of the choice is
-        `pick_weights` of the costs.
+        The ranking. For a smooth form of the choice, give the costs to `pick_weights`.
 
     Raises:
-        ValueError: an unknown device or set, no device, a row of arrays, arguments without a function, or a function
-            that does not trace or has uncounted work.
+        ValueError: a device or set is unknown, no device is given, a row holds arrays, arguments come without a
+            function, JAX cannot trace the function, or the profile leaves work of the function uncounted.
 
     Examples:
         >>> g = Graph()
@@ -272,7 +268,7 @@ def rank_devices(
         >>> left_out["cuda"]
         'its coefficients are uncalibrated'
         >>> rank_devices(g, devices=["cuda", "tpu"]).reason
-        'cuda at 59.0 us; every device is uncalibrated: these are guesses'
+        'cuda at 59.0 us; this is a guess, because no device is calibrated'
     """
     counted = _work_of(work, args)
     chosen = tuple(Device) if devices is None else tuple(dict.fromkeys(map(Device.parse, devices)))
@@ -283,7 +279,7 @@ def rank_devices(
         if not isinstance(row, BackendCoefficients):
             raise ValueError(f"rows: expected BackendCoefficients for {name!r}, got {row!r}")
         if any(np.ndim(leaf) for leaf in jax.tree.leaves(row)):
-            raise ValueError(f"rows: expected one backend for {name!r}, got arrays of several")
+            raise ValueError(f"rows: expected a row of numbers for {name!r}, got a row of arrays")
         row.check(f"rows: {name}: ")
         if (device := Device.parse(name)) in table:
             table[device] = row
@@ -291,7 +287,7 @@ def rank_devices(
     trusted = [device for device in chosen if provenance[device] is not Provenance.UNCALIBRATED]
     found: dict[Device, float] = {}
     for device in trusted or chosen:
-        # The row of the discrete fallback has its own formula.
+        # A device without its own row has another formula.
         falls_back = float(table[device] is BACKEND_ROWS["discrete"])
         found[device] = float(_priced(counted, table[device], None, falls_back))
     costs = dict(sorted(found.items(), key=lambda item: item[1]))
@@ -299,7 +295,7 @@ def rank_devices(
     best, *others = costs
     reason = f"{best} at {time_text(costs[best])}"
     if not trusted:
-        reason += "; every device is uncalibrated: these are guesses"
+        reason += "; this is a guess, because no device is calibrated"
     elif others:
         reason += f" ({provenance[best]}), before {others[0]} at {time_text(costs[others[0]])}"
     if left_out:
@@ -310,13 +306,13 @@ def rank_devices(
 def _work_of(work: Graph | GraphIoProfile | Callable[..., Any], args: tuple[Any, ...]) -> GraphWork:
     if isinstance(work, (Graph, GraphIoProfile)):
         if args:
-            raise ValueError(f"args: only a function takes arguments, got {len(args)} for a {type(work).__name__}")
+            raise ValueError(f"args: expected no arguments for a {type(work).__name__}, got {len(args)}")
         return graph_work(work) if isinstance(work, Graph) else profile_work(work)
     if not callable(work):
         raise ValueError(f"work: expected a Graph, a GraphIoProfile or a function, got {work!r}")
     profile = profile_function(work, *args)
     if profile.uncounted:
-        raise ValueError(f"work: {profile.uncounted[0]}; or rank the counted rest, profile_function(...).io")
+        raise ValueError(f"work: {profile.uncounted[0]}; to rank the rest, give profile_function(...).io")
     launches = int(profile.kernels.launches.sum())
     io = dataclasses.replace(profile.io, kernel_launches=launches, device_traffic_bytes=profile.fused_traffic_bytes)
     return profile_work(io, profile.flops)

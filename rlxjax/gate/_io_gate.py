@@ -1,4 +1,4 @@
-"""The IO fusion gate, which decides whether fusing saves more time than it costs."""
+"""The IO fusion gate, which decides whether a fusion saves enough time."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from rlxjax.graph import GraphIoProfile
 
 from ._backends import Coefficients, FusionTarget, stack_rows, take_row
 
-#: Arguments of a gate: the profiles before and after the fusion, or their difference as a benefit.
+#: The arguments of a gate: the profiles before and after the fusion, or a benefit and None.
 Before: TypeAlias = "GraphIoProfile | FusionBenefit"
 After: TypeAlias = GraphIoProfile | None
 
@@ -26,7 +26,7 @@ After: TypeAlias = GraphIoProfile | None
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FusionBenefit:
-    """The signed counts that a fusion saves, `before - after`, with the meaning of the fields of `GraphIoProfile`."""
+    """The counts that a fusion saves: each is a count of `GraphIoProfile` before fusion minus the same count after."""
 
     launches_saved: Count = 0
     sync_points_saved: Count = 0
@@ -34,15 +34,15 @@ class FusionBenefit:
     device_traffic_bytes_saved: Count = 0
 
     def score_ns(self, gate: "IoFusionGate") -> Nanoseconds:
-        """Return the time saved in ns at the gate's rates, without the penalty for added sync points."""
+        """Return the saved time in ns at the gate's rates, without the penalty for added sync points."""
         return dataclasses.replace(gate, host_thunk_penalty_ns=0.0).score_ns(self)
 
     def should_fuse(self, gate: "IoFusionGate") -> Flag:
-        """Return whether the time saved, without the penalty, reaches the gate's minimum gain."""
+        """Return whether the saved time, without the penalty, is at least the gate's minimum gain."""
         return self.score_ns(gate) >= gate.min_gain_ns
 
     def astype(self, dtype: jax.typing.DTypeLike) -> "FusionBenefit":
-        """Return the counts as floats of a dtype, ready for traced code; `float` is JAX's default dtype.
+        """Return the counts as floats of a dtype, for use in traced code; `float` means JAX's default dtype.
 
         Examples:
             >>> FusionBenefit(2**40, 0, 0, 0).astype(float).launches_saved.dtype.kind
@@ -53,23 +53,21 @@ class FusionBenefit:
 
 
 def fusion_benefit(before: GraphIoProfile, after: GraphIoProfile) -> FusionBenefit:
-    """Return the counts that a change from one profile to the other saves.
+    """Return the counts that a fusion saves.
 
-    The subtraction of integers is exact, in Python integers or in the smallest 64-bit NumPy type that holds the result.
-    NumPy floats are subtracted in their own precision, then narrowed to JAX's default precision.
+    Differences of integers are exact. NumPy floats are subtracted first and then converted to JAX's default precision.
 
     Args:
         before: the profile without fusion, fields `[*batch]`.
         after: the profile with fusion, fields `[*batch]`.
 
     Raises:
-        ValueError: a negative or NaN count, or a traced integer that JAX may have narrowed.
+        ValueError: a count is negative or NaN, or is a traced integer that JAX may have narrowed to 32 bits.
 
     Examples:
-        >>> fusion_benefit(GraphIoProfile(2, 1, 8192, 16384), GraphIoProfile(1, 1, 512, 16384))
-        ... # doctest: +NORMALIZE_WHITESPACE
-        FusionBenefit(launches_saved=1, sync_points_saved=0, host_readback_bytes_saved=7680,
-                      device_traffic_bytes_saved=0)
+        >>> benefit = fusion_benefit(GraphIoProfile(2, 1, 8192, 16384), GraphIoProfile(1, 1, 512, 16384))
+        >>> benefit.launches_saved, benefit.host_readback_bytes_saved
+        (1, 7680)
     """
     check_shapes(**fields_of(before, "before."), **fields_of(after, "after."))
     saved = []
@@ -84,18 +82,18 @@ def fusion_benefit(before: GraphIoProfile, after: GraphIoProfile) -> FusionBenef
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class IoFusionGate(Coefficients):
-    """The prices of a target's launches, syncs and bytes, and the minimum gain of a fusion.
+    """The cost of launches, syncs and bytes on a target, and the minimum gain of a fusion; every field is `[*batch]`.
 
-    Every field is `[*batch]`. `jax.grad` works over a whole gate.
+    `jax.grad` works with respect to a whole gate.
 
     Attributes:
-        dispatch_ns: time of one kernel launch.
-        roundtrip_ns: time of one synchronisation of host and device.
-        memory_bw: bandwidth of device memory, bytes per nanosecond; values below 1 count as 1.
-        host_readback_bw: bandwidth from device to host, bytes per nanosecond; values below 1 count as 1.
-        unified_memory: 1 if host and device share memory; a saved readback byte then saves 1 ns.
-        host_thunk_penalty_ns: penalty for each sync point that the fusion adds; may be infinite.
-        min_gain_ns: the least saving that makes a fusion worthwhile.
+        dispatch_ns: time of a kernel launch, in ns.
+        roundtrip_ns: time of a synchronisation between host and device, in ns.
+        memory_bw: bandwidth of device memory, bytes per ns; values below 1 count as 1.
+        host_readback_bw: bandwidth from device to host, bytes per ns; values below 1 count as 1.
+        unified_memory: 1 if host and device share memory, else 0. With 1, each saved readback byte saves 1 ns.
+        host_thunk_penalty_ns: penalty in ns for each sync point that the fusion adds; may be infinite.
+        min_gain_ns: the smallest saved time in ns that makes a fusion worthwhile.
     """
 
     dispatch_ns: RealLike = 0.0
@@ -107,12 +105,12 @@ class IoFusionGate(Coefficients):
     min_gain_ns: RealLike = 0.0
 
     def score_ns(self, before: Before, after: After = None, *, temperature_ns: RealLike | None = None) -> Nanoseconds:
-        """Return the time that a fusion saves in ns, penalty included, `[*batch]`.
+        """Return the score of a fusion: the saved time minus the penalty, in ns, `[*batch]`.
 
         Args:
-            before: a benefit, or the profile without fusion. Give a benefit in traced code.
-            after: the profile with fusion, unless `before` is a benefit.
-            temperature_ns: relaxes the penalty's threshold and the least bandwidth of 1; None for the hard score.
+            before: the profile without fusion, or a `FusionBenefit`. In traced code, give a `FusionBenefit`.
+            after: the profile with fusion, or None if `before` is a `FusionBenefit`.
+            temperature_ns: a temperature that makes the penalty and the bandwidths smooth; None gives the hard score.
 
         Examples:
             >>> gate = io_fusion_gate_for_target("metal")
@@ -125,19 +123,19 @@ class IoFusionGate(Coefficients):
         return _score_ns(self, _checked(self, before, after, temperature_ns)[1], temperature_ns)
 
     def should_fuse(self, before: Before, after: After = None) -> Flag:
-        """Return whether the score reaches the minimum gain, `[*batch]`."""
+        """Return whether the score is at least the minimum gain, `[*batch]`."""
         return self.score_ns(before, after) >= self.min_gain_ns
 
     def fuse_log_odds(self, before: Before, after: After = None, *, temperature_ns: RealLike) -> LogOdds:
-        """Return `(score - min_gain) / temperature`, `[*batch]`; always finite, for use in losses."""
+        """Return `(score - min_gain) / temperature`, `[*batch]`. The result is always finite, for use in losses."""
         return self._of_margin(log_odds, before, after, temperature_ns)
 
     def fuse_probability(
         self, before: Before, after: After = None, *, temperature_ns: RealLike, straight_through_gradient: bool = False
     ) -> Probability:
-        """Return the smooth form of `should_fuse`: the logistic of the log-odds, `[*batch]`.
+        """Return the smooth form of `should_fuse`, the sigmoid of `fuse_log_odds`, `[*batch]`.
 
-        With `straight_through_gradient`, the value is the hard decision, 0 or 1, and the gradient is the smooth one.
+        With `straight_through_gradient`, the value is the hard decision (0 or 1), with the gradient of the smooth form.
 
         Examples:
             >>> gate = IoFusionGate(dispatch_ns=500.0, min_gain_ns=1_000.0)
@@ -154,10 +152,9 @@ class IoFusionGate(Coefficients):
         return self._of_margin(log_soft_step, before, after, temperature_ns)
 
     def evaluate(self, before: Before, after: After = None, *, temperature_ns: RealLike) -> "GateEvaluation":
-        """Return benefit, score, decision and probability of a whole table in one program.
+        """Return benefit, score, decision and probability of many fusions, computed in a single program.
 
-        The fields are the results of `fusion_benefit`, `score_ns`, `should_fuse` and `fuse_probability`. `before` and
-        `after` are as in `score_ns`; the temperature applies to the probability alone.
+        `before` and `after` are the same as in `score_ns`. The temperature applies to the probability only.
 
         Examples:
             >>> gate = IoFusionGate(dispatch_ns=500.0, min_gain_ns=1_000.0)
@@ -170,7 +167,7 @@ class IoFusionGate(Coefficients):
         return GateEvaluation(benefit, *_evaluate(self, counts, temperature_ns))
 
     def _of_margin(self, relaxed: Callable[..., Any], before: Before, after: After, temperature_ns: Any) -> Any:
-        """Return a relaxation of the score minus the minimum gain."""
+        """Return the function `relaxed` of the score minus the minimum gain."""
         temperature_ns = as_temperature(temperature_ns)
         return _relaxed_margin(relaxed, self, _checked(self, before, after, temperature_ns)[1], temperature_ns)
 
@@ -179,13 +176,9 @@ class IoFusionGate(Coefficients):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GateEvaluation:
-    """A gate's results for a table of fusions; every field `[*batch]`.
+    """A gate's results for many fusions; every field is `[*batch]`.
 
-    Attributes:
-        benefit: the counts that each fusion saves.
-        score_ns: the time that each fusion saves, penalty included.
-        should_fuse: whether the score reaches the minimum gain.
-        fuse_probability: the smooth form of `should_fuse`.
+    `benefit` is from `fusion_benefit`. Each other field is from the method of `IoFusionGate` with the same name.
     """
 
     benefit: FusionBenefit
@@ -194,7 +187,7 @@ class GateEvaluation:
     fuse_probability: Probability
 
 
-#: Built-in gates; values in the order of the fields.
+#: Built-in gates by target.
 GATES: Mapping[FusionTarget, IoFusionGate] = FrozenDict(
     {
         FusionTarget.METAL: IoFusionGate(500, 5_000, 200, 200, True, 2_000_000, 1_000),
@@ -227,7 +220,7 @@ def io_fusion_gate_for_target(target: "str | Code | Sequence[int]") -> IoFusionG
 
 
 def gate_rates(gate: IoFusionGate, benefit: FusionBenefit, rules: Choices) -> list[RealLike]:
-    """Return the ns that one unit of each count saves at a gate's prices, in the order of a benefit's fields."""
+    """Return the ns that a gate gives to a unit of each count, in the order of the fields of `FusionBenefit`."""
     is_unified = jnp.asarray(gate.unified_memory) >= 0.5
     transfers = (
         (jnp.where(is_unified, 0.0, gate.host_readback_bw), benefit.host_readback_bytes_saved),
@@ -238,10 +231,10 @@ def gate_rates(gate: IoFusionGate, benefit: FusionBenefit, rules: Choices) -> li
 
 
 def added_syncs(sync_points_saved: Count, penalty_ns: RealLike, rules: Choices) -> jax.Array:
-    """Return the sync points that a fusion adds, which the gate penalises; 0 if the fusion saves sync points."""
+    """Return the number of sync points that a fusion adds; 0 if the fusion saves sync points."""
     syncs, is_finite = -jnp.asarray(sync_points_saved), jnp.isfinite(penalty_ns)
     relaxed = rules.relu(syncs, scale=jnp.where(is_finite, penalty_ns, 1.0))
-    # A relaxed count of no added sync points is above 0, and times an infinite penalty it would be infinite.
+    # The relaxed count is always above 0, and its product with an infinite penalty would always be infinite.
     return jnp.where(is_finite, relaxed, Choices().relu(syncs))
 
 
@@ -268,13 +261,13 @@ def _evaluate(gate: IoFusionGate, benefit: FusionBenefit, temperature_ns: RealLi
 
 
 def _checked(gate: IoFusionGate, before: Before, after: After, temperature_ns: Any) -> tuple[Any, Any]:
-    """Return the benefit, exact and in floats, after checking all values and shapes."""
+    """Return the exact benefit and the same benefit in floats, after a check of all values and shapes."""
     if isinstance(before, FusionBenefit):
         benefit = before
         if after is not None:
-            raise ValueError("after: expected nothing beside a FusionBenefit, got a profile")
+            raise ValueError("after: must be left out if the first argument is a FusionBenefit, got a profile")
     elif after is None:
-        raise ValueError("after: expected a profile (or a FusionBenefit in place of both), got None")
+        raise ValueError("after: expected the profile with fusion, got None; or give a FusionBenefit instead of both")
     else:
         benefit = fusion_benefit(before, after)
     counts = fields_of(benefit)

@@ -1,7 +1,7 @@
 """Graphs written by hand, and their exact profiles.
 
 A `Graph` lists the nodes that run. `profile_graph_io` counts a graph's launches, sync points and bytes as a
-`GraphIoProfile`. Counts are exact integers, equal on every machine. `OPS` is the table of each `Op` and its `Shape`.
+`GraphIoProfile`. The counts are exact integers and the same on every machine. `OPS` maps the name of an op to its `Op`.
 """
 
 from ._graph import Graph as Graph

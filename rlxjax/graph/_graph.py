@@ -1,4 +1,4 @@
-"""A graph of nodes in topological order, and its IO profile of four exact counts."""
+"""A graph of nodes in topological order, and its profile, which consists of four exact counts."""
 
 import dataclasses
 import difflib
@@ -16,19 +16,16 @@ from rlxjax._values import FrozenDict, by_value
 
 from ._ops import OPS, Node, indices, parse_dtype, parse_shape
 
-#: Bytes of one selected output element, whatever its dtype.
-_SELECTED_ELEMENT_BYTES = 4
-
 
 def tensor_bytes(shape: Sequence[int | None], dtype: str) -> int:
     """Return the bytes of a tensor: elements times the size of the dtype, at most `2**64 - 1`.
 
     Args:
-        shape: dimensions; None is an unknown dimension, and the tensor then counts 0 elements.
+        shape: dimensions; None means that a dimension is unknown. The result is then 0.
         dtype: name of the dtype, such as "f32".
 
     Raises:
-        ValueError: a dimension is negative or no integer, or the dtype is unknown.
+        ValueError: a dimension is negative or not an integer, or the dtype is unknown.
 
     Examples:
         >>> tensor_bytes((8, 512), "f32"), tensor_bytes((None, 3), "f32")
@@ -38,7 +35,7 @@ def tensor_bytes(shape: Sequence[int | None], dtype: str) -> int:
 
 
 class Graph:
-    """A list of nodes in topological order; the ids are 0, 1, 2, ... in that order.
+    """A list of nodes in topological order. The nodes' ids are 0, 1, 2, ... in this order.
 
     Examples:
         >>> g = Graph("gain")
@@ -59,8 +56,7 @@ class Graph:
         """Build a graph from nodes in topological order, with ids 0, 1, 2, ...
 
         Raises:
-            ValueError: an id is repeated or out of order, an op or dtype is unknown, or an input does not come before
-                its node. The message names the node.
+            ValueError: an id is repeated or out of order, an op or dtype is unknown, or a node comes before its inputs.
 
         Examples:
             >>> Graph.from_nodes([Node(0, "input", (), (4,), "f32"), Node(1, "relu", (0,), (4,), "f32")], [1])
@@ -71,13 +67,13 @@ class Graph:
             expected = len(graph._nodes)
             if node.id != expected:
                 what = "this id came before" if node.id in range(expected) else f"expected id {expected}"
-                raise ValueError(f"node {node.id} ({node.op}): {what}; ids are 0, 1, 2, ... in order")
+                raise ValueError(f"node {node.id} ({node.op}): {what}; the ids must be 0, 1, 2, ... in this order")
             graph.add(node.op, node.inputs, shape=node.shape, dtype=node.dtype, **node.attributes)
         graph.set_outputs(outputs)
         return graph
 
     def copy(self) -> "Graph":
-        """Return an independent graph with the same nodes and outputs."""
+        """Return a new graph with the same nodes and outputs."""
         other = Graph(self.name)
         other._nodes, other._outputs = self._nodes.copy(), self._outputs
         return other
@@ -119,16 +115,16 @@ class Graph:
         """Add a node and return its id.
 
         Args:
-            op: a name in the op table, in lower case.
+            op: a name in the table `OPS`, in lower case.
             inputs: ids of nodes already in the graph; an id may be repeated.
-            shape: the output's shape, with None for an unknown dimension; inferred by default, if the op allows
-                inference. A given shape is not checked, and neither is the number of operands.
-            dtype: the output's dtype; by default the inferred dtype, or the first operand's.
+            shape: the output's shape, with None for an unknown dimension. By default, the op infers the shape, if it
+                can. If you give a shape, neither the shape nor the number of operands is checked.
+            dtype: the output's dtype. By default, the op infers the dtype, or the first operand's dtype is taken.
             **attributes: attributes of the op: `axis` (concat, narrow), `start`, `length` (narrow),
                 `permutation` (transpose), `to` (cast), `k`, `n_segments` (welch_peaks).
 
         Raises:
-            ValueError: an unknown op, dtype or input id, a negative dimension, or operands that give no shape.
+            ValueError: an op, dtype or input id is unknown, a dimension is negative, or the op cannot infer the shape.
         """
         rule = OPS.get(op)
         if rule is None:
@@ -152,7 +148,7 @@ class Graph:
         return id_
 
     def set_outputs(self, ids: Iterable[int]) -> None:
-        """Set the graph's outputs, in order.
+        """Set the graph's outputs to these nodes, in this order.
 
         Raises:
             ValueError: an id is not in the graph.
@@ -164,15 +160,15 @@ class Graph:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GraphIoProfile:
-    """The launches, sync points and bytes of a graph, equal on every machine.
+    """The counts of a graph's launches, sync points and bytes. The counts are the same on every machine.
 
     Attributes:
-        kernel_launches: launches, shape `[*batch]`.
-        sync_points: points at which the device waits for the host.
-        host_output_bytes: bytes of the outputs that the host reads.
-        device_traffic_bytes: bytes that nodes read and write on the device.
+        kernel_launches: number of kernel launches, `[*batch]`.
+        sync_points: number of points at which the device waits for the host, `[*batch]`.
+        host_output_bytes: bytes of the outputs that the host reads, `[*batch]`.
+        device_traffic_bytes: bytes that nodes read and write on the device, `[*batch]`.
 
-    Counts are Python integers or NumPy integer arrays, and floats in traced code.
+    Counts are Python integers or NumPy integer arrays; in traced code, counts are floats.
     """
 
     kernel_launches: Count = 0
@@ -192,10 +188,10 @@ class GraphIoProfile:
         return cls(**counts)
 
     def host_readback_bytes(self, unified_memory: RealLike) -> Count:
-        """Return the bytes that the host reads back, shape `[*batch]`.
+        """Return the bytes that the host reads back, `[*batch]`.
 
-        That is `host_output_bytes` under unified memory. Otherwise a quarter of the device traffic (rounded down) is
-        added, up to `2**64 - 1`. The result is exact if the host can read the counts and the flag.
+        With unified memory, the result is `host_output_bytes`. Without, a quarter of the device traffic (rounded down)
+        is added, and the sum is at most `2**64 - 1`. The result is exact outside traced code.
 
         Examples:
             >>> GraphIoProfile(1, 0, 100, 41).host_readback_bytes(unified_memory=False)
@@ -223,9 +219,7 @@ class GraphIoProfile:
 def node_io_bytes(graph: Graph, node: Node) -> int:
     """Return the bytes that a node of a graph reads and writes, at most `2**64 - 1`.
 
-    Args:
-        graph: the graph that holds the node.
-        node: the node; an operand that the node reads twice counts twice.
+    If the node reads an operand twice, the operand's bytes count twice.
 
     Examples:
         >>> graph = Graph()
@@ -245,18 +239,18 @@ def profile_graph_io(
 ) -> GraphIoProfile:
     """Count a graph's launches, sync points, host output bytes and device traffic.
 
-    Every node counts one launch and `node_io_bytes` of traffic, unless its op is a metadata op. A node of a host-sync
-    op also counts one sync point, and an output node counts its bytes as host output.
+    A node counts as a launch with `node_io_bytes` of traffic, and as a sync point if its op has `host_sync`. The bytes
+    of an output node count as host output. A node whose op has `metadata` counts nothing.
 
     Args:
         graph: the graph.
-        fft_host_sync: count every fft node as one more sync point.
-        output_indices: select outputs by position. Host output is then the sum of `elements * 4` over the distinct
-            positions, metadata ops included. An empty list selects nothing.
-        output_ids: select outputs by node id; the default rule applies to these outputs.
+        fft_host_sync: whether each fft node also counts as a sync point.
+        output_indices: the positions in `graph.outputs` of the outputs that the host reads. The host output is then 4
+            bytes for each element of these outputs, for every op and dtype. An empty list selects no output.
+        output_ids: the ids of the outputs that the host reads; their bytes count as by default.
 
     Raises:
-        ValueError: both selections are given, or the graph lacks a position or node.
+        ValueError: both selections are given, or a position or id is not in the graph.
 
     Examples:
         >>> g = Graph()
@@ -267,7 +261,7 @@ def profile_graph_io(
                        device_traffic_bytes=8192)
     """
     if output_indices is not None and output_ids is not None:
-        raise ValueError("output_indices and output_ids: expected one of the two, got both")
+        raise ValueError("output_indices and output_ids: expected at most one of the two, got both")
     nodes, outputs = graph.nodes, graph.outputs
     counted = [node for node in nodes if not OPS[node.op].metadata]
     read = set(outputs if output_ids is None else indices(output_ids, "output_ids", "node", len(nodes)))
@@ -276,5 +270,5 @@ def profile_graph_io(
     traffic = sum(saturate(sum(nodes[i].bytes for i in node.inputs) + node.bytes) for node in counted)
     if output_indices is not None:
         positions = indices(output_indices, "output_indices", "output", len(outputs))
-        host_bytes = sum(nodes[outputs[i]].elements * _SELECTED_ELEMENT_BYTES for i in set(positions))
+        host_bytes = sum(nodes[outputs[i]].elements * 4 for i in set(positions))
     return GraphIoProfile(len(counted), syncs, saturate(host_bytes), saturate(traffic))

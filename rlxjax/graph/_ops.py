@@ -1,4 +1,4 @@
-"""A node of a graph, and the table of ops with the rules that infer output shapes."""
+"""The node of a graph, and a table of ops with the rules that infer output shapes."""
 
 import dataclasses
 import math
@@ -24,7 +24,7 @@ DTYPE_BYTES: Mapping[str, int] = FrozenDict(
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """One node: its op, the ids of its inputs, and the shape and dtype of its output."""
+    """A node of a graph: its op, the ids of its inputs, and the shape and dtype of its output."""
 
     id: int
     op: str
@@ -35,16 +35,14 @@ class Node:
 
     @property
     def elements(self) -> int:
-        """Number of elements of the output; 0 if a dimension is unknown."""
+        """The number of elements in the output; 0 if a dimension is unknown."""
         return 0 if None in self.shape else math.prod(dim for dim in self.shape if dim is not None)
 
     @property
     def bytes(self) -> int:
-        """Bytes of the output; 0 if a dimension is unknown."""
+        """The bytes of the output, at most `2**64 - 1`; 0 if a dimension is unknown."""
         return saturate(self.elements * DTYPE_BYTES[self.dtype])
 
-
-# --- Shape rules: (operands, attributes) -> (shape, dtype) ---------------------------------------
 
 Inferred = tuple[Shape, str]
 Operands = Sequence[Node]
@@ -56,25 +54,25 @@ def _same_shape(operands: Operands, attributes: Attributes) -> Inferred:
     first = operands[0]
     for other in operands[1:]:
         if other.shape != first.shape:
-            raise ValueError(f"operands of one shape are needed, got {first.shape} and {other.shape}")
+            raise ValueError(f"expected operands of the same shape, got {first.shape} and {other.shape}")
     return first.shape, first.dtype
 
 
 def _cast(operands: Operands, attributes: Attributes) -> Inferred:
     if attributes.get("from", operands[0].dtype) != operands[0].dtype:
-        raise ValueError(f"'from' is {attributes['from']}, but the operand is {operands[0].dtype}")
+        raise ValueError(f"from: expected the operand's dtype {operands[0].dtype}, got {attributes['from']}")
     return operands[0].shape, parse_dtype(_required(attributes, "to"))
 
 
 def _to_given_shape(operands: Operands, attributes: Attributes) -> Inferred:
-    raise ValueError("its output shape has to be given (shape=...)")
+    raise ValueError("shape: expected a shape, because the op cannot infer its output shape; give shape=(...)")
 
 
 def _transpose(operands: Operands, attributes: Attributes) -> Inferred:
     shape = operands[0].shape
     order = tuple(listed(attributes.get("permutation", reversed(range(len(shape)))), "permutation"))
     if sorted(order) != list(range(len(shape))):
-        raise ValueError(f"permutation has to order the axes 0 to {len(shape) - 1}, got {order}")
+        raise ValueError(f"permutation: expected an order of the axes 0 to {len(shape) - 1}, got {order}")
     return tuple(shape[axis] for axis in order), operands[0].dtype
 
 
@@ -83,7 +81,7 @@ def _narrow(operands: Operands, attributes: Attributes) -> Inferred:
     axis, length = _axis(attributes, shape), as_index(_required(attributes, "length"), "length")
     start, dim = as_index(attributes.get("start", 0), "start"), shape[axis]
     if dim is not None and start + length > dim:
-        raise ValueError(f"start + length has to be at most {dim}, got {start} + {length}")
+        raise ValueError(f"start + length: expected at most the axis length {dim}, got {start} + {length}")
     return (*shape[:axis], length, *shape[axis + 1 :]), operands[0].dtype
 
 
@@ -91,7 +89,7 @@ def _concat(operands: Operands, attributes: Attributes) -> Inferred:
     shapes = [operand.shape for operand in operands]
     axis = _axis(attributes, shapes[0])
     if len({(len(shape), shape[:axis], shape[axis + 1 :]) for shape in shapes}) > 1:
-        raise ValueError(f"shapes have to agree except along axis {axis}, got {shapes}")
+        raise ValueError(f"expected operands with the same shape except along axis {axis}, got {shapes}")
     dims = [shape[axis] for shape in shapes]
     total = None if None in dims else sum(dim for dim in dims if dim is not None)
     return (*shapes[0][:axis], total, *shapes[0][axis + 1 :]), operands[0].dtype
@@ -100,14 +98,14 @@ def _concat(operands: Operands, attributes: Attributes) -> Inferred:
 def _matmul(operands: Operands, attributes: Attributes) -> Inferred:
     a, b = (operand.shape for operand in operands)
     if len(a) < 2 or len(b) < 2 or a[-1] != b[-2] or a[:-2] != b[:-2]:
-        raise ValueError(f"shapes [..., m, k] and [..., k, n] are needed, got {a} and {b}")
+        raise ValueError(f"expected operands of shapes [..., m, k] and [..., k, n], got {a} and {b}")
     return (*a[:-1], b[-1]), operands[0].dtype
 
 
 def _attention(operands: Operands, attributes: Attributes) -> Inferred:
     if any(len(operand.shape) != 4 for operand in operands):
         shapes = [operand.shape for operand in operands]
-        raise ValueError(f"shapes [batch, heads, seq, head_dim] are needed, got {shapes}")
+        raise ValueError(f"expected operands of shape [batch, heads, seq, head_dim], got {shapes}")
     return _same_shape(operands, attributes)
 
 
@@ -115,8 +113,8 @@ def _fft(operands: Operands, attributes: Attributes) -> Inferred:
     (operand,) = operands
     last = operand.shape[-1] if operand.shape else 1
     if not operand.dtype.startswith("c") and (last is None or last % 2):
-        holds = "a real operand holds n real columns, then n imaginary columns"
-        raise ValueError(f"{holds}: an even last axis is needed, got {operand.shape}")
+        halves = "n real columns, then n imaginary columns"
+        raise ValueError(f"expected an even last axis for a real operand ({halves}), got shape {operand.shape}")
     return operand.shape, operand.dtype
 
 
@@ -124,11 +122,8 @@ def _welch_peaks(operands: Operands, attributes: Attributes) -> Inferred:
     k, n_segments = (as_index(_required(attributes, name), name, at_least=1) for name in ("k", "n_segments"))
     shape = operands[0].shape
     if len(shape) != 2 or (shape[0] is not None and shape[0] % n_segments):
-        raise ValueError(f"an operand [batch * {n_segments}, 2 * n_fft] is needed, got {shape}")
+        raise ValueError(f"expected an operand of shape [batch * {n_segments}, 2 * n_fft], got {shape}")
     return (None if shape[0] is None else shape[0] // n_segments, k, 2), "f32"
-
-
-# --- The table -----------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,14 +131,14 @@ class Op:
     """The properties of an op.
 
     Attributes:
-        arity: number of operands for shape inference; None means one or more.
-        infer: the shape rule.
-        metadata: whether profiles leave the op out.
+        arity: the number of operands that shape inference needs; None means one or more.
+        infer: the function that infers the output's shape and dtype.
+        metadata: whether profiles ignore the op, because the op moves no data.
         host_sync: whether each node of the op is a sync point.
-        elementwise: whether the op is unary or binary, with one shape for operands and output.
-        reduction: whether the op reduces all elements to one.
-        fusable: whether the op may share a kernel with others.
-        may_be_source: whether a node without operands is a source, fed by its own id.
+        elementwise: whether the op is unary or binary, and operands and output have the same shape.
+        reduction: whether the op reduces all elements to a single element.
+        fusable: whether the op may share a kernel with other ops.
+        may_be_source: whether a node without operands is a source. You give the source's array under the node's id.
     """
 
     arity: int | None
@@ -156,7 +151,7 @@ class Op:
     may_be_source: bool = False
 
     def inferred(self, operands: Operands, attributes: Attributes) -> Inferred:
-        """Return the shape and dtype of the output; raise a ValueError if the operands do not fit the op."""
+        """Return the shape and dtype of the output. Raise a ValueError if the operands do not fit the op."""
         if len(operands) != self.arity if self.arity is not None else not operands:
             wanted = "at least 1" if self.arity is None else self.arity
             raise ValueError(f"expected {wanted} operand(s), got {len(operands)}")
@@ -192,14 +187,14 @@ OPS: Mapping[str, Op] = FrozenDict(
 
 def _required(attributes: Attributes, name: str) -> Any:
     if name not in attributes:
-        raise ValueError(f"the attribute {name!r} has to be given")
+        raise ValueError(f"expected the attribute {name!r}, got none")
     return attributes[name]
 
 
 def _axis(attributes: Attributes, shape: Shape) -> int:
     axis = as_index(_required(attributes, "axis"), "axis", at_least=-len(shape))
     if axis >= len(shape):
-        raise ValueError(f"axis has to be an axis of {shape}, got {axis!r}")
+        raise ValueError(f"axis: expected an axis of the shape {shape}, got {axis!r}")
     return axis % len(shape)
 
 
@@ -211,7 +206,7 @@ def listed(values: Any, name: str) -> list[Any]:
 
 
 def indices(chosen: Any, name: str, what: str, count: int) -> list[int]:
-    """Return `chosen` as positions in a list of `count` entries; raise a ValueError for any other value."""
+    """Return positions in a list of `count` entries. Raise a ValueError for a position that is not in the list."""
     found = [as_index(index, name) for index in listed(chosen, name)]
     if any(index >= count for index in found):
         raise ValueError(f"{name}: no {what} {max(found)}; the graph has {count} {what}s")
