@@ -61,9 +61,9 @@ def welch_peaks(
             reference's built-in coefficients. Platforms without a calibration use them too.
         model: a learned FFT for `params.n_fft`.
         measure: "undecided" times the variants of auto, rlx and fused on these rows if the calibration is not sure of
-            the fastest. "always" times these variants in any case, "never" in no case. Measurements are remembered as
-            by `rlxjax.choose`, and later calls with any `measure` use them. The default is the environment variable
-            `RLXJAX_MEASURE`, else "never".
+            the fastest. "always" times these variants in any case, "never" in no case. Later calls with any `measure`
+            use the measurements, as in `rlxjax.choose`. The default is the environment variable `RLXJAX_MEASURE`, else
+            "never".
 
     Returns:
         float32 `[batch, k, 2]` of (bin, power), the largest power first. The lower bin comes first among equal powers.
