@@ -154,16 +154,7 @@ def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def read_json_file(
     path: str | os.PathLike[str], schema: type[_Content], version: int, error: type[ValueError], mend: str, what: str
 ) -> _Content:
-    """Return the content of a file, checked against `schema`; warn if the file was edited.
-
-    Args:
-        path: the file.
-        schema: the class of the content.
-        version: the newest known `schema_version`.
-        error: the type of the error if the file cannot be used.
-        mend: what the user can do; the error message ends with this text.
-        what: the noun for the content, such as "a calibration".
-    """
+    """Return the checked content of a file; warn if the file was edited. An `error` ends with the remedy `mend`."""
     content = read_json(path, version, error, mend, what)
     try:
         found = schema.model_validate(content)
@@ -292,15 +283,9 @@ def set_aside(path: FilePath) -> FilePath | None:
 
 @contextlib.contextmanager
 def locked(path: str | os.PathLike[str], name: str = LOCK_NAME, wait_s: float | None = None) -> Iterator[None]:
-    """Hold the lock of a file's folder while you measure for that file or write the file.
-
-    A thread may take the same lock several times. The system releases the lock when the process ends. If the file
-    system has no locks, a file `<name>.held` is the lock.
-
-    Raises:
-        ValueError: another process holds the lock for longer than `wait_s` seconds.
-        OSError: the folder cannot be made or written.
-    """
+    """Hold the lock of a file's folder; raise `ValueError` if another process holds it longer than `wait_s` seconds."""
+    # A thread may take the same lock several times. The system releases the lock when the process ends. If the file
+    # system has no locks, a file `<name>.held` is the lock.
     from filelock import FileLock, SoftFileLock, Timeout  # loaded when first used
 
     place, wait_s = file_to_write(path).parent / name, LOCK_WAIT_S if wait_s is None else wait_s

@@ -83,10 +83,7 @@ def _tail_jvp(primals, tangents):
 
 
 def log_odds(x: RealLike, temperature: RealLike) -> Array:
-    """Return `x / temperature`, the log-odds of `soft_step`; large quotients are clipped.
-
-    Prevents: an infinite quotient, and NaN in the derivative with respect to the temperature.
-    """
+    """Return `x / temperature`, clipped. Prevents: an infinite quotient, and NaN in the temperature's derivative."""
     x, temperature = _floats(x, temperature)
     most = 0.5 * float(jnp.finfo(x.dtype).max) ** 0.5 * temperature
     held = jnp.clip(x, -most, most)
@@ -180,10 +177,7 @@ def soft_minimum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
 
 
 def soft_roofline(x: RealLike, y: RealLike, sharpness: float) -> Array:
-    """Return `(x**p + y**p)**(1/p)`: the sum of two times for `p = 1`, and nearly the larger time for large `p`.
-
-    The times are at least 0, and at most one of the times is 0. The sharpness `p` is a Python number.
-    """
+    """Return `(x**p + y**p)**(1/p)` for two times, not both 0: the sum for `p = 1`, the larger time for large `p`."""
     dtype = jnp.result_type(float, x, y)
     return _roofline(jnp.asarray(x, dtype), jnp.asarray(y, dtype), sharpness)
 
@@ -239,10 +233,8 @@ def log_softmin(
 ) -> Float[Array, "*batch n"]:
     """Return normalised log-weights `-cost / temperature + log_availability` over the last axis.
 
-    The log-weight of an entry with an infinite cost or a log-availability of minus infinity is minus infinity, even if
-    the row has no other entry. NaN gives NaN.
-
-    Prevents: NaN gradients from `inf - inf`, with respect to costs and temperature.
+    An entry with an infinite cost or a log-availability of minus infinity has the log-weight minus infinity, even if
+    the row has no other entry. NaN gives NaN. Prevents: NaN gradients from `inf - inf`.
     """
     temperature = jnp.broadcast_to(_held(jnp.asarray(temperature)), costs.shape[:-1])[..., None]
     log_availability = jnp.broadcast_to(jnp.asarray(log_availability, costs.dtype), costs.shape)

@@ -22,11 +22,7 @@ _Value = TypeVar("_Value")
 
 
 def by_value(class_: _Class) -> _Class:
-    """Give a frozen dataclass or a named tuple the methods `==`, `hash` and `repr` that handle arrays.
-
-    Two objects are equal if they have the same class and equal fields. Arrays are equal if they have the same shape and
-    equal elements; NaN equals NaN. Traced values make `==` raise a `TypeError`.
-    """
+    """Give a dataclass or named tuple `==`, `hash` and `repr` for arrays: equal shapes and elements; NaN equals NaN."""
     class_.__eq__, class_.__ne__, class_.__hash__ = _equal, _differs, _hash_of  # pyright: ignore
     class_.__repr__ = short_repr  # pyright: ignore[reportAttributeAccessIssue]
     return class_

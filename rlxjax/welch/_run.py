@@ -77,13 +77,11 @@ def welch_peaks(
             without a model; the model is for another segment length; or `calibration` or `measure` is invalid.
         MemoryError: the peaks do not fit in memory.
 
-    A small batch runs as one program. Its rows are padded to one of four sizes in each doubling (`padded_batch`), so
-    batches of many sizes need only a few programs. A large batch runs in chunks on all processors, so the extra memory
-    does not grow with the batch. In traced code no rows are padded, and a gradient keeps the transforms of all rows.
+    A small batch is padded (`padded_batch`) and runs as one program. A large batch runs in chunks on all processors, so
+    the extra memory does not grow with the batch. A gradient keeps the transforms of all rows in memory.
 
-    Rows with a `NamedSharding` over several devices stay on their devices. In "fused" and "learned" each device
-    computes its own rows, and other processes may hold some of the rows. "host" and "block" read all rows. Traced rows
-    stay sharded over explicit axes of a mesh, and inside `jax.shard_map`.
+    Rows with a `NamedSharding` stay on their devices, and other processes may hold some of the rows; "host" and "block"
+    read all rows. Traced rows stay sharded over explicit axes of a mesh, and inside `jax.shard_map`.
 
     Examples:
         >>> params = WelchPeakParams.fast(n_fft=256, k=1)
