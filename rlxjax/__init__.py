@@ -1,26 +1,22 @@
-"""A differentiable cost model, calibrated on your machine, that decides whether fusing programs pays.
-
-`Graph -> GraphIoProfile -> FusionBenefit -> gate score -> decision` with built-in coefficients, and
-`timings -> fit -> Calibration -> the same decisions` with coefficients of your machine.
+"""Predict how long your JAX functions take on a machine, and decide which of them to compile together.
 
 The most used names, by task:
 
 - decide whether your functions should be one program: `advise`
 - find the fastest of several functions on this machine: `choose`
 - count a function's work, and predict its time: `profile_function`, `default_calibration().predict_function`
-- decide with the calibration of this machine: `default_calibration`, `load_calibration`, `save_calibration`; a
-  `Calibration` predicts, picks, compares and explains
+- read, write and use a calibration of this machine: `default_calibration`, `load_calibration`, `save_calibration`
 - decide with built-in coefficients: `Graph`, `profile_graph_io`, `fusion_benefit`, `io_fusion_gate_for_target`,
   `rank_devices`
 - fuse graphs of operations: `plan_fusion`, `execute_plan`
 - write a latency model of your own: `LatencyModel`, `Input`, `Suite`, `Cell`, `Timings`, `fit_posterior`
 - evaluate Parquet files larger than memory: `evaluate`
-- run Welch peaks: `WelchPeakParams`, `welch_peaks`
+- find the strongest bins of a signal's spectrum: `WelchPeakParams`, `welch_peaks`
 - differentiate through choices: `soft_step`, `soft_minimum`, `straight_through`, `temperature_from_sd`
 
-The modules have all other names: `rlxjax.graph`, `rlxjax.jaxpr`, `rlxjax.gate`, `rlxjax.fusion`, `rlxjax.fit`,
+All other names are in modules: `rlxjax.graph`, `rlxjax.jaxpr`, `rlxjax.gate`, `rlxjax.fusion`, `rlxjax.fit`,
 `rlxjax.models`, `rlxjax.calibration`, `rlxjax.choices`, `rlxjax.welch`, `rlxjax.learned`, `rlxjax.plot`,
-`rlxjax.tables`, `rlxjax.targets`; for example, `help(rlxjax.fit)` lists the names of `rlxjax.fit`.
+`rlxjax.tables`, `rlxjax.targets`. `help(rlxjax.fit)` lists the names in `rlxjax.fit`.
 """
 
 import ast as _ast
@@ -29,7 +25,7 @@ from pathlib import Path as _Path
 import lazy_loader as _lazy_loader
 
 __version__ = "0.1.0"
-#: The stub lists the public names and their modules; a module is imported when a name is first used.
+#: The stub `__init__.pyi` lists the public names and their modules. A name's first use imports its module.
 __getattr__, __dir__, _ = _lazy_loader.attach_stub(__name__, __file__)
 _STUB = _ast.parse(_Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
 __all__ = next(_ast.literal_eval(line.value) for line in _STUB.body if isinstance(line, _ast.Assign))  # pyright: ignore

@@ -1,4 +1,4 @@
-"""The names at the top of the package; `__all__` lists the most used names. `__init__.py` reads this file."""
+"""The public names at the top of the package. `__init__.py` reads this file, and imports a module on first use."""
 
 from . import calibration as calibration
 from . import choices as choices

@@ -1,4 +1,4 @@
-"""Run the command `rlxjax` by `python -m rlxjax`."""
+"""Run the command `rlxjax` as `python -m rlxjax`."""
 
 from ._commands.interrupts import main
 

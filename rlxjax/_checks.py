@@ -1,4 +1,4 @@
-"""Checks of the values that a user gives: sizes, signs and shapes. Every check passes a traced value."""
+"""Checks of the sizes, signs and shapes that a user gives. Checks of values accept every traced value."""
 
 import dataclasses
 import math
@@ -11,24 +11,24 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-#: The largest accepted number: a larger time, count or rate is a mistake.
+#: The largest accepted time, count or rate.
 MOST = 2.0**64
 
 
 def is_traced(*values: object) -> bool:
-    """Whether any of the values is being traced by a JAX transformation."""
+    """Whether a JAX transformation is tracing any of the values."""
     return any(isinstance(value, jax.core.Tracer) for value in values)
 
 
 def is_on_device(value: object, kind: jax.typing.DTypeLike) -> bool:
-    """Whether the value is an untraced JAX array of such a dtype, with an axis: a device program can check it."""
+    """Whether the value is an untraced JAX array with at least one axis and a dtype of this kind."""
     if is_traced(value) or not isinstance(value, jax.Array):
         return False
     return value.ndim > 0 and jnp.issubdtype(value.dtype, kind)
 
 
 def check_at_least(value: Any, name: str, least: float = 0, what: str = "count", most: float = MOST) -> None:
-    """Raise `ValueError` for NaN, a number below `least` or above `most`, and anything that is no number."""
+    """Raise `ValueError` unless every number is between `least` and `most`."""
     if is_traced(value):
         return
     flat = _numbers(value, name, what)
@@ -39,7 +39,7 @@ def check_at_least(value: Any, name: str, least: float = 0, what: str = "count",
 
 
 def check_positive(value: Any, name: str, what: str = "number") -> None:
-    """Raise `ValueError` for NaN, zero, negative numbers, and anything that is no number."""
+    """Raise `ValueError` unless every number is positive."""
     if is_traced(value):
         return
     flat = _numbers(value, name, f"positive {what}")
@@ -55,7 +55,7 @@ def _check_at_most(flat: np.ndarray, name: str, what: str, most: float) -> None:
 
 
 def check_not_nan(value: Any, name: str) -> None:
-    """Raise `ValueError` for NaN in numbers on the host; an array on a device is not checked."""
+    """Raise `ValueError` for NaN in NumPy arrays or Python numbers; JAX arrays are not checked."""
     if isinstance(value, jax.Array) or is_traced(value):
         return
     flat = _numbers(value, name, "number")
@@ -81,7 +81,7 @@ def _numbers(value: Any, name: str, what: str) -> np.ndarray:
 
 
 def check_shapes(**values: Any) -> None:
-    """Raise `ValueError` for shapes that do not broadcast; the message names each."""
+    """Raise `ValueError` unless the shapes broadcast together."""
     shapes = {name: np.shape(value) for name, value in values.items()}
     try:
         broadcast_shape(*shapes.values())
@@ -91,7 +91,7 @@ def check_shapes(**values: Any) -> None:
 
 
 def broadcast_shape(*shapes: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the broadcast shape of several shapes, which may be symbolic (`jax.export`)."""
+    """Return the broadcast shape of several shapes; sizes may be symbols of `jax.export`."""
     try:
         return np.broadcast_shapes(*shapes)
     except TypeError:
@@ -99,18 +99,18 @@ def broadcast_shape(*shapes: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def is_symbolic(size: object) -> bool:
-    """Whether a size is a symbol of `jax.export`, which comparisons may refuse."""
+    """Whether a size is a symbol of `jax.export`; a comparison of symbols may raise an error."""
     return not isinstance(size, (int, np.integer))
 
 
 def fields_of(record: object, prefix: str = "") -> dict[str, Any]:
-    """Return the numeric fields of a coefficient or count record by name, for `check_shapes`."""
+    """Return the numeric fields of a dataclass by name, for `check_shapes`."""
     values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}  # pyright: ignore
     return {prefix + name: value for name, value in values.items() if name != "provenance"}
 
 
 def as_index(value: object, name: str, *, at_least: int = 0) -> int:
-    """Return the value as a Python integer, or raise `ValueError`."""
+    """Return the value as a Python integer; raise `ValueError` if the value is no integer or too small."""
     try:
         number = operator.index(value)  # pyright: ignore[reportArgumentType]
     except TypeError:

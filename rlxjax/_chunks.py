@@ -1,4 +1,4 @@
-"""Run a batch in chunks of rows, on several threads; the size of a chunk bounds the memory."""
+"""Run a batch in chunks of rows on several threads."""
 
 import contextlib
 import functools
@@ -12,18 +12,18 @@ import jax
 
 R = TypeVar("R")
 
-#: Per thread: `is_worker` exists while the thread computes a chunk.
+#: The attribute `is_worker` exists in a thread while the thread computes a chunk.
 _thread = threading.local()
 _is_forked = False
 
 
 def is_forked() -> bool:
-    """Return whether this process is a fork, which lacks JAX's threads: a program launched here may never end."""
+    """Whether this process is a fork. A fork lacks JAX's threads, so a program may never end here."""
     return _is_forked
 
 
 def worker_count() -> int:
-    """Return the number of processors that the calling thread may use: 1 inside a chunk."""
+    """Return the number of processors that the calling thread may use; inside a chunk the number is 1."""
     if hasattr(_thread, "is_worker"):
         return 1
     if hasattr(os, "sched_getaffinity"):
@@ -32,7 +32,7 @@ def worker_count() -> int:
 
 
 def for_each_chunk(run: Callable[[int, int], None], n_rows: int, chunk_rows: int, n_workers: int | None = None) -> None:
-    """Call `run(start, stop)` for chunks of all rows, on several threads; inside a chunk on this thread alone."""
+    """Call `run(start, stop)` for each chunk, on several threads; a call inside a chunk uses only its own thread."""
     starts = range(0, n_rows, chunk_rows)
     n_workers = 1 if hasattr(_thread, "is_worker") else min(n_workers or worker_count(), len(starts))
     if n_workers < 2:
@@ -63,7 +63,7 @@ def for_each_chunk(run: Callable[[int, int], None], n_rows: int, chunk_rows: int
     try:
         work()
     finally:
-        # Other callers may keep the threads busy; work that has not begun has nothing left to do.
+        # All chunks are taken, so workers that wait behind other callers' work need not begin.
         begun = [other for other in others if not other.cancel()]
         wait(begun)
     for other in begun:
@@ -72,7 +72,6 @@ def for_each_chunk(run: Callable[[int, int], None], n_rows: int, chunk_rows: int
 
 @functools.cache
 def _helpers(count: int) -> ThreadPoolExecutor:
-    """Return a pool of `count` threads besides the caller's own."""
     return ThreadPoolExecutor(count, "rlxjax")
 
 
@@ -88,12 +87,12 @@ if hasattr(os, "register_at_fork"):
 
 @contextlib.contextmanager
 def background() -> Iterator[Callable[..., Future]]:
-    """Give a function that starts a call on another thread and returns its future."""
+    """Give a function that starts a call on another thread and returns the call's `Future`."""
     with ThreadPoolExecutor(1, "rlxjax") as pool:
         yield lambda run, *args, **kwargs: pool.submit(with_callers_settings(run), *args, **kwargs)
 
 
-#: JAX settings that a context manager sets for one thread: the name, and the context manager.
+#: The name and the context manager of each JAX setting that may differ between threads.
 _SETTINGS = tuple(
     (f"jax_{name}", getattr(jax, name))
     for name in (
@@ -105,14 +104,14 @@ _SETTINGS = tuple(
 
 
 def callers_settings() -> tuple[Any, ...]:
-    """Return the JAX settings of the calling thread, the mesh last; programs may depend on them."""
+    """Return the JAX settings of the calling thread; the last entry is the mesh."""
     return *[getattr(jax.config, name) for name, _ in _SETTINGS], jax.sharding.get_abstract_mesh()
 
 
 def with_callers_settings(run: Callable[..., R]) -> Callable[..., R]:
-    """Return a function that runs on another thread with the JAX settings of the calling thread."""
+    """Return `run` as a function that uses the calling thread's JAX settings on any thread."""
     settings, mesh = callers_settings(), None
-    with contextlib.suppress(ValueError):  # inside `jax.jit`, JAX knows no mesh of devices
+    with contextlib.suppress(ValueError):  # `get_mesh` raises an error inside `jax.jit`
         mesh = jax.sharding.get_mesh()
 
     def run_as_caller(*args: Any, **kwargs: Any) -> R:

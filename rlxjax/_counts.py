@@ -1,4 +1,4 @@
-"""Exact integer counts on the host, and the one place where a count becomes a float."""
+"""Exact integer counts on the host, and their conversion to floats."""
 
 import math
 from collections.abc import Sequence
@@ -12,22 +12,22 @@ import numpy as np
 from ._checks import check_positive, is_traced
 from ._typing import Count
 
-#: Counts saturate here, as unsigned 64-bit integers do in the reference.
+#: The largest count; larger counts become this number, as in the reference.
 MAX_COUNT = 2**64 - 1
 
-#: Counts as a caller gives them; a list is a column.
+#: A count, or a column of counts, that a user gives.
 Columns: TypeAlias = Count | Sequence[Any]
 
 _NARROWED = ("int32", "uint32")
 
 
 def saturate(count: int) -> int:
-    """Return `count`, at most `2**64 - 1`."""
+    """Return the smaller of `count` and `2**64 - 1`."""
     return min(count, MAX_COUNT)
 
 
 def is_exact(value: object) -> bool:
-    """Whether the value is an integer or an array of integers that the host can read."""
+    """Whether the value is an integer or an array of integers, and is not traced."""
     if is_traced(value):
         return False
     if isinstance(value, int):
@@ -37,7 +37,7 @@ def is_exact(value: object) -> bool:
 
 
 def exact(value: Columns) -> int | np.ndarray:
-    """Return a count as a Python integer, or a column as an array of Python integers."""
+    """Return a count as a Python integer, or a column of counts as an array of Python integers."""
     if isinstance(value, int):
         return value
     array = np.asarray(value)
@@ -45,7 +45,7 @@ def exact(value: Columns) -> int | np.ndarray:
 
 
 def packed(value: int | np.ndarray) -> int | np.ndarray:
-    """Return exact counts as int64 or uint64; as correctly rounded float64 if neither type holds them all."""
+    """Return exact counts as int64 or uint64, or as float64 if some count fits neither type."""
     if isinstance(value, int) or value.dtype == np.int64:
         return value
     least, most = (int(value.min()), int(value.max())) if value.size else (0, 0)
@@ -59,7 +59,7 @@ def _type_of(least: int, most: int) -> type[np.integer] | None:
 
 
 def difference(before: Columns, after: Columns, name: str) -> Count:
-    """Return `before - after`: exact for integers on the host, in floats inside traced code."""
+    """Return `before - after`, exact for integers on the host, else in floats."""
     if is_exact(before) and is_exact(after):
         saved = _difference_in_64_bits(np.asarray(before), np.asarray(after))
         return packed(exact(before) - exact(after) if saved is None else saved)
@@ -73,7 +73,7 @@ def difference(before: Columns, after: Columns, name: str) -> Count:
 
 
 def _difference_in_64_bits(before: np.ndarray, after: np.ndarray) -> np.ndarray | None:
-    """Return the exact difference of columns in 64 bits, or None if their extremes say that 64 bits are too few."""
+    """Return the exact difference of columns, or None if the difference may need more than 64 bits."""
     is_column = before.ndim > 0 or after.ndim > 0
     if not is_column or not before.size or not after.size or object in (before.dtype, after.dtype):
         return None
@@ -82,7 +82,7 @@ def _difference_in_64_bits(before: np.ndarray, after: np.ndarray) -> np.ndarray 
 
 
 def as_float(value: Columns, name: str) -> jax.Array | np.ndarray | float:
-    """Return a count or a real number as a float, in JAX's default precision unless the value is a float already."""
+    """Return a count or a real number as a float; integers and float64 NumPy arrays get JAX's default precision."""
     if isinstance(value, (int, float)):
         return _held_float(value, name)
     if isinstance(value, jax.core.Tracer):
@@ -92,9 +92,8 @@ def as_float(value: Columns, name: str) -> jax.Array | np.ndarray | float:
         weak = getattr(value, "weak_type", False)
         if jnp.result_type(int) == jnp.int32 and dtype.name in _NARROWED and not weak:
             raise ValueError(
-                f"{name}: expected a float count inside traced code, got {dtype.name}; with 64-bit mode "
-                "off JAX silently narrows 64-bit integers to this type. Convert before "
-                "tracing (`benefit.astype(float)`), or turn jax_enable_x64 on."
+                f"{name}: expected a float count inside traced code, got {dtype.name}, to which JAX narrows 64-bit "
+                "integers; convert counts before tracing (`benefit.astype(float)`), or turn jax_enable_x64 on"
             )
         return jnp.asarray(value, jnp.result_type(float))
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating):
@@ -104,20 +103,20 @@ def as_float(value: Columns, name: str) -> jax.Array | np.ndarray | float:
 
 
 def size_as_float(value: Columns, name: str) -> jax.Array | np.ndarray | float:
-    """Return a size (batch, n_fft, k) as a float; unlike a count, a size may be a traced 32-bit integer."""
+    """Return a size (batch, n_fft, k) as a float; a size may be a traced 32-bit integer, but a count may not."""
     if isinstance(value, jax.core.Tracer) and jnp.issubdtype(value.dtype, jnp.integer):
         return jnp.asarray(value, jnp.result_type(float))
     return as_float(value, name)
 
 
 def as_temperature(value: Columns, name: str = "temperature_ns") -> jax.Array | np.ndarray | float:
-    """Return a temperature as a float."""
+    """Return a positive temperature as a float."""
     check_positive(value, name)
     return as_float(value, name)
 
 
 def _held_float(value: Columns, name: str) -> np.ndarray | float:
-    """Return numbers on the host as floats: float64, unless the numbers are floats already."""
+    """Return numbers on the host as floats; other numbers than floats become float64."""
     if isinstance(value, (int, float)):
         try:
             return float(value)
@@ -130,5 +129,5 @@ def _held_float(value: Columns, name: str) -> np.ndarray | float:
 
 
 def _narrowed(array: np.ndarray) -> jax.Array:
-    """Return a NumPy array of floats as a JAX array: float64 becomes JAX's default precision."""
+    """Return a NumPy array of floats as a JAX array; float64 becomes JAX's default precision."""
     return jnp.asarray(array, None if array.dtype != np.float64 else jnp.result_type(float))

@@ -1,4 +1,4 @@
-"""Read and write files; a JSON file that is incomplete or violates its schema gives an error of one line."""
+"""Read and write files; each error is a single line that names the file."""
 
 import contextlib
 import csv
@@ -23,31 +23,31 @@ from ._typing import AnyPath
 from .extras import require
 from .units import bytes_text
 
-#: The most characters of a refused value in a message.
+#: The most characters that a message shows of a refused value.
 SHOWN_CHARACTERS = 80
-#: The most bytes of a file, also after decompression, and the most columns of a CSV file.
+#: The most bytes of a file, before and after decompression, and the most columns of a CSV file.
 MOST_BYTES, MOST_COLUMNS = 2**28, 2**16
-#: Seconds that a writer waits for another writer in the same folder, and the name of the lock file.
+#: The seconds that a writer waits for another writer in the same folder, and the name of the lock file.
 LOCK_WAIT_S, LOCK_NAME = 5.0, ".rlxjax.lock"
-#: The words for the kinds of things at a path that are no regular file.
+#: The word for each type of path that is not a regular file.
 _KINDS = {
     **{stat.S_IFDIR: "folder", stat.S_IFCHR: "device", stat.S_IFBLK: "device"},
     **{stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"},
 }
-#: The error numbers of a file system without locks.
+#: The error numbers that a file system without locks returns.
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 _Content = TypeVar("_Content", bound=BaseModel)
 
 
 class Strict(BaseModel):
-    """Base of the schemas: no conversions, no unknown fields, no changes."""
+    """Base of the schemas. Values are not converted, and unknown fields and changes are refused."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 class Sealed(Strict):
-    """Base of the schemas of files that hold a digest of their content, which reveals an edit."""
+    """Base of the schemas of files with a digest of their content. The digest shows whether a file was edited."""
 
     @model_serializer(mode="wrap")
     def _with_digest(self, content_of: Any) -> dict[str, Any]:
@@ -64,13 +64,13 @@ def _without_digest(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def digest_of(content: Mapping[str, Any]) -> str:
-    """Return the hexadecimal SHA-256 of a JSON object without its digest; spaces and key order do not matter."""
+    """Return the hexadecimal SHA-256 of a JSON object, without its key `digest`, in any order of keys."""
     text = json.dumps(_without_digest(content), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def digest_problem(content: Mapping[str, Any]) -> str | None:
-    """Return a sentence if a JSON object was edited after it was written, else None."""
+    """Return a sentence that says that a JSON object was edited; None if the object was not edited."""
     with contextlib.suppress(RecursionError):
         if content.get("digest") == digest_of(content):
             return None
@@ -79,11 +79,7 @@ def digest_problem(content: Mapping[str, Any]) -> str | None:
 
 
 def home_folder(kind: Literal["data", "cache"], error: type[ValueError] = ValueError) -> FilePath:
-    """Return the folder that `RLXJAX_HOME` names, else the folder of the user's data or caches.
-
-    Raises:
-        ValueError: of the type `error`; the user has no home folder.
-    """
+    """Return the folder that `RLXJAX_HOME` names, else the user's data or cache folder; raise `error` without one."""
     import platformdirs
 
     given = os.environ.get("RLXJAX_HOME")
@@ -96,11 +92,7 @@ def home_folder(kind: Literal["data", "cache"], error: type[ValueError] = ValueE
 
 
 def read_file(path: str | os.PathLike[str], error: type[ValueError] = ValueError, mend: str = "") -> bytes:
-    """Return the content of a file, decompressed if its name ends in `.gz`.
-
-    Raises:
-        ValueError: of the type `error`, one line with the advice `mend`; the file is missing, unreadable or too large.
-    """
+    """Return the content of a file, decompressed if the name ends in `.gz`; an `error` ends with the remedy `mend`."""
     try:
         content = _content_of(path)
         if os.fspath(path).endswith(".gz"):
@@ -111,7 +103,7 @@ def read_file(path: str | os.PathLike[str], error: type[ValueError] = ValueError
         problem = f"expected at most {bytes_text(MOST_BYTES)}, got more"
     except FileNotFoundError:
         problem = "no such file"
-    except IsADirectoryError as reason:  # `_content_of` raises it for anything that is no regular file
+    except IsADirectoryError as reason:  # the error of `_content_of` for a path that is not a regular file
         problem = reason.strerror
     except (OSError, EOFError, ValueError, zlib.error) as reason:
         problem = f"cannot be read ({getattr(reason, 'strerror', None) or reason})"
@@ -119,7 +111,7 @@ def read_file(path: str | os.PathLike[str], error: type[ValueError] = ValueError
 
 
 def _content_of(path: str | os.PathLike[str]) -> bytes:
-    """Return at most `MOST_BYTES + 1` bytes of a regular file; never wait for a pipe or a device."""
+    """Return at most `MOST_BYTES + 1` bytes of a regular file; a pipe or a device raises `IsADirectoryError`."""
     if not stat.S_ISREG(mode := os.stat(path).st_mode):
         raise IsADirectoryError(0, f"expected a file, got a {_KINDS.get(stat.S_IFMT(mode), 'special file')}")
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -127,7 +119,7 @@ def _content_of(path: str | os.PathLike[str]) -> bytes:
 
 
 def read_json(path: AnyPath, version: int | None, error: type[ValueError], mend: str, what: str) -> dict[str, Any]:
-    """Return the JSON object in a file; arguments and errors as of `read_json_file`."""
+    """Return the JSON object in a file of schema `version`; the arguments are those of `read_json_file`."""
     path, got = FilePath(path), read_file(path, error, mend)
     try:
         content = json.loads(got.decode("utf-8"), object_pairs_hook=without_duplicates)
@@ -135,7 +127,7 @@ def read_json(path: AnyPath, version: int | None, error: type[ValueError], mend:
         raise error(f"{path}: cannot be read ({reason}); {mend}") from None
     except json.JSONDecodeError as reason:
         where = f"line {reason.lineno}: not whole JSON ({reason.msg})"
-        raise error(f"{path}: {where}; the file may be truncated: {mend}") from None
+        raise error(f"{path}: {where}; the file may be truncated; {mend}") from None
     except (ValueError, RecursionError) as reason:
         raise error(f"{path}: not {what} ({reason}); {mend}") from None
     if not isinstance(content, dict):
@@ -150,7 +142,7 @@ def read_json(path: AnyPath, version: int | None, error: type[ValueError], mend:
 
 
 def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object from its pairs; raise `ValueError` for a key that comes twice."""
+    """Return a JSON object from its pairs of key and value; raise `ValueError` if a key comes twice."""
     content = {}
     for name, value in pairs:
         if name in content:
@@ -162,7 +154,7 @@ def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def read_json_file(
     path: str | os.PathLike[str], schema: type[_Content], version: int, error: type[ValueError], mend: str, what: str
 ) -> _Content:
-    """Return the validated content of a file; an edited file gives a warning and is used."""
+    """Return the checked content of a file; warn if the file was edited. An `error` ends with the remedy `mend`."""
     content = read_json(path, version, error, mend, what)
     try:
         found = schema.model_validate(content)
@@ -174,7 +166,7 @@ def read_json_file(
 
 
 def read_csv_file(path: str | os.PathLike[str]) -> list[tuple[int, list[str]]]:
-    """Return the number and the cells of each line of a CSV file; blank lines are left out."""
+    """Return the line number and the cells of each line of a CSV file, without blank lines."""
     found = []
     try:
         reader = csv.reader(io.StringIO(read_file(path).decode("utf-8-sig"), newline=""), strict=True)
@@ -206,7 +198,7 @@ def read_parquet_file(path: str | os.PathLike[str]) -> Any:
 
 
 def first_refusal(reason: ValidationError) -> str:
-    """Return the first problem that a schema found, in one line: the field, the expected value, the given value."""
+    """Return the first problem that a schema found: the field, the expected value and the given value."""
     first = reason.errors()[0]
     field, got = ".".join(map(str, first["loc"])) or "content", repr(first["input"])
     got = got if len(got) <= SHOWN_CHARACTERS else f"{got[:SHOWN_CHARACTERS]}..."
@@ -215,11 +207,7 @@ def first_refusal(reason: ValidationError) -> str:
 
 
 def file_to_write(path: str | os.PathLike[str]) -> FilePath:
-    """Return the file that a write to a path makes or replaces; for a symbolic link, the target of the link.
-
-    Raises:
-        ValueError: one line; the path leads to something that is no regular file, or cannot be reached.
-    """
+    """Return the file that a write to a path creates or replaces: a symbolic link's target, else the path itself."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -234,36 +222,31 @@ def file_to_write(path: str | os.PathLike[str]) -> FilePath:
 
 
 def write_json_file(content: BaseModel, path: str | os.PathLike[str], indent: int | None = 2) -> None:
-    """Write a schema's content as JSON; see `write_text_file`."""
+    """Write the content as JSON, as `write_text_file` does."""
     write_text_file(content.model_dump_json(indent=indent) + "\n", path)
 
 
 def write_text_file(text: str, path: str | os.PathLike[str]) -> None:
-    """Write a file; a reader sees either the whole old file or the whole new file.
-
-    Raises:
-        ValueError: the path is a folder, a device or a named pipe.
-        OSError: the folder cannot be made or written, or the disk is full; one line that names the file.
-    """
+    """Write a file. A reader sees either the whole old file or the whole new file."""
     with whole_file(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         file.write(text)
 
 
 @contextlib.contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[FilePath]:
-    """Give a temporary path that replaces the file after the write, with the permissions of an earlier file."""
+    """Give a temporary path to write to. The written file then replaces the file at `path`, with its permissions."""
     path, temporary = file_to_write(path), None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         old = path.stat() if path.exists() else None
-        place = path.with_name(f".{secrets.token_hex(8)}.tmp")  # fits however long the name of the file is
+        place = path.with_name(f".{secrets.token_hex(8)}.tmp")  # short: `path.name` may have the greatest length
         os.close(os.open(place, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if old is None else 0o600))
         temporary = place
         yield place
         with open(place, "rb") as file:
             os.fsync(file.fileno())
         if old is not None:
-            for owner in (-1, old.st_uid):  # without the right to change the owner, the group alone
+            for owner in (-1, old.st_uid):  # the user may have no right to change the owner, so the group comes first
                 with contextlib.suppress(PermissionError):
                     os.chown(place, owner, old.st_gid)
             os.chmod(place, stat.S_IMODE(old.st_mode))
@@ -277,12 +260,12 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[FilePath]:
 
 
 def not_written(path: str | os.PathLike[str], reason: OSError) -> OSError:
-    """Return the error of a file that cannot be written: one line that names the file."""
+    """Return the error of a file that cannot be written."""
     return OSError(f"{os.fspath(path)}: cannot be written ({reason.strerror or reason})")
 
 
 def set_aside(path: FilePath) -> FilePath | None:
-    """Rename an existing file to the next free numbered name, and return that name; None without a file."""
+    """Rename a file to the next free numbered name, and return the new path; None if there is no file."""
     number = 1
     while os.path.lexists(path):
         aside = path.with_name(f"{path.name}.{number}")
@@ -300,15 +283,9 @@ def set_aside(path: FilePath) -> FilePath | None:
 
 @contextlib.contextmanager
 def locked(path: str | os.PathLike[str], name: str = LOCK_NAME, wait_s: float | None = None) -> Iterator[None]:
-    """Hold the lock of a file's folder while you measure for that file or write it; reading needs no lock.
-
-    A thread that holds the lock may lock again. The system unlocks when the process ends. On a file system without
-    locks a second file names the holder; the name of an ended process of this host does not count.
-
-    Raises:
-        ValueError: another process holds the lock for longer than `wait_s`; one line.
-        OSError: the folder cannot be made or written; one line.
-    """
+    """Hold the lock of a file's folder; raise `ValueError` if another process holds it longer than `wait_s` seconds."""
+    # A thread may take the same lock several times. The system releases the lock when the process ends. If the file
+    # system has no locks, a file `<name>.held` is the lock.
     from filelock import FileLock, SoftFileLock, Timeout  # loaded when first used
 
     place, wait_s = file_to_write(path).parent / name, LOCK_WAIT_S if wait_s is None else wait_s
@@ -329,24 +306,24 @@ def locked(path: str | os.PathLike[str], name: str = LOCK_NAME, wait_s: float | 
         raise not_written(place, reason) from None
     try:
         if marker is place:
-            with contextlib.suppress(OSError):  # a full disk has no space for the name of the holder
+            with contextlib.suppress(OSError):  # a full disk has no space for the text
                 place.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")
         yield
     finally:
-        if lock.lock_counter == 1:  # a waiting process makes a new lock file
+        if lock.lock_counter == 1:  # a process that waits for the lock makes a new lock file
             place.unlink(missing_ok=True)
         lock.release()
 
 
 def _holder(marker: FilePath, place: FilePath) -> str:
-    """Return a sentence on a lock that another process holds; the lock file names the process and its host."""
+    """Return a message that names the process that holds a lock; the lock file holds the process id and the host."""
     who = "another process"
     with contextlib.suppress(OSError, ValueError):
         pid, host = marker.read_text(errors="replace").split()[:2]
         who = f"process {pid} of {host}"
-    killed = "" if marker is place else f"; if it was killed, remove {marker}"
+    killed = "" if marker is place else f"; if that process was killed, remove {marker}"
     return (
-        f"{place.parent}: {who} measures for this folder, or writes to it; "
+        f"{place.parent}: {who} measures for this folder or writes to this folder; "
         f"try again after that process ends, or give another folder{killed}"
     )
 

@@ -1,4 +1,4 @@
-"""A cache of a function's results: memory bounds it, and the least recently used results go first."""
+"""A cache of a function's results with a limit in bytes; the least recently used results are dropped first."""
 
 import functools
 import itertools
@@ -8,13 +8,13 @@ from typing import Any
 
 
 class Kept:
-    """A function that caches at most `most_bytes` of results, for all threads; the latest result always stays."""
+    """A function that keeps at most `most_bytes` of its results; the most recent result always stays."""
 
     def __init__(self, function: Callable[..., Any], most_bytes: int, bytes_of: Callable[..., int]):
         functools.update_wrapper(self, function)
         self._function, self._most_bytes, self._bytes_of = function, most_bytes, bytes_of
         self._lock, self._uses = threading.Lock(), itertools.count()
-        # By arguments: the result, its bytes, and the number of its last use.
+        # For each tuple of arguments: the result, the bytes of the result, and the number of the last use.
         self._entries: dict[tuple[Any, ...], tuple[Any, int, list[int]]] = {}
 
     def __call__(self, *args: Any) -> Any:

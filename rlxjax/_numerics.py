@@ -1,7 +1,6 @@
-"""Primitives that are smooth or whose gradient needs care, each with the wrong value or derivative that it prevents.
+"""Smooth functions and safe gradients. "Prevents" in a docstring names the wrong value that a simpler formula gives.
 
-A relaxation of temperature `T` equals the hard choice in the limit `T -> 0`. `Choices` offers four choices, hard or
-smooth, so that one formula serves both.
+The smooth form of a choice has a temperature `T`, and equals the hard choice in the limit `T -> 0`.
 """
 
 import dataclasses
@@ -19,20 +18,20 @@ from jaxtyping import Array, Float
 from ._checks import check_at_least, check_positive
 from ._typing import RealLike
 
-#: Standard deviation of a logistic distribution of temperature 1.
+#: The standard deviation of a logistic distribution of temperature 1.
 LOGISTIC_SD = math.pi / math.sqrt(3.0)
 
 
 def namespace_of(*arguments: Any) -> ModuleType:
-    """Return `jax.numpy` if one of the arguments is an array of JAX, else NumPy, which compiles nothing."""
+    """Return `jax.numpy` if an argument is a JAX array, else `numpy`, which compiles nothing."""
     return jnp if any(isinstance(argument, jax.Array) for argument in arguments) else np
 
 
 def times(count: RealLike, rate: RealLike) -> Array:
     """Return `count * rate`; the product is 0 for a count of 0 and an infinite rate.
 
-    Prevents: NaN from `0 * inf`, and one rounding of the product with a following sum, which would make eager and
-    jitted decisions differ. The selection prevents that rounding; for a constant count the added zero prevents it.
+    Prevents: NaN from `0 * inf`. Prevents also that XLA fuses the product with a following sum and rounds only once,
+    because eager and jitted decisions would differ. The added zero prevents this rounding for a constant count.
     """
     zero = 0.0 * jnp.where(jnp.isfinite(rate), rate, 0.0)
     product = jnp.asarray(count * rate) + zero
@@ -40,15 +39,15 @@ def times(count: RealLike, rate: RealLike) -> Array:
 
 
 def dot(counts: Sequence[RealLike], rates: Sequence[RealLike]) -> Array:
-    """Return the sum of counts times rates, `[*batch]`: a gate's score or a cost."""
+    """Return the sum of each count times its rate, `[*batch]`."""
     dtype = jnp.result_type(*counts, *rates)
     return _dot(*([jnp.asarray(factor, dtype) for factor in factors] for factors in (counts, rates)))
 
 
 @jax.custom_jvp
 def _dot(counts: list[Array], rates: list[Array]) -> Array:
-    """Prevents: NaN in the derivative by a count whose rate is infinite; that derivative is 0."""
-    # The last selection does for the sum what the selection in `times` does for a product.
+    """Prevents: NaN in the derivative with respect to a count with an infinite rate; the derivative is 0."""
+    # The selection in the last line prevents a fused rounding, as the selection in `times` does.
     *products, last = map(times, counts, rates)
     total = functools.reduce(jnp.add, products, jnp.zeros((), last.dtype))
     return jnp.where(jnp.isnan(total), total, total + last)
@@ -70,9 +69,9 @@ def logistic(x: RealLike) -> Array:
 
 @jax.custom_jvp
 def _tail(x: RealLike) -> Array:
-    """Return the smaller of `p` and `1 - p` for a logistic `p`; `1 - p` comes with a minus sign.
+    """Return the logistic `p` of `x` if `x` is at most 0, else `p - 1`.
 
-    Prevents: the derivative `p * (1 - p)`, which is exactly zero in float32 for `x` of 17 or more.
+    Prevents: a derivative `p * (1 - p)` that is exactly zero in float32 for `x` of 17 or more.
     """
     return 1.0 / (jnp.where(x > 0, -1.0, 1.0) * (1.0 + jnp.exp(jnp.abs(x))))
 
@@ -84,10 +83,7 @@ def _tail_jvp(primals, tangents):
 
 
 def log_odds(x: RealLike, temperature: RealLike) -> Array:
-    """Return `x / temperature`, the log-odds of `soft_step`, clipped to the square root of the largest float.
-
-    Prevents: an infinite quotient, and NaN in its derivative by the temperature.
-    """
+    """Return `x / temperature`, clipped. Prevents: an infinite quotient, and NaN in the temperature's derivative."""
     x, temperature = _floats(x, temperature)
     most = 0.5 * float(jnp.finfo(x.dtype).max) ** 0.5 * temperature
     held = jnp.clip(x, -most, most)
@@ -102,7 +98,7 @@ def soft_step(x: RealLike, temperature: RealLike) -> Array:
         temperature: positive, in the unit of `x`.
 
     Raises:
-        ValueError: a temperature that is not positive.
+        ValueError: `temperature` is not positive.
 
     Examples:
         >>> print(soft_step(0.0, 2.0))
@@ -113,20 +109,20 @@ def soft_step(x: RealLike, temperature: RealLike) -> Array:
 
 
 def log_soft_step(x: RealLike, temperature: RealLike) -> Array:
-    """Return the logarithm of `soft_step`, without underflow at very negative `x`."""
+    """Return the logarithm of `soft_step`, without underflow for very negative `x`."""
     return jax.nn.log_sigmoid(log_odds(x, temperature))
 
 
 def soft_maximum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
-    """Return the smooth form of `max(x, y)`: a logsumexp of temperature `temperature`.
+    """Return the smooth form of `max(x, y)`: `temperature * log(exp(x / temperature) + exp(y / temperature))`.
 
     Args:
-        x: one number, `[*batch]`.
-        y: the other number, `[*batch]`.
+        x: the first number, `[*batch]`.
+        y: the second number, `[*batch]`.
         temperature: positive, in the unit of `x` and `y`.
 
     Raises:
-        ValueError: a temperature that is not positive.
+        ValueError: `temperature` is not positive.
 
     Examples:
         >>> float(soft_maximum(3.0, 1e9, temperature=1.0))
@@ -139,14 +135,14 @@ def soft_maximum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
 
 @jax.custom_jvp
 def _maximum(x: Array, y: Array, temperature: Array) -> Array:
-    """Prevents: cancellation between the larger and the difference, and `inf - inf`."""
+    """Prevents: NaN from `inf - inf`, and lost digits if `x` and `y` are large."""
     odds = log_odds(_gap(x, y), temperature)
     return jnp.maximum(x, y) + temperature * jnp.log1p(jnp.exp(-jnp.abs(odds)))
 
 
 @_maximum.defjvp
 def _maximum_jvp(primals, tangents):
-    """The derivative by the temperature is the entropy of the choice."""
+    """Return the value and its change; the derivative with respect to the temperature is the entropy of the choice."""
     x, y, temperature = primals
     odds = log_odds(_gap(x, y), temperature)
     entropy = jnp.log1p(jnp.exp(-jnp.abs(odds))) + jnp.abs(odds) * logistic(-jnp.abs(odds))
@@ -159,7 +155,9 @@ def _gap(x: Array, y: Array) -> Array:
 
 
 def soft_relu(x: RealLike, temperature: RealLike) -> Array:
-    """Return the smooth form of `max(x, 0)`: `temperature * softplus(x / temperature)`; the rest as of `soft_maximum`.
+    """Return the smooth form of `max(x, 0)`: `temperature * softplus(x / temperature)`.
+
+    The arguments and errors are those of `soft_maximum`.
 
     Examples:
         >>> print(soft_relu(0.0, temperature=1.0).round(4))
@@ -169,7 +167,7 @@ def soft_relu(x: RealLike, temperature: RealLike) -> Array:
 
 
 def soft_minimum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
-    """Return the smooth form of `min(x, y)`: a negated logsumexp; arguments as of `soft_maximum`.
+    """Return the smooth form of `min(x, y)`. The arguments and errors are those of `soft_maximum`.
 
     Examples:
         >>> print(soft_minimum(3.0, 1e9, temperature=1.0))
@@ -179,17 +177,14 @@ def soft_minimum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
 
 
 def soft_roofline(x: RealLike, y: RealLike, sharpness: float) -> Array:
-    """Return `(x**p + y**p)**(1/p)` for times of at least 0: their maximum for large `p`, their sum for `p = 1`.
-
-    At most one of the times may be 0. The sharpness `p` is a number, not an array; a whole number avoids a logarithm.
-    """
+    """Return `(x**p + y**p)**(1/p)` for two times, not both 0: the sum for `p = 1`, the larger time for large `p`."""
     dtype = jnp.result_type(float, x, y)
     return _roofline(jnp.asarray(x, dtype), jnp.asarray(y, dtype), sharpness)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def _roofline(x: Array, y: Array, sharpness: float) -> Array:
-    """Prevents: overflow of powers of ns; the powers are of ratios, which are at most 1."""
+    """Prevents: overflow of powers of times in ns; the formula takes powers of ratios, which are at most 1."""
     larger = jnp.maximum(x, y)
     power = 1.0 + (jnp.minimum(x, y) / larger) ** sharpness
     return larger * (jnp.sqrt(power) if sharpness == 2 else jnp.exp(jnp.log(power) / sharpness))
@@ -204,10 +199,7 @@ def _roofline_jvp(sharpness, primals, tangents):
 
 
 def soft_excess(x: RealLike, threshold: RealLike, sharpness: float) -> Array:
-    """Return `x**p / (x**p + threshold**p)` for positive numbers: 0 far below the threshold, 1 far above.
-
-    The formula is the logistic of `p * (log(x) - log(threshold))`, so no power overflows.
-    """
+    """Return `x**p / (x**p + threshold**p)` for positive numbers, without overflow: from 0 below to 1 above."""
     dtype = jnp.result_type(float, x, threshold)
     x, threshold = jnp.asarray(x, dtype), jnp.asarray(threshold, dtype)
     return logistic(sharpness * (jnp.log(x) - jnp.log(threshold)))
@@ -217,11 +209,11 @@ def soft_excess(x: RealLike, threshold: RealLike, sharpness: float) -> Array:
 def straight_through(hard: RealLike, soft: RealLike) -> Array:
     """Return the value of `hard` with the derivative of `soft`.
 
-    Prevents: the rounding, and the `inf - inf`, of the usual `soft + stop_gradient(hard - soft)`.
+    Prevents: rounding errors and `inf - inf` in the usual formula `soft + stop_gradient(hard - soft)`.
 
     Args:
-        hard: the chosen values, `[*batch]`: numbers, or truth values, which become 0 and 1.
-        soft: its relaxation, `[*batch]`.
+        hard: the chosen values, `[*batch]`: numbers, or booleans, which become 0 and 1.
+        soft: the smooth form of the chosen values, `[*batch]`.
 
     Examples:
         >>> print(jax.grad(lambda x: straight_through(x > 0, soft_step(x, 1.0)))(0.0))
@@ -239,13 +231,10 @@ def _straight_through_jvp(primals, tangents):
 def log_softmin(
     costs: Float[Array | np.ndarray, "*batch n"], temperature: RealLike, log_availability: RealLike = 0.0
 ) -> Float[Array, "*batch n"]:
-    """Return the log-weights of a softmin over the last axis.
+    """Return normalised log-weights `-cost / temperature + log_availability` over the last axis.
 
-    Log-weight = `-cost / temperature + log_availability`, normalised. An entry with an infinite cost
-    or a log-availability of minus infinity has log-weight minus infinity; if no entry is possible,
-    every log-weight is minus infinity. NaN gives NaN.
-
-    Prevents: NaN gradients from `inf - inf` at impossible entries, also by the temperature.
+    An entry with an infinite cost or a log-availability of minus infinity has the log-weight minus infinity, even if
+    the row has no other entry. NaN gives NaN. Prevents: NaN gradients from `inf - inf`.
     """
     temperature = jnp.broadcast_to(_held(jnp.asarray(temperature)), costs.shape[:-1])[..., None]
     log_availability = jnp.broadcast_to(jnp.asarray(log_availability, costs.dtype), costs.shape)
@@ -260,13 +249,13 @@ def log_softmin(
 
 
 def temperature_from_sd(sd: RealLike) -> RealLike:
-    """Return the temperature at which a logistic has standard deviation `sd`: `sd * sqrt(3) / pi`.
+    """Return the temperature of a logistic distribution with a given standard deviation: `sd * sqrt(3) / pi`.
 
     Args:
         sd: the standard deviation, `[*batch]`.
 
     Raises:
-        ValueError: a standard deviation that is negative or NaN.
+        ValueError: `sd` is negative or NaN.
 
     Examples:
         >>> round(float(temperature_from_sd(1.814)), 3)
@@ -277,14 +266,14 @@ def temperature_from_sd(sd: RealLike) -> RealLike:
 
 
 def _floats(x: RealLike, temperature: RealLike) -> tuple[Array, Array]:
-    """Return a value and its temperature as floats of one precision; the temperature is clipped as in `_held`."""
+    """Return a value and its temperature as floats of the same precision, with the temperature clipped by `_held`."""
     floats = [value for value in (x, temperature) if jnp.issubdtype(jnp.result_type(value), jnp.floating)]
     dtype = jnp.result_type(*floats) if floats else jnp.result_type(float)
     return jnp.asarray(x, dtype), _held(jnp.asarray(temperature, dtype))
 
 
 def _held(temperature: Array) -> Array:
-    """Return a temperature clipped so that its square and a division by it are finite and positive."""
+    """Return a temperature as a float, clipped so that its square and its inverse are finite and positive."""
     if not jnp.issubdtype(temperature.dtype, jnp.floating):
         temperature = temperature.astype(jnp.result_type(float))
     limits = jnp.finfo(temperature.dtype)
@@ -293,10 +282,10 @@ def _held(temperature: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """Hard choices, or their relaxations with a temperature in ns.
+    """Four choices, hard if the temperature is None, else smooth, so that the same formula serves both.
 
-    A quantity of another unit is relaxed with `temperature / (temperature + scale)`, which is below 1; `scale` is the
-    cost in ns that the quantity affects. Hard choices avoid `jnp.maximum`, whose derivative divides row by row.
+    A quantity in another unit than ns has the temperature `temperature_ns / (temperature_ns + scale)`, if `scale` is
+    the cost in ns that the quantity affects. `jnp.maximum` would be slow, because its derivative divides row by row.
     """
 
     temperature_ns: RealLike | None = None
@@ -318,7 +307,7 @@ class Choices:
     def at_least(self, x, threshold, scale: RealLike | None = None):
         if self.temperature_ns is None:
             return jnp.where(jnp.asarray(x) >= threshold, 1.0, 0.0)
-        # The shift by the root of the temperature makes the limit at a tie 1, as in the hard choice.
+        # The shift by the square root of the temperature makes the limit 1 at a tie, as in the hard choice.
         x, temperature = _floats(x, self._temperature(scale))
         return soft_step(x - threshold + jnp.sqrt(temperature), temperature)
 

@@ -1,7 +1,6 @@
-"""How the rows of Welch peaks are divided among programs and processors, for the runner and its latency model.
+"""The division of Welch-peaks rows among programs and processors, for `welch_peaks` and for the latency model.
 
-The functions take numbers or arrays. The latency model reads its schedule from the calibration file, so a change of the
-runner does not change a prediction.
+The latency model reads the schedule from the calibration file, so a change of the code here changes no prediction.
 """
 
 from collections.abc import Mapping
@@ -14,34 +13,34 @@ from jax import lax
 from ._numerics import namespace_of
 from ._typing import RealLike
 
-#: The version of the runner, kept with each timing; raise it when a workload runs other programs.
+#: The version of the runner, kept with each timing. Raise the version if a workload runs other programs than before.
 RUNNER_VERSION = 16
 
 
 class Schedule(NamedTuple):
-    """How rows are divided among programs and processors; the defaults are for CPUs.
+    """The sizes that divide rows among programs and processors; the defaults are for CPUs.
 
-    Samples are counted over all segments: a row has `n_segments * n_fft` samples.
+    A row has `n_segments * n_fft` samples, because samples are counted in each segment.
 
     Attributes:
-        chunk_samples: most samples of a chunk; one device program runs one chunk of rows.
-        piece_samples: most samples that the fused program transforms at a time, one piece after the other.
-            Pieces this small stay in a processor's cache, and their program runs on one thread.
-        tile_rows: the rows of a larger chunk or piece are a multiple of this number.
-        sizes_per_octave: batch sizes in each doubling; a batch is padded to the next of these sizes.
-        launches: chunks that run at the same time; 0 for one on each processor.
-        alone_samples_fused: most samples that one processor runs alone, on the fused and the learned path.
-        alone_samples_block: the same on the block path.
-        alone_samples_host: the same on the host path.
-        host_chunk_samples: most samples of a chunk of the host path.
+        chunk_samples: most samples in a chunk; a device program runs a chunk of rows at a time.
+        piece_samples: most samples in a piece; the fused program transforms a piece at a time. A piece stays in a
+            processor's cache and runs on a single thread.
+        tile_rows: a chunk or piece with more rows has a multiple of this number of rows.
+        sizes_per_octave: number of batch sizes in each doubling; a batch is padded to the next of these sizes.
+        launches: number of chunks that run at the same time; 0 means a chunk on each processor.
+        alone_samples_fused: most samples that a single processor runs, for the strategies "fused" and "learned".
+        alone_samples_block: most samples that a single processor runs, for the strategy "block".
+        alone_samples_host: most samples that a single processor runs, for the strategy "host".
+        host_chunk_samples: most samples in a chunk, for the strategy "host".
         most_rows_top_k: most rows for which `top_k` selects the peaks by default.
-        most_bins_maxima: most bins for which `maxima` selects the peaks by default; 0 for none.
-        least_block_bins: least width, in bins, of the blocks that a pass of `maxima` compares.
-        least_blocks: least number of these blocks; 0 if `maxima` selects only on request.
-        least_n_fft_kernel: least segment length for which one kernel computes the peaks by default.
-        most_n_fft_kernel: greatest such length; both are powers of two, or 0 without a kernel.
-        most_k_kernel: most peaks that the kernel finds.
-        kernel_samples: segment length times rows that one step of the kernel computes.
+        most_bins_maxima: most bins for which `maxima` selects the peaks by default; 0 means never.
+        least_block_bins: least width, in bins, of the blocks that `maxima` compares.
+        least_blocks: least number of blocks that `maxima` compares; 0 if `maxima` is not a default.
+        least_n_fft_kernel: shortest segment for which a kernel computes the peaks, a power of two; 0 without a kernel.
+        most_n_fft_kernel: longest segment for which a kernel computes the peaks, a power of two; 0 without a kernel.
+        most_k_kernel: most peaks that the kernel finds in a row.
+        kernel_samples: segment length times number of rows in a step of the kernel.
     """
 
     chunk_samples: int = 2**19
@@ -64,13 +63,13 @@ class Schedule(NamedTuple):
 
 
 _CPU = Schedule()
-#: On accelerators memory alone bounds a chunk, and one chunk is sent while another one is computed.
+#: Only memory limits a chunk on an accelerator. Two chunks are under way: one is sent while the other is computed.
 _ACCELERATOR = _CPU._replace(
     **dict.fromkeys(("chunk_samples", "piece_samples", "alone_samples_fused", "alone_samples_block"), 2**26),
     **{"launches": 2, "most_bins_maxima": 0, "least_blocks": 0},
 )
 _WITH_KERNEL = _ACCELERATOR._replace(least_n_fft_kernel=256, most_n_fft_kernel=1024, most_k_kernel=64)
-#: A step of the kernel fills the registers of 128 GPU threads, or a part of a TPU's vector memory.
+#: A kernel's step fills the registers of 128 GPU threads, or a part of a TPU's vector memory.
 _BY_PLATFORM = {
     "cpu": _CPU,
     "gpu": _WITH_KERNEL._replace(kernel_samples=2**11),
@@ -89,7 +88,7 @@ def schedule(platform: str) -> Schedule:
 
 
 def chunk_rows(row_samples: RealLike, facts: Mapping[str, Any]) -> RealLike:
-    """Return the most rows of a chunk, `[*batch]`: a size that needs no padding, and that bounds a device's memory."""
+    """Return the most rows in a chunk, `[*batch]`; this number of rows needs no padding."""
     xp = namespace_of(row_samples, facts["chunk_samples"])
     tile, rows = facts["tile_rows"], xp.floor(facts["chunk_samples"] / row_samples)
     step = xp.maximum(tile, _power_of_two_below(rows) / facts["sizes_per_octave"])
@@ -97,14 +96,14 @@ def chunk_rows(row_samples: RealLike, facts: Mapping[str, Any]) -> RealLike:
 
 
 def padded_rows(batch: RealLike, facts: Mapping[str, Any]) -> RealLike:
-    """Return a batch padded to one of the few sizes in each doubling, `[*batch]`."""
+    """Return the number of rows to which a batch is padded, `[*batch]`: the next size of the doubling."""
     xp, sizes = namespace_of(batch, facts["sizes_per_octave"]), facts["sizes_per_octave"]
     step = _power_of_two_below(xp.maximum(batch - 1.0, sizes) / sizes)
     return xp.ceil(batch / step) * step
 
 
 def rows_of_a_processor(n_rows: RealLike, least: RealLike, most: RealLike, processors: RealLike) -> RealLike:
-    """Return the rows of a chunk, from `least` to `most`, that give every processor the same number of chunks."""
+    """Return the rows in a chunk, from `least` to `most`; every processor gets the same number of chunks."""
     xp = namespace_of(n_rows, least, most, processors)
     n_chunks = processors * xp.maximum(xp.ceil(xp.ceil(n_rows / most) / processors), 1)
     return xp.minimum(xp.maximum(xp.ceil(n_rows / n_chunks), least), most)
@@ -113,9 +112,9 @@ def rows_of_a_processor(n_rows: RealLike, least: RealLike, most: RealLike, proce
 def shared_rows(
     batch: RealLike, row_samples: RealLike, alone_samples: RealLike, processors: RealLike, facts: Mapping[str, Any]
 ) -> tuple[RealLike, Any]:
-    """Return the rows of a batch's chunks, and whether one program runs the whole batch, `[*batch]` each."""
-    # A chunk has a processor's share of the rows: at least half of the rows that one processor runs alone, at most the
-    # rows of a full chunk, in whole tiles of a size that needs no padding.
+    """Return the rows in a chunk, and whether a single program runs the whole batch, each `[*batch]`."""
+    # A chunk has a processor's share of the rows, but at least half of the rows that one processor runs alone, and at
+    # most the rows of a full chunk. The number of rows is a multiple of a tile and needs no padding.
     xp = namespace_of(batch, row_samples, alone_samples, *facts.values())
     most, tile, alone = chunk_rows(row_samples, facts), facts["tile_rows"], alone_samples / row_samples
     rows = rows_of_a_processor(batch, xp.maximum(tile, xp.floor(alone / 2.0)), most, processors)
@@ -124,7 +123,7 @@ def shared_rows(
 
 
 def _power_of_two_below(x: Any) -> RealLike:
-    """Return the largest power of two that is at most `x`, by the exponent of the float."""
+    """Return the largest power of two that is at most `x`."""
     if namespace_of(x) is np:
         return np.ldexp(1.0, np.frexp(x)[1] - 1)
     bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)

@@ -1,4 +1,4 @@
-"""Trace a user's function: arrays and positional numbers are arguments, everything else is captured."""
+"""Trace a user's function. Arrays and positional numbers become arguments; all other values are captured."""
 
 import contextlib
 import inspect
@@ -19,7 +19,7 @@ PACKAGE = f"{Path(__file__).parent}{os.sep}"
 def jitted(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Return a jitted function and the arguments to trace; a function that is jitted already stays as it is."""
+    """Return `fn` as a jitted function, and the arguments to trace; a jitted `fn` is returned unchanged."""
     if isinstance(fn, jax.stages.Wrapped):
         return fn, args, kwargs
     leaves, tree = jax.tree.flatten((args, kwargs))
@@ -39,17 +39,17 @@ def jitted(
 
 
 def wrong_count(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Return "normalise takes 1 argument, got 2" where a function's signature refuses a call; nothing otherwise."""
+    """Return a sentence such as "normalise takes 1 argument, got 2"; empty if the signature accepts the call."""
     try:
         inspect.signature(fn).bind(*args, **kwargs)
-    except ValueError:  # a builtin has no signature
+    except ValueError:  # a builtin function has no signature
         return ""
     except TypeError as error:
         name, own = getattr(fn, "__name__", type(fn).__name__), inspect.Parameter
         kinds = [(each.kind, each.default is own.empty) for each in inspect.signature(fn).parameters.values()]
         needed = [is_needed for kind, is_needed in kinds if kind in (own.POSITIONAL_ONLY, own.POSITIONAL_OR_KEYWORD)]
         most, least, is_open = len(needed), sum(needed), own.VAR_POSITIONAL in dict(kinds)
-        if kwargs or least <= len(args) <= (math.inf if is_open else most):  # a keyword is at fault
+        if kwargs or least <= len(args) <= (math.inf if is_open else most):  # a keyword argument is wrong
             return f"{name} does not take these arguments: {error}"
         start = "at least " if is_open else f"{least} to " if least < most else ""
         return f"{name} takes {start}{counted(least if is_open else most, 'argument')}, got {len(args)}"
@@ -58,7 +58,7 @@ def wrong_count(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 @contextlib.contextmanager
 def refusals_in_one_line(fn: Callable[..., Any], *call: Any) -> Iterator[None]:
-    """Turn an exception of a function that is being traced into a `ValueError` of one line."""
+    """Raise an exception of a traced function as a `ValueError` with a message of one line."""
     try:
         yield
     except Exception as error:  # noqa: BLE001  (a user's function may raise anything)
@@ -73,7 +73,7 @@ def refusals_in_one_line(fn: Callable[..., Any], *call: Any) -> Iterator[None]:
 
 
 def traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the traced function, as `jax.jit(fn).trace` does."""
+    """Trace a function as `jax.jit(fn).trace` does; raise a `ValueError` of one line if tracing fails."""
     with refusals_in_one_line(fn, args, kwargs):
         function, given, named = jitted(fn, args, kwargs)
         return function.trace(*given, **named)

@@ -1,7 +1,7 @@
-"""The types of the annotations, and the provenance of a figure.
+"""The types in annotations, and the provenance of a coefficient.
 
-`*#batch` is any leading batch shape, the same for every argument of a call up to broadcasting. A
-*count* is exact on the host (Python integers or NumPy integer arrays) and a float inside traced code.
+`*#batch` is a leading batch shape; the batch shapes of all arguments broadcast together. A *count* is an exact integer
+on the host, and a float inside traced code.
 """
 
 import enum
@@ -32,7 +32,7 @@ StrategyLogWeights: TypeAlias = Float[Array, "*#batch 4"]
 
 
 class Provenance(enum.StrEnum):
-    """Where a coefficient comes from."""
+    """The origin of a coefficient."""
 
     MEASURED = "measured"
     ARCH_DEFAULT = "arch default"

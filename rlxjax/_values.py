@@ -1,4 +1,4 @@
-"""Value objects: `==`, `hash` and a one-line `repr` for records that hold arrays."""
+"""The methods `==`, `hash` and a one-line `repr` for records that hold arrays."""
 
 import dataclasses
 import weakref
@@ -11,9 +11,9 @@ import numpy as np
 
 from ._checks import is_traced
 
-#: The most characters of an object's `repr`, and of a text in it.
+#: The most characters in an object's `repr`, and in a string that the `repr` shows.
 MOST_CHARACTERS, MOST_OF_A_TEXT = 300, 90
-#: The most entries of a mapping or sequence that a `repr` lists.
+#: The most entries that a `repr` shows of a mapping or sequence.
 MOST_ENTRIES = 5
 
 _Class = TypeVar("_Class", bound=type)
@@ -22,25 +22,21 @@ _Value = TypeVar("_Value")
 
 
 def by_value(class_: _Class) -> _Class:
-    """Give a frozen dataclass or a named tuple an `==`, a `hash` and a short `repr` that handle arrays.
-
-    Two objects are equal if they have the same class and equal fields. Arrays are equal by shape and element by
-    element; NaN equals NaN. Traced values make `==` raise a `TypeError`. The hash of an array is the hash of its shape.
-    """
+    """Give a dataclass or named tuple `==`, `hash` and `repr` for arrays: equal shapes and elements; NaN equals NaN."""
     class_.__eq__, class_.__ne__, class_.__hash__ = _equal, _differs, _hash_of  # pyright: ignore
     class_.__repr__ = short_repr  # pyright: ignore[reportAttributeAccessIssue]
     return class_
 
 
 def short_repr(self: object) -> str:
-    """Return the class and its fields in one line: arrays by type and shape, long values shortened."""
+    """Return the class and the fields in one line; arrays show their type and shape, and long values are shortened."""
     fields = [f"{name}={_short(value)}" for name, value in _fields(self, "repr").items()]
     text = f"{type(self).__name__}({', '.join(fields)})"
     return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 4]}...)"
 
 
 class FrozenDict(dict[_Key, _Value]):
-    """A dictionary that cannot change and so has a hash; it may be static in a pytree."""
+    """A dictionary that cannot change, and so can be hashed and be a static field of a pytree."""
 
     def __init__(self, items: Mapping[_Key, _Value] | Iterable[tuple[_Key, _Value]] = ()) -> None:
         super().__init__({name: _frozen(value) for name, value in dict(items).items()})
@@ -58,7 +54,7 @@ class FrozenDict(dict[_Key, _Value]):
 
 
 class Handle(weakref.ref):
-    """A stand-in for one object in the key of a cache: equal only to itself, and it keeps no object alive."""
+    """A weak reference as the key of a cache: it is equal only to itself and does not keep its object alive."""
 
     __slots__ = ()
     __eq__, __hash__ = object.__eq__, object.__hash__
@@ -69,7 +65,7 @@ _handles: dict[int, Handle] = {}
 
 
 def handle(value: Any) -> Any:
-    """Return the handle of an object, or None and texts unchanged; `TypeError` if no weak reference can be made."""
+    """Return the handle of an object; None and strings are returned unchanged. Some types raise a `TypeError`."""
     if value is None or isinstance(value, str):
         return value
     number = id(value)
@@ -86,7 +82,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _fields(value: object, wanted: str = "compare") -> dict[str, Any]:
-    """Return the fields of a dataclass or named tuple by name: the fields to compare, or the fields to show."""
+    """Return the fields of a record by name; `wanted` is "compare" (fields in `==`) or "repr" (fields to show)."""
     if not dataclasses.is_dataclass(value):
         return value._asdict()  # pyright: ignore[reportAttributeAccessIssue]
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if getattr(field, wanted)}
@@ -94,14 +90,14 @@ def _fields(value: object, wanted: str = "compare") -> dict[str, Any]:
 
 def _equal(self: object, other: object) -> Any:
     if type(other) is not type(self):
-        # After `NotImplemented`, Python would compare plain tuples, which fails on arrays.
+        # `NotImplemented` would make Python compare plain tuples, which fails for arrays.
         return False if isinstance(self, tuple) else NotImplemented
     (mine, structure), (others, structure_of_other) = (jax.tree.flatten(_fields(one)) for one in (self, other))
     if self is other or structure != structure_of_other:
         return self is other
     if is_traced(*mine, *others):
-        mend = "compare them outside of the traced function"
-        raise TypeError(f"{type(self).__name__}: its values are being traced, so `==` has no answer yet; {mend}")
+        problem = "`==` needs concrete values, got traced values; compare outside of the traced function"
+        raise TypeError(f"{type(self).__name__}: {problem}")
     return all(map(_same, mine, others))
 
 
@@ -124,14 +120,14 @@ def _hash_of(self: object) -> int:
 
 
 def _mark(leaf: Any) -> Any:
-    """Return the part of a leaf that is hashed: a number of any type, an array's shape, or a mapping's keys."""
+    """Return what `hash` takes from a leaf: the number, the shape of an array, or the keys of a mapping."""
     if _is_array(leaf):
         if leaf.shape or is_traced(leaf):
             return leaf.shape
         leaf = leaf.item()
     if isinstance(leaf, Mapping):
         return frozenset(leaf)
-    return None if leaf != leaf else leaf  # NaN has no hash of its value
+    return None if leaf != leaf else leaf  # each NaN object has another hash
 
 
 def _is_array(value: object) -> bool:
@@ -139,7 +135,7 @@ def _is_array(value: object) -> bool:
 
 
 def counted(count: int, one: str, several: str | None = None) -> str:
-    """Return a count and its noun: `1 launch`, `1,200 calls`."""
+    """Return a count with its noun: `1 launch`, `1,200 calls`."""
     return f"{count:,} {one if count == 1 else several or one + 's'}"
 
 
@@ -158,5 +154,5 @@ def _short(value: Any) -> str:
         if len(value) > MOST_ENTRIES or not all(isinstance(item, (str, int, float)) for item in value):
             return f"({len(value)} of {type(value[0]).__name__})"
         return f"({', '.join(map(_short, value))})"
-    version = getattr(value, "version", None)  # of a latency model
+    version = getattr(value, "version", None)  # latency models have a version
     return f"{type(value).__name__}(...)" if version is None else f"{getattr(value, 'name', '')} {version}"

@@ -1,7 +1,7 @@
-"""The definition of a time: one call in a loop of calls that wait for their results, as `timeit` measures it.
+"""The definition of a time: the mean time of a call in a loop of calls, as `timeit` measures it.
 
-On a busy machine the time of a call varies, and you see the mean over a loop of calls. Every measured or predicted time
-is the lower quartile of such means.
+Each call waits for its results. The mean varies from loop to loop on a busy machine, so every measured or predicted
+time is the lower quartile of the means of several loops.
 """
 
 import contextlib
@@ -15,16 +15,16 @@ import numpy as np
 
 #: The version of this definition, kept with each timing.
 PROTOCOL = 2
-#: A *visit* is a loop of calls. It ends after `LEAST_CALLS` calls once it took `VISIT_NS`, or after `MOST_CALLS`.
+#: A *visit* is a loop of calls that takes `VISIT_NS`, with at least `LEAST_CALLS` and at most `MOST_CALLS` calls.
 LEAST_CALLS, MOST_CALLS, VISIT_NS = 2, 128, 4_000_000
-#: The share of a visit's calls that are left out: the first calls find the caches and threads of another program.
+#: The share of a visit's calls that the mean leaves out: the first calls find another program's data in the caches.
 FIRST_SHARE = 0.25
-#: A time is this quantile of the means of its visits.
+#: A time is this quantile of the means of several visits.
 QUARTILE = 0.25
 
 
 def visit_ns(call: Callable[[], Any], count: int | None = None) -> list[int]:
-    """Return the time of each call of a visit, in ns, or of `count` calls; each call waits for its results."""
+    """Run a visit, or `count` calls, and return the time of each call in ns."""
     times_ns, taken = [], 0
     least, most = (LEAST_CALLS, MOST_CALLS) if count is None else (count, count)
     while len(times_ns) < least or (taken < VISIT_NS and len(times_ns) < most):
@@ -34,12 +34,12 @@ def visit_ns(call: Callable[[], Any], count: int | None = None) -> list[int]:
 
 
 def calls_of_visit(time_ns: float) -> int:
-    """Return the number of calls in a visit to a program that takes `time_ns`."""
+    """Return the number of calls in a visit if each call takes `time_ns`."""
     return int(np.clip(np.nan_to_num(VISIT_NS / time_ns), LEAST_CALLS, MOST_CALLS))
 
 
 def call_ns(call: Callable[[], Any]) -> int:
-    """Return the time in ns until the results of one call are ready, at least 1; freeing the results is not timed."""
+    """Return the time in ns until the results of a call are ready; freeing the results is not timed."""
     start = time.perf_counter_ns()
     results = jax.block_until_ready(call())
     taken = time.perf_counter_ns() - start
@@ -48,7 +48,7 @@ def call_ns(call: Callable[[], Any]) -> int:
 
 
 def mean_ns(times_ns: Sequence[int]) -> float:
-    """Return the mean time of a visit's calls in ns, without the first quarter of the calls.
+    """Return the mean time of a call in ns; the first quarter of the calls is left out.
 
     Examples:
         >>> mean_ns([900, 90, 100, 110])
@@ -58,13 +58,13 @@ def mean_ns(times_ns: Sequence[int]) -> float:
 
 
 def settled_ns(times_ns: Sequence[int]) -> Sequence[int]:
-    """Return the times of a visit's calls without the first quarter; at least the last call stays."""
+    """Return the times without the first quarter of the calls; at least the last call stays."""
     return times_ns[min(int(np.ceil(FIRST_SHARE * len(times_ns))), len(times_ns) - 1) :]
 
 
 @contextlib.contextmanager
 def quiet_collector() -> Iterator[None]:
-    """Keep the garbage collector out of timed code."""
+    """Turn the garbage collector off inside the `with` block."""
     enabled = gc.isenabled()
     gc.disable()
     try:

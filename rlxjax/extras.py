@@ -1,17 +1,17 @@
-"""Packages that only some features need: the extras of `pyproject.toml`."""
+"""Optional packages that some features need, as listed under `optional-dependencies` in `pyproject.toml`."""
 
 import importlib.util
 import shlex
 
 
 def require(package: str, extra: str) -> None:
-    """Raise `ImportError`, one line with the command that installs the extra, if a package is not installed."""
+    """Raise an `ImportError` with the install command if a package is not installed."""
     if importlib.util.find_spec(package) is None:
         raise ImportError(f"{package} is not installed; get it with `{install_command(extra)}`")
 
 
 def install_command(extra: str) -> str:
-    """Return the shell command that installs an extra, in a clone and in an installed wheel.
+    """Return the shell command that installs the packages of an extra.
 
     Examples:
         >>> install_command("report")

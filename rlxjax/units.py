@@ -1,4 +1,4 @@
-"""Times, intervals and bytes as people read them: `19 ms (12 to 32)`, `134 MB`."""
+"""Text for times, intervals and bytes: `19.4 ms`, `19 ms (12 to 32)`, `134 MB`."""
 
 import math
 
@@ -7,11 +7,11 @@ BYTE_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 
 
 def time_text(time_ns: float, digits: int = 3) -> str:
-    """Return a time in the largest unit that keeps it at 1 or above.
+    """Return a time in s, ms, us or ns; the unit is the largest unit in which the time is at least 1.
 
     Args:
-        time_ns: a time in ns, of either sign.
-        digits: significant digits; whole numbers keep theirs up to three digits.
+        time_ns: a time in ns, positive or negative.
+        digits: number of significant digits; the result shows at least three digits of a number of 100 or more.
 
     Examples:
         >>> time_text(19_378_384.0), time_text(508_710, digits=2), time_text(-950.0), time_text(0.0)
@@ -22,12 +22,12 @@ def time_text(time_ns: float, digits: int = 3) -> str:
 
 
 def interval_text(time_ns: float, low_ns: float, high_ns: float) -> str:
-    """Return a time and the ends of its interval, all in the unit of the time.
+    """Return a time and its interval, all in the unit of the time.
 
     Args:
         time_ns: a time in ns.
-        low_ns: the lower end, in ns.
-        high_ns: the upper end, in ns.
+        low_ns: the lower end of the interval, in ns.
+        high_ns: the upper end of the interval, in ns.
 
     Examples:
         >>> interval_text(19_378_384.0, 11_557_900.0, 32_490_484.0)
@@ -41,10 +41,10 @@ def interval_text(time_ns: float, low_ns: float, high_ns: float) -> str:
 
 
 def bytes_text(count: float) -> str:
-    """Return bytes in the largest unit that keeps the number at 1 or above.
+    """Return a number of bytes in GB, MB, kB or B; the unit is the largest unit in which the number is at least 1.
 
     Args:
-        count: bytes.
+        count: number of bytes.
 
     Examples:
         >>> bytes_text(8), bytes_text(134_217_728), bytes_text(17_179_869_184)
@@ -55,11 +55,11 @@ def bytes_text(count: float) -> str:
 
 
 def number_text(value: float, digits: int) -> str:
-    """Return a number in so many significant digits, without a power of ten: `12`, `0.35`, `1,090`.
+    """Return a number with a given number of significant digits, without a power of ten: `12`, `0.35`, `1,090`.
 
     Args:
         value: any number.
-        digits: significant digits; a number of 100 or more shows three.
+        digits: number of significant digits; a number of 100 or more shows at least three digits.
 
     Examples:
         >>> number_text(12.34, 2), number_text(0.348, 2), number_text(1_093.0, 2), number_text(1e-6, 2)

@@ -158,7 +158,7 @@ def test_a_folder_is_locked_for_one_writer_at_a_time_who_may_lock_it_again(tmp_p
     with ThreadPoolExecutor(1) as pool:
         with locked(tmp_path / "a.json"), locked(tmp_path / "b.json"):
             with pytest.raises(
-                ValueError, match=f"{tmp_path}: process {os.getpid()} of .* measures for this folder, or"
+                ValueError, match=f"{tmp_path}: process {os.getpid()} of .* measures for this folder or"
             ):
                 pool.submit(other).result()
             refused = pool.submit(job).result()
@@ -191,7 +191,7 @@ def test_where_a_file_system_has_no_locks_a_file_says_who_holds_it(code, tmp_pat
     held = tmp_path / f"{LOCK_NAME}.held"
 
     def refused(holder):
-        with pytest.raises(ValueError, match=f"{tmp_path}: {holder} measures .* if it was killed, remove {held}$"):
+        with pytest.raises(ValueError, match=f"{holder} measures .* if that process was killed, remove {held}$"):
             locked(tmp_path / "b.json").__enter__()
 
     with ThreadPoolExecutor(1) as pool, locked(tmp_path / "a.json"), locked(tmp_path / "b.json"):

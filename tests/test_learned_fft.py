@@ -172,7 +172,7 @@ def test_what_is_no_model_is_refused_with_a_sentence():
 
 # The file.
 
-MEND = "train one with train_learned_fft and save_learned_fft"
+MEND = "train a model with train_learned_fft, and write the model with save_learned_fft"
 
 
 def saved_model(n_fft=16):
@@ -200,7 +200,7 @@ def test_what_is_saved_is_what_is_loaded_bit_by_bit(path):
             assert path.read_bytes() == first
     assert load_learned_fft(path, np.int64(16)).n_fft == 16
     for n_fft, error, said in (
-        (256, LearnedFftFileError, "n_fft: expected a model for n_fft 256, got one for 16"),
+        (256, LearnedFftFileError, "n_fft: expected 256, got 16"),
         ("256", ValueError, "n_fft: expected an integer"),
     ):
         with pytest.raises(error, match=said):
@@ -219,7 +219,7 @@ def test_what_is_no_model_is_refused_in_a_line_with_the_field_and_left_as_it_is(
         for field, value, said in [
             ("schema_version", 2, "install a newer rlxjax"),
             *((name, value, MEND) for name, value in {"kind": "calibration", "surprise": 1, "note": None}.items()),
-            *(("n_fft", 48, "16"), ("n_fft", 16.5, MEND), ("active_gates", -1, MEND), ("total_gates", 0, "say 32")),
+            *(("n_fft", 48, "16"), ("n_fft", 16.5, MEND), ("active_gates", -1, MEND), ("total_gates", 0, "got 0")),
             *(
                 ("gates", own, MEND)
                 for own in ([], 1.0, [[1.5, *gates[0][1:]], *gates[1:]], [gates[0][1:], *gates[1:]])

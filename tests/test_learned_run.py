@@ -78,7 +78,7 @@ def test_models_that_do_not_fit_are_refused_whatever_the_strategy():
         powers(None)
     stacked = jax.tree.map(lambda leaf: jnp.stack([leaf]), SPARSE)
     for transform, model in ((jax.jit, SPARSE), (jax.grad, SPARSE), (jax.vmap, stacked)):
-        with pytest.raises(ValueError, match="model: .* cannot be traced; use learned_spectrum"):
+        with pytest.raises(ValueError, match="model: .* got traced arrays; use learned_spectrum"):
             transform(powers)(model)
 
 

@@ -40,7 +40,7 @@ for path in ("host", "block"):
     try:
         raise AssertionError(rx.welch_peaks(signal, params, path))
     except ValueError as error:
-        assert "expected 'fused' or 'learned' if other processes hold rows" in str(error)
+        assert "expected 'fused' or 'learned' because other processes hold rows" in str(error)
 """
 
 

@@ -1,7 +1,7 @@
-"""The learned FFT: the model, its training, its file, and the program that runs it.
+"""The learned FFT: a transform that is pruned for one kind of signal and finds approximate peaks.
 
-`train_learned_fft` prunes a transform to signals, `save_learned_fft` and `load_learned_fft` keep it, and
-`rlxjax.welch_peaks(..., model=)` runs it.
+`train_learned_fft` trains a model, `save_learned_fft` and `load_learned_fft` write and read the model's file, and
+`rlxjax.welch_peaks(..., model=)` runs the model.
 """
 
 from ._model import LearnedFft as LearnedFft

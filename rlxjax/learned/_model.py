@@ -1,4 +1,4 @@
-"""The learned FFT: a butterfly network whose twiddles, gates and mask are parameters, and its file."""
+"""The learned FFT and its file: a butterfly network whose twiddles, gates and mask are parameters."""
 
 import dataclasses
 import functools
@@ -15,10 +15,10 @@ from rlxjax._checks import as_index
 from rlxjax._files import Sealed, read_json_file, write_json_file
 from rlxjax._values import short_repr
 
-#: A hardened gate is on from this value.
+#: A gate of at least this value is on after rounding.
 GATE_ON = 0.5
 SCHEMA_VERSION = 1
-#: Fields of a model file: the leaves of the model, and figures derived from the leaves.
+#: The fields of a model file: the leaves of the model, and numbers that the leaves determine.
 LEAVES, COUNTS = ("twiddles", "gates", "mask"), ("n_fft", "active_gates", "total_gates")
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -31,19 +31,16 @@ class LearnedFft:
 
     Do not change the arrays in place: a compiled program keeps the old values.
 
-    Samples enter in bit-reversed order. Stage `s` (0 is the first) works on positions `0 .. n_fft - 1` in
-    blocks of `2 * half` with `half = 2**s`. Its butterfly `j = block * half + t`, `t < half`, reads
-    `a` at position `2 * half * block + t` and `b` at `half` positions further, and writes there
+    Samples enter in bit-reversed order. Stage `s` (the first stage is 0) has blocks of `2 * half` positions, with
+    `half = 2**s`. Butterfly `j = block * half + t`, `t < half`, reads `a` at position `2 * half * block + t` and `b` at
+    position `2 * half * block + t + half`. The butterfly writes to these two positions
 
         `gate * (a + w*b, a - w*b) + (1 - gate) * (a, b)`, `w = twiddles[s, j]`.
 
-    The gates of a stage list its blocks one after another. Block 0 of a stage computes bins `0 .. half`. The single
-    block of the last stage combines the transforms of the even and the odd samples.
-
     Attributes:
-        twiddles: real and imaginary parts, `[stages, n_fft/2, 2]`; `exp(-2i*pi * t / (2*half))` is exact.
-        gates: `[stages, n_fft/2]`, from 0 to 1; 1 is exact.
-        mask: factor of each one-sided bin, `[n_fft/2 + 1]`; 1 is exact.
+        twiddles: real and imaginary parts, `[stages, n_fft/2, 2]`; the exact FFT has `exp(-2i*pi * t / (2*half))`.
+        gates: numbers from 0 to 1, `[stages, n_fft/2]`; the exact FFT has 1.
+        mask: factor of each one-sided bin, `[n_fft/2 + 1]`; the exact FFT has 1.
 
     Examples:
         >>> model = LearnedFft.exact(8)
@@ -64,7 +61,7 @@ class LearnedFft:
         """Return the model of the exact transform, with float64 leaves on the host.
 
         Args:
-            n_fft: samples of a segment, a power of two of at least 2.
+            n_fft: samples in a segment, a power of two of at least 2.
 
         Raises:
             ValueError: `n_fft` is not a power of two of at least 2.
@@ -82,12 +79,12 @@ class LearnedFft:
     def checked(
         cls, *, twiddles: Array | np.ndarray, gates: Array | np.ndarray, mask: Array | np.ndarray
     ) -> "LearnedFft":
-        """Return a model after checking shapes and values, which the constructor does not check.
+        """Check shapes and values, and return a model.
 
         Args:
-            twiddles: `[stages, n_fft/2, 2]`, finite.
-            gates: `[stages, n_fft/2]`, from 0 to 1. The number of columns is `n_fft/2`.
-            mask: `[n_fft/2 + 1]`, finite.
+            twiddles: finite numbers, `[stages, n_fft/2, 2]`.
+            gates: numbers from 0 to 1, `[stages, n_fft/2]`.
+            mask: finite numbers, `[n_fft/2 + 1]`.
 
         Raises:
             ValueError: the shapes do not match, a gate is NaN or outside [0, 1], or another value is not finite.
@@ -104,10 +101,10 @@ class LearnedFft:
         whole = cls(**arrays)
         shape = whole.gates.shape
         if len(shape) != 2 or shape[1] != 2 ** (shape[0] - 1):
-            raise ValueError(f"gates: expected shape (log2(n_fft), n_fft/2), say (8, 128), got {shape}")
+            raise ValueError(f"gates: expected shape (log2(n_fft), n_fft/2), such as (8, 128), got {shape}")
         for name, expected in (("twiddles", (*shape, 2)), ("mask", (shape[1] + 1,))):
             if (got := arrays[name].shape) != expected:
-                raise ValueError(f"{name}: expected shape {expected} beside gates of shape {shape}, got {got}")
+                raise ValueError(f"{name}: expected shape {expected} for gates of shape {shape}, got {got}")
             if not np.all(np.isfinite(arrays[name])):
                 raise ValueError(f"{name}: expected finite numbers, got NaN or infinity")
         for stage, j in np.argwhere(~((whole.gates >= 0) & (whole.gates <= 1))):
@@ -122,7 +119,7 @@ class LearnedFft:
 
     @property
     def n_fft(self) -> int:
-        """Samples of a segment."""
+        """Number of samples in a segment."""
         return 2 * self.gates.shape[-1]
 
     @property
@@ -137,13 +134,13 @@ class LearnedFft:
 
     @property
     def active_gates(self) -> int:
-        """Number of gates of at least 0.5, counted on the host."""
+        """Number of gates that are at least 0.5; the arrays must be concrete."""
         return int(np.sum(np.asarray(self.gates) >= GATE_ON))
 
     def hardened(self) -> "LearnedFft":
-        """Return the model on the host with each gate rounded to 0 or 1.
+        """Return the model with each gate rounded to 0 or 1, as NumPy arrays.
 
-        A gate that reaches no unmasked bin becomes 0, which leaves the spectrum unchanged.
+        A gate whose results reach no unmasked bin becomes 0; this does not change the spectrum.
 
         Examples:
             >>> model = LearnedFft.exact(8)
@@ -161,17 +158,17 @@ class LearnedFft:
 def learned_spectrum(
     model: LearnedFft, segments: Real[Array | np.ndarray, "*batch n_fft"]
 ) -> Complex[Array, "*batch n_bins"]:
-    """Return the one-sided spectra of segments by a model, with hard or soft gates.
+    """Return the one-sided spectra that a model computes, with hard or soft gates.
 
     Args:
-        model: the network; its leaves are converted to the precision of the segments.
-        segments: real, `[*batch, n_fft]`, windowed by the caller; whole numbers become float32.
+        model: the model; its arrays are converted to the precision of the segments.
+        segments: real numbers, already windowed, `[*batch, n_fft]`; integers become float32.
 
     Returns:
-        complex `[*batch, n_fft/2 + 1]`: the network's outputs `0 .. n_fft/2`, times the mask.
+        complex `[*batch, n_fft/2 + 1]`: bins `0 .. n_fft/2`, times the mask.
 
     Raises:
-        ValueError: the segments have another length.
+        ValueError: the segments do not have `model.n_fft` samples.
 
     Examples:
         >>> tone = np.cos(2 * np.pi * 3 / 16 * np.arange(16))
@@ -185,11 +182,11 @@ def learned_spectrum(
     return _spectrum(jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), model), segments.astype(dtype))
 
 
-# Without jit, a first call would compile each operation, which takes seconds.
+# The first call without jit would compile each operation on its own, which takes seconds.
 @jax.jit
 def _spectrum(model: LearnedFft, segments: Array) -> Array:
     twiddles = jax.lax.complex(model.twiddles[..., 0], model.twiddles[..., 1])
-    # Rows are the last axis, so that each position of a block is a contiguous vector in every stage.
+    # Rows are the last axis, so each position is a contiguous vector in every stage.
     rows = segments.reshape(-1, model.n_fft).T[bit_reversal(model.n_fft)]
     places = jax.lax.complex(rows, jnp.zeros_like(rows))
     for stage in range(model.stages):
@@ -208,10 +205,10 @@ def _scaled(factor: Array | np.ndarray, z: Array) -> Array:
     return jax.lax.complex(factor * z.real, factor * z.imag)
 
 
-@functools.lru_cache(maxsize=32)  # of 4 bytes a sample
+@functools.lru_cache(maxsize=32)
 def bit_reversal(n_fft: int) -> np.ndarray:
-    """Return the sample at each input position, in bit-reversed order, `[n_fft]`."""
-    order = np.zeros(1, np.int32)  # one array for both precisions: JAX caches NumPy constants by identity
+    """Return the index of the sample at each input position, `[n_fft]`."""
+    order = np.zeros(1, np.int32)  # both precisions share one array, because JAX caches NumPy constants by identity
     while len(order) < n_fft:
         order = np.concatenate([2 * order, 2 * order + 1])
     order.flags.writeable = False
@@ -219,7 +216,7 @@ def bit_reversal(n_fft: int) -> np.ndarray:
 
 
 def butterfly_places(stage: int, gates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions of `a` and of `b` for a stage's butterflies with nonzero gates."""
+    """Return the positions of `a`, and the positions of `b`, of each butterfly with a nonzero gate in a stage."""
     half = 2**stage
     block, t = np.divmod(np.flatnonzero(gates), half)
     a = 2 * half * block + t
@@ -227,7 +224,7 @@ def butterfly_places(stage: int, gates: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def wanted_places(on: np.ndarray, unmasked: np.ndarray) -> list[np.ndarray]:
-    """Return the positions that reach an unmasked bin through hard gates, before each stage and after the last."""
+    """Return whether each position affects an unmasked bin: an array for each stage's input, and one for the output."""
     stages, half_n = on.shape
     wanted = [np.pad(unmasked, (0, half_n - 1))]
     for stage in reversed(range(stages)):
@@ -238,11 +235,11 @@ def wanted_places(on: np.ndarray, unmasked: np.ndarray) -> list[np.ndarray]:
 
 
 class LearnedFftFileError(ValueError):
-    """A model file is unusable. The message names the file, the field and the remedy in one line."""
+    """A model file cannot be used. The message names the file, the field and the remedy in one line."""
 
 
 class LearnedFftFile(Sealed):
-    """The schema of a model file. Lists follow the order of `LearnedFft`: by stage, then by butterfly."""
+    """The schema of a model file; the lists have the axes of the arrays of `LearnedFft`."""
 
     schema_version: Literal[1]
     kind: Literal["learned_fft"]
@@ -259,7 +256,7 @@ class LearnedFftFile(Sealed):
         model = self.model()
         for name in COUNTS:
             if getattr(self, name) != getattr(model, name):
-                raise ValueError(f"{name}: the arrays say {getattr(model, name)}, got {getattr(self, name)}")
+                raise ValueError(f"{name}: expected {getattr(model, name)} as in the arrays, got {getattr(self, name)}")
         return self
 
     def model(self) -> LearnedFft:
@@ -267,27 +264,27 @@ class LearnedFftFile(Sealed):
 
 
 def _single_precision(given: "LearnedFft | LearnedFftFile") -> LearnedFft:
-    """Return a checked model in single precision. A value beyond single precision becomes infinite, and is refused."""
+    """Return a checked model in float32; a number that is too large for float32 raises a `ValueError`."""
     leaves: dict[str, Any] = {}
     for name in LEAVES:
         try:
             with np.errstate(over="ignore"):
                 leaves[name] = np.asarray(getattr(given, name), np.float32)
         except ValueError:
-            raise ValueError(f"{name}: expected stages of equal length") from None
+            raise ValueError(f"{name}: expected stages that all have the same length") from None
     return LearnedFft.checked(**leaves)
 
 
 def save_learned_fft(model: LearnedFft, path: str | os.PathLike[str], note: str = "") -> None:
-    """Write a model to a file atomically: a reader sees the old file or the new file, never a part.
+    """Write a model to a file. A reader sees either the whole old file or the whole new file.
 
     Args:
-        model: the model; its leaves are stored in single precision.
+        model: the model; its arrays are stored in float32.
         path: the file.
-        note: a text for readers, such as how you trained the model.
+        note: a text for the file's readers, such as how you trained the model.
 
     Raises:
-        ValueError: `model` is no `LearnedFft`, a gate is outside [0, 1], or a leaf has a wrong shape or is not finite.
+        ValueError: `model` is no `LearnedFft`, or an array has a wrong shape or a value outside its range.
 
     Examples:
         >>> import tempfile
@@ -301,7 +298,7 @@ def save_learned_fft(model: LearnedFft, path: str | os.PathLike[str], note: str 
     if not isinstance(note, str):
         raise ValueError(f"note: expected a string, got {note!r}")
     whole = _single_precision(model)
-    # The shortest decimals that give the same single-precision numbers back.
+    # `astype(str)` gives the shortest decimals that read back as the same float32 numbers.
     content: dict[str, Any] = {name: getattr(whole, name).astype(str).astype(float).tolist() for name in LEAVES}
     content |= {name: getattr(whole, name) for name in COUNTS}
     content = {"schema_version": SCHEMA_VERSION, "kind": "learned_fft", "note": note} | content
@@ -313,21 +310,19 @@ def load_learned_fft(path: str | os.PathLike[str], n_fft: int | np.integer | Non
 
     Args:
         path: the file.
-        n_fft: the segment length that you need, or None for any.
+        n_fft: the segment length that the model must have; None allows any length.
 
     Raises:
-        LearnedFftFileError: the file is missing, damaged, of a newer schema or for another `n_fft`, or a value is
-            invalid. The message names the file, the field and the remedy in one line.
+        LearnedFftFileError: the file is missing or damaged, has a newer schema, another `n_fft` or an invalid value.
+            The message names the file, the field and the remedy in one line.
 
     Examples:
         >>> load_learned_fft("missing.json")
         Traceback (most recent call last):
         rlxjax.learned._model.LearnedFftFileError: missing.json: no such file; ...
     """
-    mend = "train one with train_learned_fft and save_learned_fft"
-    error, what = LearnedFftFileError, "a learned FFT"
-    content = read_json_file(path, LearnedFftFile, SCHEMA_VERSION, error, mend, what)
+    remedy = "train a model with train_learned_fft, and write the model with save_learned_fft"
+    content = read_json_file(path, LearnedFftFile, SCHEMA_VERSION, LearnedFftFileError, remedy, "a learned FFT")
     if n_fft is not None and content.n_fft != as_index(n_fft, "n_fft"):
-        expected = f"expected a model for n_fft {n_fft}, got one for {content.n_fft}"
-        raise LearnedFftFileError(f"{path}: n_fft: {expected}; {mend}")
+        raise LearnedFftFileError(f"{path}: n_fft: expected {n_fft}, got {content.n_fft}; {remedy}")
     return content.model()

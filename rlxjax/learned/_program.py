@@ -1,8 +1,9 @@
-"""The compiled program of a pruned learned FFT, without the butterflies that gates and mask switch off.
+"""The program of a pruned learned FFT: it computes only the butterflies that gates and mask leave on.
 
-A hardened network is a linear map of the samples. The cone of a bin is the set of samples that the bin depends on. Bins
-with one cone become one real matrix `[cone, 2 * bins]`, which includes window, mask and power weight. This form is
-faster for few samples and bins. For many, the program runs the live butterflies stage by stage.
+A model with hard gates is a linear map of the samples. The *cone* of a bin is the set of samples that affect the bin.
+All bins with the same cone become a single real matrix `[cone, 2 * bins]`, which includes window, mask and power
+weight. Matrices are faster for few samples and bins. For many samples and bins, the program runs the live butterflies
+stage by stage.
 """
 
 import dataclasses
@@ -18,13 +19,13 @@ from rlxjax.welch import WelchPeakParams, default_selection, hann_window, one_si
 
 from ._model import LearnedFft, bit_reversal, butterfly_places, wanted_places
 
-#: Costs that choose the form, measured on two cores: FLOP per ns of a matrix product; ns a row for one more matrix, for
-#: gathering one sample or bin, and for carrying one position through a stage.
+#: The costs that choose the form, measured on two cores: the FLOP per ns of a matrix product, and the ns per row for
+#: each further matrix, for gathering a sample or bin, and for passing a position through a stage.
 MATRIX_FLOP_PER_NS, MATRIX_NS, GATHER_NS, PLACE_NS = 150.0, 40.0, 2.8, 1.1
 
 
 class LearnedWork(NamedTuple):
-    """The work of a program, for latency models: FLOP of one segment, and number of unmasked bins."""
+    """The inputs that a latency model needs: the FLOP of a segment, and the number of unmasked bins."""
 
     flop: RealLike
     live_bins: RealLike
@@ -34,13 +35,13 @@ _Cone = tuple[np.ndarray, np.ndarray]
 
 
 def _is_even(indices: np.ndarray) -> bool:
-    """Whether indices increase by a constant step, so that a strided slice reads them."""
+    """Whether the indices increase by a constant step."""
     steps = np.unique(np.diff(indices))
     return len(steps) == 0 or (len(steps) == 1 and bool(steps[0] > 0))
 
 
 class Places(NamedTuple):
-    """Indices along an axis, as int32 bytes: hashable, so that they can be static fields of a program."""
+    """Indices along an axis, stored as bytes: a static field of a pytree must be hashable."""
 
     packed: bytes
 
@@ -53,7 +54,7 @@ class Places(NamedTuple):
         return np.frombuffer(self.packed, np.int32)
 
     def take(self, array: Array, axis: int) -> Array:
-        """Return the entries at the indices, by a strided slice for evenly spaced indices, else by a gather."""
+        """Return the entries at the indices; a strided slice reads evenly spaced indices faster than a gather."""
         indices = self.indices
         if not len(indices):
             return jax.lax.slice_in_dim(array, 0, 0, axis=axis)
@@ -64,7 +65,7 @@ class Places(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """Positions of a stage's live `a`, its live `b`, and the values passed on; its result keeps this order."""
+    """The positions of a stage's live `a` and `b`, and of values that pass unchanged; the result has this order."""
 
     a: Places
     b: Places
@@ -74,18 +75,20 @@ class Stage(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LearnedProgram:
-    """The program that `learned_peaks` runs: arrays are leaves, and the structure is static.
+    """The program that `learned_peaks` runs, in a matrix form or a butterfly form.
+
+    Arrays are leaves of the pytree, and the other fields are static. Live bins are the bins that the mask keeps.
 
     Attributes:
-        matrices: matrix form: one matrix `[cone, 2 * bins]` for each cone, real parts first. Else empty.
-        window: butterfly form: window of the samples that are read, `[samples]`.
-        twiddles: butterfly form: `[butterflies, 2]` for each stage; rows `(0, 0)` are padding.
-        scales: butterfly form: factors of the live bins, `[bins]`.
-        samples: indices of the samples that each matrix, or the network, reads.
-        stages: butterfly form: the stages with a live butterfly.
-        order: positions of the live bins, ascending, in the output of the matrices or the network.
+        matrices: a matrix `[cone, 2 * bins]` for each cone, real parts first; empty in the butterfly form.
+        window: window of the samples that the butterfly form reads, `[samples]`.
+        twiddles: twiddles of each stage in the butterfly form, `[butterflies, 2]`.
+        scales: factors of the live bins in the butterfly form, `[bins]`.
+        samples: indices of the samples that each matrix reads, or that the butterfly form reads.
+        stages: the stages of the butterfly form that have a live butterfly.
+        order: the output position of each live bin.
         bins: indices of the live bins, ascending.
-        n_fft: samples of a segment.
+        n_fft: number of samples in a segment.
     """
 
     matrices: tuple[Float[Array, "cone outputs"] | np.ndarray, ...]
@@ -101,7 +104,7 @@ class LearnedProgram:
     def peaks(
         self, signal: Array, params: WelchPeakParams, selection: str | None = None, platform: str | None = None
     ) -> Float[Array, "batch k 2"]:
-        """Return the result of `learned_peaks` for rows of samples."""
+        """Return the result of `learned_peaks` for `signal`."""
         return learned_peaks(signal, self, params, selection, platform)
 
     @property
@@ -113,20 +116,20 @@ class LearnedProgram:
 
 
 def learned_program(model: LearnedFft, params: WelchPeakParams, form: str | None = None) -> LearnedProgram:
-    """Return the program of a model with hardened gates. This runs on the host.
+    """Return the program of a model, with each gate rounded to 0 or 1.
 
     Args:
-        model: the network.
+        model: the model; its arrays must be concrete.
         params: segment length and number of segments.
-        form: "cones" (one matrix for each cone), "matrix" (one matrix for all live samples and bins) or
-            "butterflies". None chooses the form with the least estimated cost.
+        form: "cones" (a matrix for each cone), "matrix" (a single matrix for all live samples and bins) or
+            "butterflies" (stage by stage). None chooses the form with the lowest estimated cost.
 
     Returns:
-        A pytree with float32 leaves. Programs of equally pruned models have one structure, so a jitted function that
-        takes the program as an argument compiles once.
+        A pytree with float32 leaves. Models with the same active gates and mask give programs of the same structure. So
+        a jitted function that takes the program as an argument compiles once for these models.
 
     Raises:
-        ValueError: the model has another segment length, or the form is unknown.
+        ValueError: `model.n_fft` differs from `params.n_fft`, or `form` is unknown.
 
     Examples:
         >>> params = WelchPeakParams.fast(64, k=4)
@@ -143,7 +146,7 @@ def learned_program(model: LearnedFft, params: WelchPeakParams, form: str | None
     scale = mask[bins] * np.sqrt(one_sided_weights(params)[bins].astype(np.float64))
     cones = _cones(on, bins)
     merged = [(np.unique(np.concatenate([samples for samples, _ in cones])), bins)] if len(bins) else []
-    # The cost of butterflies depends on the live positions of each stage.
+    # The cost of the butterfly form depends on the number of live positions in each stage.
     places = sum(float(np.sum(wanted[stage])) for stage in np.flatnonzero(on.any(axis=1)))
     costs = {"cones": _matrices_ns(cones), "matrix": _matrices_ns(merged), "butterflies": PLACE_NS * places}
     form = min(costs, key=costs.__getitem__) if form is None else form
@@ -161,14 +164,14 @@ def learned_peaks(
     selection: str | None = None,
     platform: str | None = None,
 ) -> Float[Array, "batch k 2"]:
-    """Return the peaks of rows of samples by a learned FFT, as one program.
+    """Return the peaks of rows of samples, computed with a learned FFT.
 
-    Peaks are selected as for the exact FFT. Masked bins have power 0. Samples that reach no live bin are not read, so a
-    NaN there has no effect. `program` comes from `learned_program` for the same params. The other arguments and the
-    result are those of `fused_peaks`.
+    `program` is the result of `learned_program` for the same `params`. The other arguments and the result are those of
+    `fused_peaks`. Masked bins have power 0. Samples that affect no live bin are not read, so a NaN in these samples has
+    no effect.
 
     Raises:
-        ValueError: the params have another segment length than the program.
+        ValueError: `program.n_fft` differs from `params.n_fft`.
     """
     if program.n_fft != params.n_fft:
         raise ValueError(f"params: expected n_fft {program.n_fft} as in the program, got {params.n_fft}")
@@ -188,12 +191,12 @@ def _(model: LearnedFft, params: WelchPeakParams) -> LearnedProgram:
 
 
 def _select(power: Float[Array, "batch live"], bins: np.ndarray, params: WelchPeakParams, selection: str) -> Array:
-    """Return the peaks among live bins and the lowest masked bins, as many as could be peaks."""
+    """Return the peaks among all live bins and the k lowest masked bins; other bins cannot be peaks."""
     k = min(params.k, params.n_bins)
     masked = np.setdiff1d(np.arange(params.n_bins), bins)[:k]
     candidates = np.union1d(bins, masked)
     if len(masked):
-        # Bins ascend, so that ties go to the lower bin.
+        # The selection prefers the earlier column on ties, so the candidates are in ascending order.
         power = jnp.pad(power, ((0, 0), (0, 1)))
         place = np.where(np.isin(candidates, bins), np.searchsorted(bins, candidates), len(bins))
         power = jnp.take(power, place, axis=1, mode="clip")
@@ -203,7 +206,7 @@ def _select(power: Float[Array, "batch live"], bins: np.ndarray, params: WelchPe
 def _run_matrices(segment: Float[Array, "batch n_fft"], program: LearnedProgram) -> Array:
     powers = []
     for samples, matrix in zip(program.samples, program.matrices, strict=True):
-        # Some devices multiply in less than single precision by default.
+        # The default precision of some devices is below float32.
         spectra = jnp.matmul(samples.take(segment, 1), matrix, precision=jax.lax.Precision.HIGHEST)
         real, imag = jnp.split(jnp.square(spectra), 2, axis=1)
         powers.append(real + imag)
@@ -226,9 +229,9 @@ def _run_butterflies(segment: Float[Array, "batch n_fft"], program: LearnedProgr
 
 
 def _cones(on: np.ndarray, bins: np.ndarray) -> list[_Cone]:
-    """Return (samples, bins) of each cone: bins that depend on the same samples through hard gates."""
+    """Return the samples of each cone, with the bins that have this cone."""
     order = bit_reversal(2 * on.shape[1])
-    cones = np.zeros((len(order), -(-len(order) // 8)), np.uint8)  # one bit for each sample
+    cones = np.zeros((len(order), -(-len(order) // 8)), np.uint8)  # a row of bits, a bit for each sample
     cones[np.arange(len(order)), order // 8] = 1 << order % 8
     for stage, gates in enumerate(on):
         a, b = butterfly_places(stage, gates)

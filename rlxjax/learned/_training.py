@@ -1,4 +1,4 @@
-"""Training of the learned FFT on tones: pruning by blocks, growth of single gates, fine-tuning."""
+"""Train a learned FFT on tones: prune whole halves of the network, add single gates, then fine-tune the parameters."""
 
 import dataclasses
 import functools
@@ -17,16 +17,17 @@ from rlxjax.welch import hann_window
 
 from ._model import LearnedFft, butterfly_places, learned_spectrum
 
-#: Bins on either side of a reference peak that belong to its band. Then the floor of a power, as a share of the mean of
-#: its row.
-BAND_HALF_WIDTH, POWER_FLOOR = 3, 1e-6
-#: Numbers of rows: for one training step, for choosing a cut, for choosing the mask, and for validation.
+#: The number of bins on each side of a peak that the loss compares too.
+BAND_HALF_WIDTH = 3
+#: The loss adds this share of a row's mean power to each power, so that its logarithm stays finite.
+POWER_FLOOR = 1e-6
+#: The numbers of rows for a training step, for choosing a cut, for choosing the mask, and for validation.
 TRAINING_ROWS, CUT_ROWS, MASK_ROWS, VALIDATION_ROWS = 64, 256, 2048, 512
-#: The mask drops a bin that is a peak less often than this share of the most frequent bin's count.
+#: A bin is masked if its count of peaks is below this share of the largest count of a bin.
 LEAST_WANTED = 0.01
-#: Rounds of growth, and the weight of the mean gate in the loss.
+#: The number of rounds of growth, and the weight of the mean gate in the loss.
 GROWTH_ROUNDS, GATE_WEIGHT = 10, 0.02
-#: Initial step size of Adam in fine-tuning (twiddles and mask), and the number of comparisons during fine-tuning.
+#: The initial step size of Adam in fine-tuning, and the number of validations during fine-tuning.
 FINE_TUNING_RATE, COMPARISONS = 0.002, 10
 
 
@@ -34,17 +35,17 @@ FINE_TUNING_RATE, COMPARISONS = 0.002, 10
 class ToneSignals:
     """Random sums of tones in white noise, for training and validating a learned FFT.
 
-    The number of tones in a row is uniform. Frequency and phase of a tone are uniform, its amplitude is log-uniform.
+    The number, frequencies and phases of the tones are uniform. The amplitudes are log-uniform.
 
     Attributes:
-        low: lowest frequency of a tone, cycles a sample (a fraction of the sampling rate), at least 0.
-        high: highest frequency, above `low` and at most 0.5.
-        tones: least and greatest number of tones in a row.
-        amplitude: least and greatest amplitude of a tone, in the unit of the samples.
-        noise_sd: standard deviation of the noise, in that unit.
+        low: lowest frequency of a tone in cycles per sample (a fraction of the sampling rate), at least 0.
+        high: highest frequency of a tone in cycles per sample, above `low` and at most 0.5.
+        tones: smallest and largest number of tones in a row.
+        amplitude: smallest and largest amplitude of a tone, in the unit of the samples.
+        noise_sd: standard deviation of the noise, in the unit of the samples.
 
     Raises:
-        ValueError: the band is outside 0 to 0.5, or a range is empty or negative.
+        ValueError: a frequency is outside 0 to 0.5, or a range is empty or negative.
 
     Examples:
         >>> ToneSignals(high=0.125).sample(jax.random.key(0), 4, 64).shape
@@ -59,7 +60,8 @@ class ToneSignals:
 
     def __post_init__(self) -> None:
         if not 0 <= self.low < self.high <= 0.5:
-            raise ValueError(f"low, high: expected 0 <= low < high <= 0.5 cycles a sample, got {self.low}, {self.high}")
+            got = f"low {self.low} and high {self.high}"
+            raise ValueError(f"low, high: expected 0 <= low < high <= 0.5 cycles per sample, got {got}")
         least, most = (as_index(number, "tones", at_least=1) for number in self.tones)
         if least > most:
             raise ValueError(f"tones: expected (least, greatest), got {self.tones}")
@@ -74,7 +76,7 @@ class ToneSignals:
         Args:
             key: a JAX random key; the same key gives the same rows.
             count: number of rows.
-            n_fft: samples in a row.
+            n_fft: number of samples in a row.
 
         Returns:
             float32 `[count, n_fft]`.
@@ -94,12 +96,12 @@ class ToneSignals:
 
 
 def peak_loss(model: LearnedFft, segments: Real[Array | np.ndarray, "rows n_fft"], k: int) -> Float[Array, ""]:
-    """Return the mean cross entropy between the exact and the model's amplitudes around the k strongest bins."""
+    """Return the mean cross entropy between the exact amplitudes around the k strongest bins and the model's."""
     reference, power = power_of(segments), power_of(segments, model)
     _, bins = jax.lax.top_k(reference, min(k, model.n_bins))
     distance = jnp.abs(bins[..., None] - jnp.arange(model.n_bins, dtype=bins.dtype)[None, None])
     target = jnp.where(jnp.any(distance <= BAND_HALF_WIDTH, axis=1), jnp.sqrt(reference), 0.0)
-    # Both are scaled to a sum of 1, so the loss ignores their scale.
+    # Both amplitudes are scaled to a sum of 1, so the loss ignores their scales.
     target = target / jnp.maximum(jnp.sum(target, axis=1, keepdims=True), jnp.finfo(target.dtype).tiny)
     floor = POWER_FLOOR * jax.lax.stop_gradient(jnp.mean(power, axis=1, keepdims=True))
     logits = 0.5 * jnp.log(power + floor + jnp.finfo(power.dtype).tiny)
@@ -110,9 +112,9 @@ def peak_recall(model: LearnedFft, segments: Real[Array | np.ndarray, "rows n_ff
     """Return the share of the exact k strongest bins that are also among the model's k strongest bins.
 
     Args:
-        model: the network, with its gates unchanged.
-        segments: samples, `[rows, n_fft]`. The symmetric Hann window is applied here.
-        k: peaks of a row; more than all bins means all bins.
+        model: the model; its gates are not rounded.
+        segments: samples before windowing, `[rows, n_fft]`; the function applies the symmetric Hann window.
+        k: number of peaks in a row; a larger number than all bins means all bins.
 
     Examples:
         >>> segments = ToneSignals().sample(jax.random.key(0), 8, 16)
@@ -125,7 +127,7 @@ def peak_recall(model: LearnedFft, segments: Real[Array | np.ndarray, "rows n_ff
 
 
 def power_of(segments: RealLike, model: LearnedFft | None = None) -> Float[Array, "rows n_bins"]:
-    """Return the one-sided power of windowed segments, by a model or the exact transform."""
+    """Window segments and return their one-sided power, computed by a model or by the exact transform."""
     segments = jnp.asarray(segments)
     dtype = jnp.float64 if segments.dtype == jnp.float64 else jnp.float32
     windowed = segments.astype(dtype) * hann_window(segments.shape[-1]).astype(dtype)[None]
@@ -139,7 +141,7 @@ _loss = jax.jit(peak_loss, static_argnames="k")
 
 
 class TrainingRound(NamedTuple):
-    """The result of a round of steps. `gate_weight` weighs the mean gate in the loss, and is 0 except in growth."""
+    """The result of a round of training steps; `gate_weight` is the weight of the mean gate in the loss."""
 
     step: int
     loss: float
@@ -154,9 +156,9 @@ class TrainingResult:
     """A trained model, with the record of its training.
 
     Attributes:
-        model: the hardened model, with float32 leaves on the host.
-        history: a record for the exact transform, the mask, each cut and each round.
-        message: the outcome in a sentence.
+        model: the model, with float32 NumPy arrays; each gate is 0 or 1.
+        history: a record for the exact transform, for the mask, for each cut and for each round.
+        message: the number of active gates and where they come from, in a sentence.
     """
 
     model: LearnedFft
@@ -174,27 +176,27 @@ def train_learned_fft(
     fine_tuning_steps: int = 1000,
     seed: int = 0,
 ) -> TrainingResult:
-    """Prune the exact transform to a share of its gates, and train the rest to find the same peaks.
+    """Prune the exact transform to a share of its gates, and train the pruned transform to find the same peaks.
 
-    *Mask.* Bins that are almost never among the k strongest bins of training rows are masked. *Cuts.* A cut halves the
-    positions of the network: it keeps one value of one bit of the address, and switches off each butterfly that touches
-    a position with the other value. Each cut keeps the greatest recall on training rows. Cuts end once the gates that
-    reach a bin are within the budget. *Growth.* Single gates fill the remaining budget in equal rounds. The gates that
-    lower the loss most are switched on. The loss is `peak_loss` plus a weight times the mean gate; its mean derivative
-    at hard gates (straight-through) ranks the gates. The gates with the best recall on validation rows are kept.
-    *Fine-tuning.* Gates stay fixed, and Adam lowers `peak_loss` over twiddles and mask. The best model is kept.
+    1. *Mask*: bins that are almost never among the k strongest bins of training rows are masked.
+    2. *Cuts*: a cut switches off half of the network's positions, and with them each butterfly that touches these
+       positions. Each cut is the cut with the highest recall on training rows. Cuts end when the number of gates is
+       within the limit.
+    3. *Growth*: single gates fill the rest of the limit in equal rounds. Each round switches on the gates whose
+       derivative promises the largest decrease of the loss. The round with the best recall on validation rows is kept.
+    4. *Fine-tuning*: Adam adjusts twiddles and mask, and the model with the best recall on validation rows is kept.
 
     Args:
-        n_fft: samples of a segment, a power of two.
-        signals: the training signals; tones over the full band by default.
-        active_share: upper limit of the share of active gates, above 0 and at most 1; the result stays below.
+        n_fft: samples in a segment, a power of two.
+        signals: the training signals; by default tones over all frequencies.
+        active_share: upper limit for the share of active gates, above 0 and at most 1. The result is below the limit.
         k: number of peaks to match, at least 1.
         steps: steps of pruning, at least 1. Mask and cuts always run; growth takes the remaining steps.
-        fine_tuning_steps: steps of fine-tuning.
+        fine_tuning_steps: steps of fine-tuning, at least 0.
         seed: random seed of training and validation rows; the same seed gives the same model.
 
     Raises:
-        ValueError: an argument is outside its range; the message names it.
+        ValueError: an argument is outside its range; the message names the argument.
 
     Examples:
         >>> low = ToneSignals(high=0.125)
@@ -220,20 +222,20 @@ def train_learned_fft(
         history.extend([item._replace(step=item.step + history[-1].step) for item in part])
     share = model.active_gates / model.total_gates
     message = (
-        f"{model.active_gates} of {model.total_gates} gates ({100 * share:.1f} %) are on: {cut.active_gates} that "
-        f"the mask and {cuts[-1].step - 1} cuts left and {model.active_gates - cut.active_gates} grown."
+        f"{model.active_gates} of {model.total_gates} gates ({100 * share:.1f} %) are on: the mask and "
+        f"{cuts[-1].step - 1} cuts left {cut.active_gates}, and growth added {model.active_gates - cut.active_gates}."
     )
     return TrainingResult(model, tuple(history), message)
 
 
 def _cut(exact: LearnedFft, rows: Array, budget: int, k: int) -> tuple[LearnedFft, list[TrainingRound]]:
-    """Return the masked and cut model with gates within the budget, and the history."""
+    """Return the model after mask and cuts, with at most `budget` gates, and the history."""
     stages = exact.stages
     first_place = np.array([butterfly_places(stage, gates)[0] for stage, gates in enumerate(exact.gates)])
     history: list[TrainingRound] = []
 
     def after(model: LearnedFft, bit: int, value: int) -> LearnedFft:
-        # The butterflies of a stage combine the two values of that stage's bit.
+        # A butterfly of stage `bit` combines two positions that differ only in this bit of the position.
         kept = ((first_place >> bit) & 1 == value) & (np.arange(stages)[:, None] != bit)
         return dataclasses.replace(model, gates=np.where(kept, model.gates, 0)).hardened()
 
@@ -258,7 +260,7 @@ def _cut(exact: LearnedFft, rows: Array, budget: int, k: int) -> tuple[LearnedFf
 def _grow(
     model: LearnedFft, signals: ToneSignals, validation: Array, budget: int, k: int, steps: int, key: Array
 ) -> tuple[LearnedFft, list[TrainingRound]]:
-    """Return the model with the gates of the best round, or of no round, and the history."""
+    """Return the model after the best round of growth, and the history; the model is unchanged if no round helps."""
 
     def loss(gates: Array, segments: Array) -> Array:
         return peak_loss(dataclasses.replace(model, gates=gates), segments, k) + GATE_WEIGHT * jnp.mean(gates)
@@ -291,7 +293,7 @@ def _grow(
 def _fine_tune(
     model: LearnedFft, signals: ToneSignals, validation: Array, k: int, steps: int, key: Array
 ) -> tuple[LearnedFft, list[TrainingRound]]:
-    """Return the best hard model of fine-tuning, and the history. The gates stay fixed."""
+    """Return the best model of fine-tuning, and the history; the gates stay fixed."""
     import optax
 
     optimiser = optax.adam(optax.cosine_decay_schedule(FINE_TUNING_RATE, max(steps, 1)))
@@ -302,12 +304,12 @@ def _fine_tune(
     def step(carry, key):
         state, moments = carry
         value, gradient = jax.value_and_grad(loss)(state, signals.sample(key, TRAINING_ROWS, model.n_fft))
-        with jax.numpy_dtype_promotion("standard"):  # optax counts steps in int32
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes its int32 step count with floats
             updates, moments = optimiser.update(gradient, moments)
         twiddles, mask = jax.tree.map(jnp.add, state, updates)
-        # A masked bin stays masked: its gates may be switched off.
+        # A masked bin stays masked, because its gates may be off.
         mask = jnp.where(model.mask != 0, jnp.maximum(mask, 0.0), 0.0)
-        # The loss ignores the scale, but power must not underflow.
+        # The loss ignores the scale of the mask, but the power must not underflow.
         mask = mask / jnp.max(mask)
         return ((twiddles, mask), moments), value
 
@@ -327,7 +329,7 @@ def _fine_tune(
 
 
 class _Best:
-    """The first model with the greatest recall on validation rows, and the history."""
+    """The model with the highest recall on validation rows, and the history."""
 
     def __init__(self, model: LearnedFft, validation: Array, k: int):
         self.model, self.validation, self.k = model, validation, k

@@ -1,8 +1,8 @@
-"""The Welch-peaks workload: parameters, variants, graphs and strategy costs.
+"""Welch peaks: the k strongest bins of a signal's mean power spectrum.
 
-`welch_peaks` runs the workload with `WelchPeakParams`, `stream_welch_peaks` on many signals. `choose_variant` returns
-the `WelchVariant` that runs, and the reason. `estimate_welch_peaks_costs` and `pick_welch_peaks_strategy` follow the
-published design, which picks a `ReferenceStrategy`.
+`welch_peaks` returns the peaks of a signal, `stream_welch_peaks` the peaks of many signals. `choose_variant` returns
+the program that `welch_peaks` runs, and the basis of the choice. `estimate_welch_peaks_costs` and
+`pick_welch_peaks_strategy` use the formulas of the reference, the published design behind this package.
 """
 
 from rlxjax._schedule import RUNNER_VERSION as RUNNER_VERSION

@@ -1,7 +1,7 @@
-"""The choice of a variant for a call of `welch_peaks`, after its arguments are checked.
+"""Check the arguments of a `welch_peaks` call, and choose the variant that runs.
 
-As in `rlxjax.choose`, a remembered choice comes first, then a calibration that is sure, then timing if the caller asks
-for timing. The reference's built-in costs decide if no calibration is known.
+A remembered choice comes first, then a sure calibration, then timing if the caller asks for timing, as in
+`rlxjax.choose`. The reference's built-in costs decide if no calibration is known.
 """
 
 import dataclasses
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from rlxjax.calibration import CalibratedModel, Calibration
     from rlxjax.choices import Choice, Work
 
-#: The name of this workload among a calibration's models, and the word for built-in coefficients.
+#: The name of this workload's model in a calibration, and the word for built-in coefficients.
 MODEL_NAME, REFERENCE = "welch", "reference"
-#: The allowed names in `RUNS`, by a name of the reference or "auto"; ties go to the earlier name.
+#: The names in `RUNS` that each reference strategy, or "auto", allows. Ties go to the earlier name.
 CANDIDATES: Mapping[str, tuple[str, ...]] = FrozenDict(
     {
         ReferenceStrategy.ULTRA: ("host",),
@@ -52,25 +52,27 @@ CANDIDATES: Mapping[str, tuple[str, ...]] = FrozenDict(
         AUTO: ("host", "fused", "block", "learned"),
     }
 )
-#: Results smaller than this are not checked against free memory; a run holds at most so many copies of its peaks.
-LEAST_CHECKED_BYTES, COPIES_OF_PEAKS = 2**26, 2
+#: Peaks smaller than this number of bytes are not checked against free memory.
+LEAST_CHECKED_BYTES = 2**26
+#: The largest number of copies of the peaks that a run holds at the same time.
+COPIES_OF_PEAKS = 2
 _WHY_NOT_TRACED = {
-    "host": "the host path is NumPy and reads the signal's values",
-    "block": "the block path brings the spectrum back to the host",
+    "host": "NumPy reads the signal's values on the host",
+    "block": "the host reads the spectrum",
 }
 
 
 class Call(NamedTuple):
-    """The parts of a call that determine what the call may run; all parts have a hash."""
+    """The parts of a call that determine the allowed variants; all parts are hashable."""
 
-    shape: tuple[Any, ...]  # of the signal, `[batch, length]` or `[length]`
+    shape: tuple[Any, ...]  # the signal's shape, `[batch, length]` or `[length]`
     dtype: np.dtype
     where: Any  # the sharding of a JAX array; None for NumPy arrays and traced arrays
-    device: Any  # JAX's default device, for which programs are compiled
+    device: Any  # JAX's default device: programs are compiled for this device
     traced: bool
     forked: bool
     params: WelchPeakParams
-    strategy: str  # in the caller's spelling
+    strategy: str  # as the caller spelled the name
 
     @property
     def platform(self) -> str | None:
@@ -82,7 +84,7 @@ class Call(NamedTuple):
         return self.where is not None and len(self.where.device_set) > 1
 
 
-#: The variant and program by call, calibration, model and `measure`; the latest come last.
+#: The variant and program for each call, calibration, model and `measure`; the newest entry comes last.
 _choices: dict[Any, tuple[WelchVariant, Callable[[], Any] | None]] = {}
 _lock = threading.Lock()
 
@@ -90,12 +92,12 @@ _lock = threading.Lock()
 def choice(
     call: Call, calibration: "Calibration | str | None", model: Any, measure: str | None, run: Callable[[str], Any]
 ) -> tuple[WelchVariant, Callable[[], Any] | None]:
-    """Return the variant of a call, and its program's recipe if the program takes the signal unchanged."""
+    """Return a call's variant, and the program's recipe if the program takes the signal unchanged."""
     try:
         key = *call, handle(calibration), handle(model), measure or os.environ.get("RLXJAX_MEASURE")
         if (known := _choices.get(key)) is not None:
             return known
-    except TypeError:  # an argument without a hash, which a later check refuses
+    except TypeError:  # a later check refuses an argument without a hash
         key = None
     asked = question(call, calibration, model, measure, run)
     name = asked.decided_name() or asked.predicted_name()
@@ -114,24 +116,24 @@ def choice(
 
 
 def forget_choices() -> None:
-    """Forget all kept variants, so that calls ask again."""
+    """Forget the kept variants, so that the next calls choose again."""
     with _lock:
         _choices.clear()
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """The question which variant a call runs, with checked arguments."""
+    """A call whose arguments are checked and whose variant is open."""
 
     call: Call
     model: Any
     measure: str | None
-    run: Callable[[str], Any]  # runs a variant, for measurements
+    run: Callable[[str], Any]  # runs the variant of a name, for measurements
     names: tuple[str, ...]  # names in `RUNS` that the call's strategy allows
-    variants: tuple[str, ...]  # the variants of these names; "fused" stays if its one form is known
-    sizes: dict[str, Any]  # inputs of the latency model; the batch is the rows of one device
+    variants: tuple[str, ...]  # variants of these names; "fused" is a variant if only one form of "fused" can run
+    sizes: dict[str, Any]  # inputs of the latency model; the batch is the number of rows on one device
     calibration: "Calibration | None"  # predicts the times
-    is_open: bool  # whether this process may choose by measurements
+    is_open: bool  # whether measurements in this process may decide
 
     def work(self) -> "Work":
         """Return the allowed variants as the alternatives of a choice."""
@@ -145,7 +147,7 @@ class Question:
 
         def predict(known: "CalibratedModel") -> Any:
             found, sd_ns = predicted_variants(ways, sizes, self._own(known))
-            # The model's facts do not describe this learned FFT, so its time must not teach the model.
+            # The model does not describe this learned FFT, so the time of this learned FFT must not change the model.
             return [dataclasses.replace(one, runs=()) if one.name == "learned" else one for one in found], sd_ns
 
         label = ", ".join(f"{name} {size}" for name, size in self.sizes.items())
@@ -154,17 +156,17 @@ class Question:
         return Work(ways, predict, calibrated, MODEL_NAME, label, workload, runner=RUNNER_VERSION)
 
     def decided(self) -> "Choice":
-        """Return the choice; after a measurement, calls ask again."""
+        """Return the choice; a measurement clears the kept variants of all calls."""
         from rlxjax.choices import decide, measure_word
 
         word = measure_word(self.measure, "never") if self.sizes["batch"] else "never"
-        found = decide(self.work(), word, check=False)  # a learned FFT is approximate; tests cover the others
+        found = decide(self.work(), word, check=False)  # the results of a learned FFT differ from exact results
         if found.by == "measured":
             forget_choices()
         return found
 
     def decided_name(self) -> str:
-        """Return the variant by memory, measurement, or a model that is sure; empty if there is none."""
+        """Return the variant that memory, a measurement or a sure model decides; empty if none of these decides."""
         if not (self.is_open and len(self.variants) > 1 and self.sizes["batch"]):
             return ""
         from rlxjax.choices import Memory, measure_word, recalled  # loaded when first used
@@ -177,7 +179,7 @@ class Question:
         return "" if found is None else found.name
 
     def predicted_name(self) -> str:
-        """Return the candidate with the lowest predicted time, by the calibration or by built-in costs."""
+        """Return the name with the lowest time, predicted by the calibration or by built-in costs."""
         if len(self.names) == 1:
             return self.names[0]
         if self.calibration is None:
@@ -185,7 +187,7 @@ class Question:
         return self._own(self.calibration.of(MODEL_NAME)).pick(candidates=self.names, **self.sizes)
 
     def _own(self, calibrated: "CalibratedModel") -> "CalibratedModel":
-        """Return the latency model, with the work of this call's learned FFT if the call has a learned FFT."""
+        """Return the latency model; if the call may run a learned FFT, the model has the work of that learned FFT."""
         if "learned" not in self.names:
             return calibrated
         n_fft = self.call.params.n_fft
@@ -220,7 +222,7 @@ def question(
     is_here = where is None or where.is_fully_addressable
     if call.several and not is_here and RUNS[names[0]].selection == "numpy":
         why = f"got {call.strategy!r}: {_WHY_NOT_TRACED[names[0]]}"
-        raise ValueError(f"strategy: expected 'fused' or 'learned' if other processes hold rows, {why}")
+        raise ValueError(f"strategy: expected 'fused' or 'learned' because other processes hold rows, {why}")
     _check_peaks_fit((batch if is_here else own_batch, params.k, 2))
     if measure is not None:
         from rlxjax.choices import measure_word  # loaded when first used
@@ -259,15 +261,15 @@ def _candidates(call: Call, has_model: bool) -> tuple[str, ...]:
         why = f"got {call.strategy!r}: {_WHY_NOT_TRACED[names[0]]}"
         raise ValueError(f"strategy: expected 'fused' or 'learned' inside traced code, {why}")
     if call.forked and all(RUNS[name].transform != "numpy" for name in names):
-        why = "JAX cannot run in this process, which was forked (start processes by spawn)"
+        why = "JAX cannot run in a forked process; start the process by spawn"
         raise ValueError(f"strategy: expected 'host', got {call.strategy!r}: {why}")
     if len(names) == 1:
         return names
-    if call.traced or (call.several and not call.forked):  # all processes have to choose alike
+    if call.traced or (call.several and not call.forked):  # all processes have to make the same choice
         return ("fused",)
-    if call.forked:  # JAX cannot compute costs here either
+    if call.forked:  # JAX cannot run the programs or compute their costs
         return ("host",)
-    reads_back = call.platform not in (None, "cpu")  # host reads back all rows, block reads back spectra
+    reads_back = call.platform not in (None, "cpu")  # "host" reads back all rows, "block" reads back spectra
     left_out = (*(("host", "block") if reads_back else ()), "" if has_model else "learned")
     return tuple(name for name in names if name not in left_out)
 
@@ -286,7 +288,7 @@ def _check_signal(call: Call) -> None:
 
 
 def _check_peaks_fit(shape: tuple[Any, ...]) -> None:
-    """Refuse peaks that do not fit in memory; a device's program would end the process."""
+    """Raise `MemoryError` if the peaks do not fit in memory: a device's program would end the process."""
     n_bytes = 4 * math.prod(shape)
     if is_symbolic(n_bytes) or n_bytes < LEAST_CHECKED_BYTES:
         return
@@ -301,13 +303,13 @@ def _check_model(model: Any, params: WelchPeakParams) -> None:
     if model is not None and model.n_fft != params.n_fft:
         raise ValueError(f"model: expected a model for n_fft {params.n_fft} as in params, got n_fft {model.n_fft}")
     if is_traced(*jax.tree.leaves(model)):
-        raise ValueError("model: its gates decide the program, so they cannot be traced; use learned_spectrum")
+        raise ValueError("model: expected concrete arrays, got traced arrays; use learned_spectrum in traced code")
 
 
 def built_in_pick(
     candidates: tuple[str, ...], batch: int, params: WelchPeakParams, model: Any, platform: str | None
 ) -> str:
-    """Return the candidate of least built-in cost, with the upload of rows to devices without unified memory."""
+    """Return the candidate with the lowest built-in cost; the cost includes the upload to a separate memory."""
     device = Device.CPU if platform == "cpu" else jax_device()
     row = backend_coefficients(device.value)
     upload_ns = 0.0 if row.unified_memory else 4.0 * batch * params.frame_len / float(row.readback_bw)

@@ -1,4 +1,4 @@
-"""The jitted device programs of the fused and the block path."""
+"""The device programs of the strategies "fused" and "block"."""
 
 import functools
 import warnings
@@ -19,23 +19,23 @@ from ._kernels import KERNEL_COMPILERS, has_kernel, kernel_peaks
 from ._selection import default_selection, selected_peaks
 from ._workload import WelchPeakParams, hann_window, host_peaks, one_sided_weights
 
-#: Relative tolerance between a kernel's powers and the host's, and the share of bins that have to agree: powers may
-#: change places if they differ by rounding alone.
+#: The relative tolerance of a kernel's powers, and the least share of bins that must agree with the host. Rounding may
+#: exchange two peaks of nearly equal power.
 RIGHT_RTOL, RIGHT_SHARE = 1e-4, 0.95
-#: The place of a first row, known at tracing or at run time.
+#: The index of a first row, known at tracing or at run time.
 Start = int | Int[Array, ""]
 
 
 def padded_batch(batch: int | np.integer) -> int:
-    """Return the number of rows to which a device program pads a batch: one of four sizes an octave.
+    """Return the number of rows to which a device program pads a batch.
 
-    Batches of any size therefore compile a bounded number of programs.
+    Each doubling of the batch has four sizes, so batches of many sizes need only a few programs.
 
     Args:
-        batch: rows, at least 0.
+        batch: number of rows, at least 0.
 
     Raises:
-        ValueError: the batch is negative or no whole number.
+        ValueError: `batch` is negative or no whole number.
 
     Examples:
         >>> [padded_batch(batch) for batch in (0, 3, 9, 33, 8192)]
@@ -45,7 +45,7 @@ def padded_batch(batch: int | np.integer) -> int:
 
 
 def piece_rows(batch: Any, params: WelchPeakParams, platform: str) -> Any:
-    """Return the rows of a piece: the most that divide the batch if at least half of the limit, else the limit."""
+    """Return the rows in a piece: the largest divisor of the batch from half the limit to the limit, or the limit."""
     if is_symbolic(batch):
         return batch
     plan = schedule(platform)
@@ -60,7 +60,7 @@ def piece_rows(batch: Any, params: WelchPeakParams, platform: str) -> Any:
 def segment_spectra(
     signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams
 ) -> Complex[Array, "batch n_segments n_bins"]:
-    """Return the one-sided spectra of the windowed segments, complex64."""
+    """Return the one-sided spectra of the windowed segments as complex64."""
     window = hann_window(params.n_fft)[None]
     segments = [segment * window for segment in _segments(signal, params, 0, signal.shape[0])]
     return jnp.fft.rfft(jnp.stack(segments, axis=1))
@@ -71,21 +71,21 @@ def mean_power(
 ) -> Float[Array, "count n_bins"]:
     """Return the mean one-sided power of the windowed segments.
 
-    One complex transform serves two real segments: `|X1[b]|^2 + |X2[b]|^2 = (|Z[b]|^2 + |Z[n-b]|^2) / 2`, with `Z` the
-    transform of `x1 + i x2`. The last of an odd number of segments has its own transform.
+    A single complex transform handles two real segments: `|X1[b]|^2 + |X2[b]|^2 = (|Z[b]|^2 + |Z[n-b]|^2) / 2`, if `Z`
+    is the transform of `x1 + i x2`. If the number of segments is odd, the last segment has its own transform.
 
     Args:
-        signal: real `[batch, length]`; each row's prefix is used.
-        params: the parameters.
-        start: the first row.
+        signal: real `[batch, length]`; the first `params.frame_len` samples of each row are used.
+        params: segment length and number of segments.
+        start: index of the first row.
         count: number of rows; all rows by default.
     """
     window = hann_window(params.n_fft)
     segments = _segments(signal, params, start, signal.shape[0] if count is None else count)
-    # DC, the bins between, Nyquist
+    # The powers at DC, at the bins between, and at Nyquist.
     parts: list[Array | float] = [0.0, 0.0, 0.0]
     if pairs := list(zip(segments[::2], segments[1::2], strict=False)):
-        half = window[None] * np.float32(0.5)  # a pair's sum is then its mean, which overflows no sooner
+        half = window[None] * np.float32(0.5)  # keeps the sum of a pair from overflowing before the mean overflows
         packed = [lax.complex(one * half, two * half) for one, two in pairs]
         power = jnp.sum(_squared_magnitude(jnp.fft.fft(jnp.stack(packed, axis=1))), axis=1)
         hop = params.hop
@@ -96,7 +96,7 @@ def mean_power(
         columns = power[:, :1], power[:, 1:-1], power[:, -1:]
         parts = [part + column for part, column in zip(parts, columns, strict=True)]
     weights = one_sided_weights(params)[[0, 1, -1]]
-    # Joined last: XLA computes a concatenation once, but computes a product again for each use.
+    # The concatenation comes last, because XLA computes a product again for each use, but a concatenation only once.
     return jnp.concatenate([part * weight for part, weight in zip(parts, weights, strict=True)], axis=1)
 
 
@@ -106,20 +106,23 @@ def fused_peaks(
     selection: str | None = None,
     platform: str | None = None,
 ) -> Float[Array, "batch k 2"]:
-    """Return the peaks of rows of samples by one program, whose only outputs are (bin, power) pairs.
+    """Return the peaks of rows of samples, computed by a single program.
 
-    The program computes rows piece by piece. The last piece has the remaining rows.
+    The program computes the rows in pieces, one piece after the other.
 
     Args:
-        signal: real `[batch, length]`; each row's prefix is used.
-        params: the parameters.
-        selection: "maxima", "top_k", or "kernel" for one kernel that computes everything; by default the faster form on
-            the platform.
-        platform: platform of the program; by default the platform of JAX's default device.
+        signal: real `[batch, length]`; the first `params.frame_len` samples of each row are used.
+        params: segment length, number of segments and number of peaks.
+        selection: how the program selects peaks, "maxima" or "top_k", or "kernel" for one kernel that computes
+            everything. The default is the schedule's selection for the platform.
+        platform: platform that runs the program; by default the platform of JAX's default device.
+
+    Returns:
+        float32 `[batch, k, 2]` of (bin, power), as from `welch_peaks`.
     """
     platform, batch = platform or jax.default_backend(), signal.shape[0]
     selection = selection or default_fused_selection(batch, params, platform)
-    if selection == "kernel":  # if the program is compiled for this platform
+    if selection == "kernel":  # a program that is compiled for another platform selects by top_k
         others = functools.partial(fused_peaks, params=params, selection="top_k", platform=platform)
         kernel = functools.partial(one_kernel_peaks, params=params, platform=platform)
         return lax.platform_dependent(signal, default=others, **{KERNEL_COMPILERS[platform]: kernel})
@@ -137,7 +140,7 @@ def fused_peaks(
 
 
 def default_fused_selection(batch: Any, params: WelchPeakParams, platform: str) -> str:
-    """Return the fused program's selection of peaks without a calibration."""
+    """Return how the fused program selects peaks if no calibration decides."""
     if has_kernel(batch, params, platform) and _is_right_here(params, platform):
         return "kernel"
     return default_selection(batch, params.n_bins, platform)
@@ -145,7 +148,7 @@ def default_fused_selection(batch: Any, params: WelchPeakParams, platform: str) 
 
 @functools.lru_cache(maxsize=2**14)
 def _is_right_here(params: WelchPeakParams, platform: str) -> bool:
-    """Return whether the kernel gives right peaks on this process's device; True if the platform has no device here."""
+    """Whether the kernel finds the right peaks on a device of this process; True without a device to try."""
     try:
         device = jax.local_devices(backend=platform)[0]
     except RuntimeError:  # the program is for another machine
@@ -156,13 +159,13 @@ def _is_right_here(params: WelchPeakParams, platform: str) -> bool:
         with jax.default_device(device):
             return is_right(kernel, params)
 
-    # A kernel that is traced within another trace cannot run; a new thread has no trace.
+    # A kernel cannot run while JAX traces a function in the same thread, so another thread runs the kernel.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(tried).result()
 
 
 def is_right(peaks_of: Callable[[np.ndarray], Any], params: WelchPeakParams) -> bool:
-    """Return whether a program and the host find the same peaks in rows of noise; warn if not."""
+    """Whether a program and the host find the same peaks in rows of noise; warn if the peaks differ."""
     rows = np.random.default_rng(0).standard_normal((64, params.frame_len), np.float32)
     try:
         found, expected = np.asarray(peaks_of(rows)), np.asarray(host_peaks(rows, params))
@@ -180,7 +183,7 @@ def is_right(peaks_of: Callable[[np.ndarray], Any], params: WelchPeakParams) -> 
 def one_kernel_peaks(
     signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams, platform: str, interpret: bool = False
 ) -> Float[Array, "batch k 2"]:
-    """Return peaks by one kernel; the derivative is the derivative of `mean_power` at the selected bins."""
+    """Return the peaks from a single kernel; `mean_power` at the selected bins gives the derivative."""
     peaks = jax.custom_jvp(functools.partial(kernel_peaks, params=params, platform=platform, interpret=interpret))
 
     @peaks.defjvp
@@ -196,9 +199,9 @@ def one_kernel_peaks(
 def _few_rows_at_a_time(
     signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams, start: Start, count: Any, platform: str
 ) -> Float[Array, "count n_bins"]:
-    """Return `mean_power` of rows, in parts of a tile if a tile has more samples than a piece."""
+    """Return `mean_power` of rows; a tile with more samples than a piece is computed in parts."""
     rows = max(1, schedule(platform).piece_samples // (params.n_segments * params.n_fft))
-    rows = 1 << (rows.bit_length() - 1)  # divides a tile
+    rows = 1 << (rows.bit_length() - 1)  # a power of two divides a tile
     if is_symbolic(count) or count <= rows or count % rows:
         return mean_power(signal, params, start, count)
     powers = lax.map(lambda first: mean_power(signal, params, first, rows), start + rows * jnp.arange(count // rows))
@@ -208,8 +211,7 @@ def _few_rows_at_a_time(
 def _segments(
     signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams, start: Start, count: Any
 ) -> list[Float[Array, "count n_fft"]]:
-    # In a loop over pieces, XLA's CPU compiler makes vector code of a block that is sliced at once. Separate slices of
-    # rows and columns are copied.
+    # One slice of rows and columns becomes vector code in a loop over pieces on CPUs; two slices become a copy.
     firsts = range(0, params.n_segments * params.hop, params.hop)
     blocks = (lax.dynamic_slice(signal, (start, first), (count, params.n_fft)) for first in firsts)
     return [block.astype(jnp.float32) for block in blocks]

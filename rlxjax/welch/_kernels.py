@@ -1,7 +1,7 @@
-"""Welch peaks of accelerators by one kernel, which reads samples, writes peaks, and keeps the rest on the chip.
+"""A single kernel for Welch peaks on GPUs and TPUs: it reads samples, writes peaks, and keeps the rest on the chip.
 
-Transforms are products with cosines and sines, which matrix units compute. Bins are stored in the order of least work,
-and the selection uses their numbers.
+Matrix units compute the transforms as products with cosines and sines. Bins are stored in the order that needs the
+least work; a table holds the number of each bin.
 """
 
 import functools
@@ -19,22 +19,22 @@ from rlxjax._schedule import schedule
 
 from ._workload import WelchPeakParams, hann_window
 
-#: JAX's name of the compiler of kernels, by platform.
+#: JAX's name for the compiler of kernels on each platform.
 KERNEL_COMPILERS = {"gpu": "cuda", "tpu": "tpu"}
 #: The compute capability of NVIDIA's Ampere GPUs.
 LEAST_COMPUTE_CAPABILITY = 8.0
-#: Rows that lie side by side in a register of a TPU.
+#: The number of rows in a vector register of a TPU.
 TPU_LANES = 128
-#: Segments of more samples are halved before a TPU multiplies them.
+#: A TPU multiplies segments of at most this many samples; longer segments are halved first.
 MOST_WHOLE_SAMPLES = 256
-#: Stand-ins for NaN and for bins already selected; no power is below zero.
+#: The values that replace a NaN power, and the power of a selected bin; no power is below zero.
 _NAN, _FOUND = -1.0, -2.0
-#: A TPU's kernel has no 64-bit integers, even if JAX has 64-bit integers.
+#: A 32-bit zero, because kernels on TPUs have no 64-bit integers.
 _ZERO = np.int32(0)
 
 
 def has_kernel(batch: Any, params: WelchPeakParams, platform: str) -> bool:
-    """Return whether one kernel computes the peaks of rows on a platform."""
+    """Whether a platform has a kernel for these peaks."""
     plan, n_fft = schedule(platform), params.n_fft
     is_sized = n_fft & (n_fft - 1) == 0 and plan.least_n_fft_kernel <= n_fft <= plan.most_n_fft_kernel
     is_counted = params.k <= plan.most_k_kernel and not is_symbolic(batch) and batch > 0
@@ -42,14 +42,14 @@ def has_kernel(batch: Any, params: WelchPeakParams, platform: str) -> bool:
 
 
 def kernel_rows(params: WelchPeakParams, platform: str) -> int:
-    """Return the rows that a step of a kernel computes."""
+    """Return the number of rows that one step of a kernel computes."""
     rows = max(1, schedule(platform).kernel_samples // params.n_fft)
     return max(TPU_LANES, rows) if platform == "tpu" else rows
 
 
 @functools.cache
 def _compiles_kernels(platform: str) -> bool:
-    """Return whether kernels compile for a platform's devices; True if this machine has no such device."""
+    """Whether kernels compile for a platform's devices; True if this machine has no device of the platform."""
     if platform != "gpu":
         return platform in KERNEL_COMPILERS
     try:
@@ -62,12 +62,12 @@ def _compiles_kernels(platform: str) -> bool:
 def kernel_peaks(
     signal: Float[Array, "batch length"], params: WelchPeakParams, platform: str, interpret: bool = False
 ) -> Float[Array, "batch k 2"]:
-    """Return the peaks of rows by a platform's kernel if `has_kernel` is true; the kernel has no derivative."""
+    """Return the peaks of rows from a platform's kernel, without a derivative; `has_kernel` must be true."""
     return {"gpu": _on_gpu, "tpu": _on_tpu}[platform](signal, params, interpret)
 
 
 def _select(powers: tuple[Array, Array], bins: Array, k: int, axis: int, kept: Any, keep: Any) -> Any:
-    """Return the k largest powers of Nyquist and of bins in any order along an axis, each stored by `keep`."""
+    """Pass the k largest powers and their bins to `keep`; `powers` holds the bins in any order, then Nyquist."""
     nyquist_bin = bins.shape[axis]
     others, nyquist = (jnp.where(power != power, _NAN, power) for power in powers)
 
@@ -75,17 +75,17 @@ def _select(powers: tuple[Array, Array], bins: Array, k: int, axis: int, kept: A
         turn, others, nyquist, kept = state
         largest = jnp.maximum(jnp.max(others, axis, keepdims=True), nyquist)
         is_largest = jnp.where(others == largest, bins, nyquist_bin)
-        bin_ = jnp.min(is_largest, axis, keepdims=True)  # the lower bin among equal powers
+        bin_ = jnp.min(is_largest, axis, keepdims=True)  # among equal powers, the lower bin comes first
         kept = keep(kept, turn, bin_.astype(jnp.float32), jnp.where(largest == _NAN, jnp.nan, largest))
         others = jnp.where(bins == bin_, _FOUND, others)
         return turn + 1, others, jnp.where(bin_ == nyquist_bin, _FOUND, nyquist), kept
 
-    # A `fori_loop` counts in 64 bits if JAX has 64-bit integers.
+    # A `fori_loop` would count in 64 bits in JAX's 64-bit mode.
     return lax.while_loop(lambda state: state[0] < k, turned, (jnp.asarray(_ZERO), others, nyquist, kept))[-1]
 
 
 def _waves(bins: np.ndarray, places: np.ndarray, period: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the cosines and the sines for each bin at each place, `[bins, places]`."""
+    """Return the cosine and the sine of each bin at each sample, `[bins, places]`."""
     angle = 2 * np.pi * (np.outer(bins, places) % period) / period
     return np.cos(angle), np.sin(angle)
 
@@ -102,15 +102,15 @@ def _called(kernel: Any, batch: int, rows: int, tables: list[np.ndarray], interp
 
 
 def _like(shape: tuple[int, ...], signal: Array) -> Any:
-    """Return the type of float32 results that vary over a mesh like the signal."""
+    """Return the type of float32 results; the results vary over the same mesh axes as the signal."""
     return jax.eval_shape(lambda rows: jnp.broadcast_to(rows[0, 0], shape), signal)
 
 
 @functools.lru_cache(maxsize=8)
 def _tpu_tables(params: WelchPeakParams) -> list[np.ndarray]:
-    """Return window, number of each bin, and matrices of halved segments, `[cosines then sines, samples]`."""
-    # The sum of a segment's halves gives the even bins, the difference the odd bins. Nyquist takes the place of DC's
-    # sine, which is zero.
+    """Return the window, the number of each bin, and the matrices `[cosines then sines, samples]`."""
+    # The sum of a segment's two halves gives the even bins, and the difference gives the odd bins. The row of DC's
+    # sine, which is zero, holds Nyquist instead.
     n_fft, matrices, bins = params.n_fft, [], []
     step, samples = 1, n_fft
     while samples > MOST_WHOLE_SAMPLES:
@@ -129,7 +129,7 @@ def _tpu_tables(params: WelchPeakParams) -> list[np.ndarray]:
 
 
 def _on_tpu(signal: Array, params: WelchPeakParams, interpret: bool) -> Array:
-    """Return peaks of rows; rows lie side by side, so a maximum over bins compares whole registers."""
+    """Return the peaks of rows on a TPU. A register holds one bin of many rows, so a maximum compares registers."""
     from jax.experimental import pallas as pl
 
     n_fft, hop, k = params.n_fft, params.hop, params.k
@@ -173,11 +173,9 @@ def _on_tpu(signal: Array, params: WelchPeakParams, interpret: bool) -> Array:
 
 @functools.lru_cache(maxsize=8)
 def _gpu_tables(params: WelchPeakParams) -> list[np.ndarray]:
-    """Return the factors of a transform of `first * second` samples, from sample `second*i + j` to bin `k + first*m`.
-
-    The tables are the window `[j, i]`, and cosines and sines of the first factor `[i, k]`, of the twiddles between the
-    factors `[j, k]`, and of the second factor for real and imaginary input `[j, real then imaginary m]`.
-    """
+    """Return the tables of a transform of `first * second` samples, from sample `second*i + j` to bin `k + first*m`."""
+    # The window `[j, i]`; cosines and sines of the first factor `[i, k]`, and of the twiddles `[j, k]`; matrices of the
+    # second factor for real and for imaginary input, `[j, real then imaginary m]`.
     n_fft = params.n_fft
     second = 1 << (n_fft.bit_length() - 1) // 2
     first = n_fft // second
@@ -190,7 +188,7 @@ def _gpu_tables(params: WelchPeakParams) -> list[np.ndarray]:
 
 
 def _on_gpu(signal: Array, params: WelchPeakParams, interpret: bool) -> Array:
-    """Return peaks of rows; a row's samples form a matrix, whose sides are two factors of their number."""
+    """Return the peaks of rows on a GPU. The samples of a segment form a matrix `[second, first]`."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 

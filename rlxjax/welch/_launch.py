@@ -1,4 +1,4 @@
-"""The running of variants: one program for a small batch, chunks on all processors for a large batch."""
+"""Run a variant: a small batch by a single program, a large batch in chunks on all processors."""
 
 import contextlib
 import functools
@@ -20,17 +20,17 @@ from ._device_programs import default_fused_selection, fused_peaks, padded_batch
 from ._selection import default_selection
 from ._workload import RUNS, WelchPeakParams, WelchVariant, host_peaks, spectrum_peaks
 
-#: Memory for compiled programs in bytes. These programs take about half of the 65,530 memory maps that Linux allows a
-#: process; XLA ends a process that needs more maps.
+#: The most memory for compiled programs, in bytes. So many programs take half of the 65,530 memory maps that Linux
+#: allows a process. XLA ends a process that needs more maps.
 MOST_PROGRAM_BYTES = 2**30
-#: Number of calls whose variant is kept, about 1 kB each.
+#: The most calls whose variant is kept; a call takes about 1 kB.
 MOST_CALLS = 2**14
-#: The axes of a mesh over which rows are sharded, in order.
+#: The names of the mesh axes over which rows are sharded, in order.
 Axes = tuple[str, ...]
 
 
 def row_axes(where: Any, shape: tuple[Any, ...]) -> Axes:
-    """Return the axes of a mesh over which the rows of a signal are sharded; none if each device has all rows."""
+    """Return the mesh axes over which the rows of a signal are sharded; empty if each device has all rows."""
     if not isinstance(where, NamedSharding):
         raise ValueError(
             f"signal: expected an array on one device or with a NamedSharding, got {type(where).__name__}; "
@@ -49,19 +49,19 @@ def row_axes(where: Any, shape: tuple[Any, ...]) -> Axes:
 
 
 def split_rows(axes: Axes) -> PartitionSpec:
-    """Return the partition of an array whose first axis is the axis of rows."""
+    """Return the partition that shards the first axis of an array over mesh axes."""
     return PartitionSpec(axes) if axes else PartitionSpec()
 
 
 def rows_of_a_device(where: Any, shape: tuple[Any, ...]) -> Any:
-    """Return the number of a signal's rows on each device."""
+    """Return the number of rows of a signal that each device holds."""
     n_parts = math.prod(where.mesh.shape[name] for name in row_axes(where, shape))
     rows = (1, *shape)[-2]
     return rows if n_parts == 1 else rows // n_parts  # rows may be symbolic
 
 
 def on_each_device(program: Callable[..., jax.Array], mesh: Any, axes: Axes) -> Callable[..., jax.Array]:
-    """Return a program over a mesh: each device runs the program on its own rows with all other arguments."""
+    """Return a program in which each device of a mesh runs `program` on the rows that the device holds."""
 
     def peaks(signal: jax.Array, *arrays: Any) -> jax.Array:
         split, everywhere = split_rows(axes), [PartitionSpec()] * len(arrays)
@@ -72,16 +72,16 @@ def on_each_device(program: Callable[..., jax.Array], mesh: Any, axes: Axes) -> 
 
 @functools.singledispatch
 def program_of(model: object, params: WelchPeakParams) -> Any:
-    """Return the program of an approximate transform's model; each kind of model registers its own function.
+    """Return the program of a learned FFT. Register a function of your own for another type of model.
 
     A program is a pytree of arrays. `program.peaks(signal, params, selection, platform)` returns the peaks of rows of
-    samples in traced code. `program.work` has the fields `flop` and `live_bins` for latency models.
+    samples in traced code. `program.work` has the fields `flop` and `live_bins`, the inputs of latency models.
     """
     raise ValueError(f"model: expected a LearnedFft (load_learned_fft), got {type(model).__name__}")
 
 
 class Plan(NamedTuple):
-    """The plan of a batch: the rows of a chunk, the shape of the program's argument, and the program's options."""
+    """The rows of a chunk, the shape of the program's argument, and the program's options."""
 
     rows: int
     shape: tuple[int, int]
@@ -92,7 +92,7 @@ class Plan(NamedTuple):
 def whole_program(
     shape: tuple[int, ...], params: WelchPeakParams, variant: WelchVariant, where: Sharding | None
 ) -> Callable[[], Any] | None:
-    """Return the recipe of a small float32 signal's program; None if rows are padded or shared before the program."""
+    """Return the recipe of the program for a small float32 signal; None if the signal must be padded or divided."""
     devices, (batch, length) = () if where is None else where.device_set, (1, *shape)[-2:]
     platform, device = _place(*devices)
     if len(devices) > 1 or batch * length > schedule(platform).piece_samples:
@@ -106,12 +106,12 @@ def whole_program(
 def run_variant(
     variant: WelchVariant, signal: np.ndarray | jax.Array, params: WelchPeakParams, model: Any
 ) -> np.ndarray | jax.Array:
-    """Return the peaks of concrete rows by a variant, on the rows' device or JAX's default device."""
+    """Return the peaks of concrete rows, computed on the rows' own device or JAX's default device."""
     if variant.transform == "numpy":
         return host_peaks(np.asarray(signal), params)
     platform, device = _place(*signal.devices() if isinstance(signal, jax.Array) else ())
     stays, batch = platform != "cpu" and isinstance(signal, jax.Array), signal.shape[0]
-    is_small = signal.size <= schedule(platform).piece_samples  # never shared among processors
+    is_small = signal.size <= schedule(platform).piece_samples  # a single processor runs a small signal
     n_processors = 1 if is_small else worker_count()
     arrays, shapes = _placed(variant, model, params, device)
     plan = plan_of(variant, batch, params, platform, n_processors, stays)
@@ -128,7 +128,7 @@ def run_variant(
     peaks = np.empty((batch, params.k, 2), np.float32)
 
     def run(start: int, stop: int) -> None:
-        # The last chunk has the length of the others and needs no program of its own.
+        # The last chunk overlaps the previous chunk, so that all chunks have one length and one program.
         first = min(start, batch - plan.rows)
         found = np.asarray(peaks_of(samples[first : first + plan.rows]))
         peaks[start:stop] = found[start - first :]
@@ -140,7 +140,7 @@ def run_variant(
 def run_sharded(
     variant: WelchVariant, signal: jax.Array, params: WelchPeakParams, model: Any
 ) -> np.ndarray | jax.Array:
-    """Return the peaks of rows on several devices; the host reads all rows if the host selects."""
+    """Return the peaks of rows on several devices. The host reads all rows if the host selects the peaks."""
     if variant.selection == "numpy":
         return run_variant(variant, np.asarray(signal), params, model)
     where: Any = signal.sharding
@@ -152,7 +152,7 @@ def run_sharded(
 
 
 def run_program(program: Callable[..., jax.Array], *arguments: Any) -> jax.Array:
-    """Run a compiled program in any mode of JAX; `jax_debug_nans` raises the error that users know."""
+    """Run a compiled program in any mode of JAX. With `jax_debug_nans`, a NaN raises a `FloatingPointError`."""
     try:
         return program(*arguments)
     except Exception as error:
@@ -166,7 +166,7 @@ def run_program(program: Callable[..., jax.Array], *arguments: Any) -> jax.Array
 
 
 def _place(*devices: Any) -> tuple[str, Any]:
-    """Return the platform and the device for an array on one device, or for a NumPy array."""
+    """Return the platform and the device that compute an array: the array's own device, or JAX's default device."""
     default = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if devices and devices[0] != (default or jax.devices()[0]):
         return devices[0].platform, devices[0]
@@ -174,7 +174,7 @@ def _place(*devices: Any) -> tuple[str, Any]:
 
 
 def run_traced(variant: WelchVariant, signal, params: WelchPeakParams, model: Any) -> jax.Array:
-    """Return the peaks of traced rows, selected on the device; the peaks have the rows' known sharding."""
+    """Return the peaks of traced rows, sharded like the rows; the device selects the peaks."""
     platform, where = jax.default_backend(), jax.typeof(signal).sharding
     axes = row_axes(where, signal.shape)
     variant = _by_default(variant, rows_of_a_device(where, signal.shape), params, platform)
@@ -183,12 +183,12 @@ def run_traced(variant: WelchVariant, signal, params: WelchPeakParams, model: An
     return (on_each_device(program, where.mesh, axes) if axes else program)(signal, *arrays)
 
 
-#: The arrays of each model's program and their shapes, by parameters and device. The programs go when their model goes.
+#: For each learned FFT: its program's arrays and shapes by parameters and device. An entry lives as long as the model.
 _models: "weakref.WeakKeyDictionary[Any, Kept]" = weakref.WeakKeyDictionary()
 
 
 def _placed(variant: WelchVariant, model: Any, params: WelchPeakParams, device: Any) -> tuple[tuple, tuple]:
-    """Return the arrays of a model's program on a device, and the program with shapes instead of arrays."""
+    """Return the program of a learned FFT with arrays on a device, and the same program with shapes for arrays."""
     if variant.transform != "learned":
         return (), ()
     if model not in _models:
@@ -204,7 +204,7 @@ def _placed(variant: WelchVariant, model: Any, params: WelchPeakParams, device: 
 
 
 def _by_default(variant: WelchVariant, rows: Any, params: WelchPeakParams, platform: str) -> WelchVariant:
-    """Return a variant with a known selection; the default is the schedule's selection."""
+    """Return a variant with a selection: the variant's own selection, else the schedule's."""
     if variant.selection is not None:
         return variant
     if variant.transform == "learned":
@@ -216,9 +216,9 @@ def _by_default(variant: WelchVariant, rows: Any, params: WelchPeakParams, platf
 def plan_of(
     variant: WelchVariant, batch: int, params: WelchPeakParams, platform: str, n_processors: int, stays: bool
 ) -> Plan:
-    """Return the plan of a batch; one program computes all pieces of a signal that stays on an accelerator."""
+    """Return the plan of a batch; a single program computes a signal that stays on an accelerator."""
     facts, row_samples = schedule(platform)._asdict(), params.n_segments * params.n_fft
-    if is_block := variant == RUNS["block"]:  # the program returns spectra, whose peaks the host selects
+    if is_block := variant == RUNS["block"]:  # the program returns spectra; the host selects the peaks
         params = WelchPeakParams(params.n_fft, params.n_segments, k=1)
     else:
         variant = _by_default(variant, padded_batch(batch), params, platform)
@@ -234,8 +234,8 @@ def plan_of(
 def _compiled(
     variant: WelchVariant, params: WelchPeakParams, platform: str, signal: jax.ShapeDtypeStruct, shapes: tuple[Any, ...]
 ) -> Callable[..., jax.Array]:
-    """Return a compiled program for a shape of several rows or one row; any thread may run the program."""
-    # JAX keeps a compiled program while its jitted function lives; each program has its own function and goes with it.
+    """Return a compiled program for a signal's shape; any thread may run the program."""
+    # JAX keeps a compiled program while its jitted function lives, so each program has a jitted function of its own.
     rows = program = _program.__wrapped__(variant, params, platform)
     mesh, where = contextlib.nullcontext(), signal.sharding
     if len(signal.shape) == 1:
@@ -250,18 +250,18 @@ def _compiled(
 
 
 def _bytes_of(program: Any, recipe: Any) -> int:
-    """Return an estimate of a program's memory in bytes, with the window of a segment."""
+    """Return an estimate of a program's memory in bytes; the estimate includes the window."""
     return 2**18 + 28 * len(program.as_text() or "") + 12 * recipe.args[1].n_fft
 
 
-#: The recipe of a program, one object for equal arguments, and the program, compiled again after it was dropped.
+#: `_recipe` returns the same recipe for equal arguments. `compiled` returns the program of a recipe.
 _recipe = functools.lru_cache(maxsize=MOST_CALLS)(functools.partial(functools.partial, _compiled))
 compiled = Kept(lambda recipe: recipe(), MOST_PROGRAM_BYTES, _bytes_of)
 
 
-@functools.lru_cache(maxsize=256)  # 4 MB each if a caller transforms outside jit, else nothing
+@functools.lru_cache(maxsize=256)  # a program takes 4 MB if a caller transforms the program outside jit
 def _program(variant: WelchVariant, params: WelchPeakParams, platform: str) -> Any:
-    """Return the jitted program of a variant; a caller's own program inlines this program."""
+    """Return the jitted program of a variant; JAX inlines the program in a caller's jitted function."""
     static: dict[str, Any] = {"params": params, "selection": variant.selection, "platform": platform}
     if variant.selection == "numpy":
         function = functools.partial(segment_spectra, params=params)
@@ -279,11 +279,11 @@ def _shaped(shape: tuple[int, ...], device: Any) -> jax.ShapeDtypeStruct:
 def _sharding(device: Any) -> Sharding | None:
     if isinstance(device, jax.Device):
         return SingleDeviceSharding(device)
-    return device if isinstance(device, Sharding) else None  # JAX's default may be a platform's name
+    return device if isinstance(device, Sharding) else None  # JAX's default device may be a platform's name
 
 
 def _prepared(rows: np.ndarray | jax.Array, shape: tuple[int, int], stays: bool) -> np.ndarray | jax.Array:
-    """Return the first samples of rows as float32 of a shape, padded by the last row: zeros select slowly."""
+    """Return rows as float32 of a shape. The last row pads the batch, because rows of zeros are slow to select."""
     if rows.shape == shape and rows.dtype == np.float32:
         return rows
     if stays:
@@ -291,6 +291,6 @@ def _prepared(rows: np.ndarray | jax.Array, shape: tuple[int, int], stays: bool)
         return jnp.pad(prefix, ((0, shape[0] - len(rows)), (0, 0)), mode="edge")
     buffer, prefix = np.empty(shape, np.float32), np.asarray(rows)[:, : shape[1]]
     with contextlib.nullcontext() if prefix.dtype == np.float32 else np.errstate(over="ignore"):
-        buffer[: len(rows)] = prefix  # a double that is too large becomes infinite, as on a device
+        buffer[: len(rows)] = prefix  # a float64 beyond float32 becomes infinite, as on a device
     buffer[len(rows) :] = buffer[len(rows) - 1 : len(rows)]
     return buffer

@@ -1,4 +1,4 @@
-"""`welch_peaks`: check the arguments, choose a variant, and return its peaks."""
+"""Find the strongest bins of signals: the functions that users call."""
 
 import dataclasses
 import functools
@@ -40,44 +40,48 @@ def welch_peaks(
     Args:
         signal: `[batch, length]` or one row `[length]`, any real dtype, converted to float32. The first
             `params.frame_len` samples of each row are used.
-        params: segments, segment length and number of peaks; these alone determine the result.
-        strategy: "host" (NumPy, no device), "fused" (one program on the device returns only peaks), "block" (the host
-            reads the spectrum back and selects), "learned" (fused, with the pruned program of `model`, whose peaks are
-            approximate), "auto" (the cheapest by the calibration; includes "learned" if a model is given), or any name
-            that `parse_welch_peaks_strategy` knows (ultra and fast mean host, rlx means the cheaper of fused and
-            block). "fused_maxima" and "fused_top_k" are two forms of "fused" with the same peaks. "fused" takes the
-            faster form by a given calibration, else by measurements of similar devices. Inside a caller's jit, grad or
-            vmap only fused and learned can run, and auto means fused. Auto also means fused for rows on several
-            devices.
+        params: number of segments, segment length and number of peaks.
+        strategy: how to compute the peaks. All strategies except "learned" find the same peaks.
+
+            - "host": NumPy computes everything, without a device.
+            - "fused": one program on the device returns only peaks. "fused_maxima" and "fused_top_k" are two forms of
+              "fused". "fused" runs the form that is faster by the calibration that you give, or else by measurements
+              on similar devices.
+            - "block": the device computes the spectrum, and the host selects the peaks.
+            - "learned": as "fused", but with the learned FFT `model`; the peaks are approximate.
+            - "auto": the strategy that is fastest by the calibration, "learned" included if you give a model. Auto
+              means "fused" in traced code (jit, grad, vmap) and for rows on several devices, and "host" in a forked
+              process, in which JAX cannot run.
+            - any name that `parse_welch_peaks_strategy` knows: ultra and fast mean "host"; rlx means the faster of
+              "fused" and "block".
+
+            Only "fused" and "learned" run in traced code.
         calibration: calibration of this machine, for auto and rlx. The default is `default_calibration()`: the
-            calibration that `rlxjax calibrate` saved, else a prior pooled from known CPUs. "reference" means the
-            reference's built-in coefficients, which are also the fallback of platforms without a calibration.
+            calibration that `rlxjax calibrate` saved, else an average over known CPUs. "reference" means the
+            reference's built-in coefficients. Platforms without a calibration use them too.
         model: a learned FFT for `params.n_fft`.
         measure: "undecided" times the variants of auto, rlx and fused on these rows if the calibration is not sure of
-            the fastest. "always" times all of these variants, "never" none. Measurements are remembered as by
-            `rlxjax.choose`, and hold in later calls with any `measure`. The default is `RLXJAX_MEASURE`, else "never".
+            the fastest. "always" times these variants in any case, "never" in no case. Later calls with any `measure`
+            use the measurements, as in `rlxjax.choose`. The default is the environment variable `RLXJAX_MEASURE`, else
+            "never".
 
     Returns:
-        float32 `[batch, k, 2]` of (bin, power), descending by power. Among equal powers the lower bin comes first, NaN
-        powers come last, and slots beyond the bins are (0, 0.0). The bins that infinite samples make infinite or NaN
-        depend on the strategy. A NumPy signal gives a NumPy array, a JAX signal a JAX array on the same devices, with
-        the rows' sharding.
+        float32 `[batch, k, 2]` of (bin, power), the largest power first. The lower bin comes first among equal powers.
+        NaN powers come last, and slots beyond the bins are (0, 0.0). Infinite samples make some bins infinite or NaN;
+        the strategy determines these bins. The peaks of a NumPy signal are a NumPy array. The peaks of a JAX signal
+        are a JAX array on the same devices, sharded like the rows.
 
     Raises:
-        ValueError: a signal that is complex, masked, of three or more axes, shorter than `frame_len` or with sharded
-            samples; a strategy that is unknown, cannot run inside traced code, or needs a device in a forked process,
-            in which JAX cannot run and auto means host; "learned" without a model; a model for another segment length;
-            an object that is no calibration; an unknown word for `measure`.
+        ValueError: the signal is complex or masked, has three or more axes, sharded samples, or rows shorter than
+            `frame_len`; the strategy is unknown, or cannot run in traced code or in a forked process; "learned" comes
+            without a model; the model is for another segment length; or `calibration` or `measure` is invalid.
         MemoryError: the peaks do not fit in memory.
 
-    A small batch is one call of one program. Its rows are padded to the next of four sizes an octave (`padded_batch`),
-    so varying batches compile a bounded number of programs. A large batch is computed in chunks on all processors: the
-    memory beyond signal and peaks depends on the chunk and the number of processors. Traced code pads no rows, and its
-    gradient keeps the transforms of all rows.
+    A small batch is padded (`padded_batch`) and runs as one program. A large batch runs in chunks on all processors, so
+    the extra memory does not grow with the batch. A gradient keeps the transforms of all rows in memory.
 
-    Rows with a `NamedSharding` over several devices stay on these devices. Fused and learned are then one program, in
-    which each device computes its own rows; other processes may hold some of the rows. Host and block read all rows. In
-    traced code, rows stay sharded if their type says so (explicit axes of a mesh), and within `jax.shard_map`.
+    Rows with a `NamedSharding` stay on their devices, and other processes may hold some of the rows; "host" and "block"
+    read all rows. Traced rows stay sharded over explicit axes of a mesh, and inside `jax.shard_map`.
 
     Examples:
         >>> params = WelchPeakParams.fast(n_fft=256, k=1)
@@ -93,7 +97,7 @@ def welch_peaks(
     traced, forked = isinstance(signal, jax.core.Tracer), is_forked()
     where = signal.sharding if is_jax and not traced else None  # pyright: ignore[reportAttributeAccessIssue]
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-    # A lookup takes 2 us, so short that the threads of XLA stay awake between two calls.
+    # The lookup takes 2 us: if a lookup took longer, XLA's threads would fall asleep between two calls.
     call = Call(signal.shape, signal.dtype, where, device, traced, forked, params, strategy)
     run = functools.partial(welch_peaks, signal, params, model=model)
     variant, program = choice(call, calibration, model, measure, run)
@@ -104,12 +108,12 @@ def welch_peaks(
         signal = signal[None]
     if traced:
         return run_traced(variant, signal, params, model)
-    # A constant inside a caller's jit is not traced, and is computed at once.
+    # A constant inside a caller's jit is no traced value, so its peaks are computed at once.
     run = run_sharded if call.several else run_variant
     peaks = run(variant, signal, params, model)  # pyright: ignore[reportArgumentType]
     if is_jax:
         return _placed_as(peaks, signal)
-    peaks = np.asarray(peaks)  # the peaks of a single chunk are a view of the device's own memory
+    peaks = np.asarray(peaks)  # if there is a single chunk, this is a read-only view of the device's memory
     return peaks if peaks.flags.writeable else peaks.copy()
 
 
@@ -124,10 +128,10 @@ def choose_variant(
 ) -> "Choice":
     """Return the variant that `welch_peaks` runs for these arguments, and the basis of the choice.
 
-    Call the choice with a signal to compute peaks by that variant. The arguments are those of `welch_peaks`.
+    Call the result with a signal to compute peaks by that variant. The arguments are those of `welch_peaks`.
 
     Raises:
-        ValueError: as in `welch_peaks`; also traced rows, rows on several devices, or no basis for a choice.
+        ValueError: as in `welch_peaks`; or the signal is traced or sharded; or there is no basis for a choice.
 
     Examples:
         >>> params = WelchPeakParams.fast(n_fft=256, k=16)
@@ -139,7 +143,7 @@ def choose_variant(
     where = None if is_traced(rows) or isinstance(rows, np.ndarray) else rows.sharding
     call = Call(rows.shape, rows.dtype, where, None, False, is_forked(), params, strategy)
     if is_traced(rows) or call.several:
-        raise ValueError("signal: expected rows that are not traced, on one device")
+        raise ValueError("signal: expected a concrete array on one device, got a traced or sharded array")
     run = functools.partial(welch_peaks, rows, params, model=model)
     found = question(call, calibration, model, measure, run).decided()
     fn = functools.partial(welch_peaks, params=params, strategy=found.name, model=model)  # holds no signal
@@ -155,20 +159,18 @@ def stream_welch_peaks(
     model: Any = None,
     measure: str | None = None,
 ) -> Iterator[np.ndarray | jax.Array]:
-    """Yield the peaks of each signal of a stream, in order, while the source makes the next signal.
+    """Yield the peaks of each signal of a stream, in order; meanwhile the source makes the next signal.
 
-    Memory holds two signals at a time: the signal in work and the next signal. A NumPy signal is copied before the
-    source makes the next signal, so the source may reuse one buffer. Signals may differ in their number of rows. The
-    other arguments are those of `welch_peaks`.
+    At most two signals are in memory: the signal being computed and the next signal. Each NumPy signal is copied, so
+    the source may reuse its buffer. Signals may differ in their number of rows. The other arguments are those of
+    `welch_peaks`.
 
     Yields:
-        the result of `welch_peaks` for each signal.
+        The result of `welch_peaks` for each signal.
 
     Raises:
-        ValueError: as in `welch_peaks`, or a traced signal.
-        Exception: any error of the source.
-
-    An error is raised after the peaks of all earlier signals.
+        ValueError: as in `welch_peaks`, or a signal is traced.
+        Exception: any error of the source. Errors are raised after the peaks of all earlier signals.
 
     Examples:
         >>> params = WelchPeakParams.fast(n_fft=64, k=1)
@@ -192,17 +194,17 @@ def stream_welch_peaks(
 
 
 def keep_programs(most_bytes: int) -> None:
-    """Set the memory for compiled programs of Welch peaks, 1 GB by default; the latest used programs are kept.
+    """Set the most memory that compiled programs of Welch peaks may take, 1 GB by default.
 
-    A program takes 0.3 to 6 MB, estimated from its text. A dropped program is compiled again at its next call, or comes
-    from JAX's persistent cache if `jax_compilation_cache_dir` is set.
+    The most recently used programs stay. A program takes an estimated 0.3 to 6 MB. The next call of a dropped program
+    compiles the program again, or reads it from JAX's persistent cache if `jax_compilation_cache_dir` is set.
 
     Args:
-        most_bytes: memory in bytes, at least 1 MB. Beyond about 2 GB the process needs more memory maps than Linux
-            allows (`vm.max_map_count`), and Linux ends the process.
+        most_bytes: memory in bytes, at least 1 MB. With more than about 2 GB the process needs more memory maps than
+            Linux allows (`vm.max_map_count`), and ends.
 
     Raises:
-        ValueError: less than 1 MB.
+        ValueError: `most_bytes` is less than 1 MB.
     """
     compiled.keep(as_index(most_bytes, "most_bytes", at_least=2**20))
 

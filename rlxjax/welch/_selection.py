@@ -1,6 +1,6 @@
-"""The device's selection of peaks: two forms of a top-k over bins with identical results.
+"""The selection of the k largest powers on a device, in two forms with identical results.
 
-Larger powers come first, the lower bin comes first among equal powers, and NaN comes last.
+Larger powers come first. Among equal powers the lower bin comes first. NaN comes last.
 """
 
 import functools
@@ -25,13 +25,13 @@ def selected_peaks(
     """Return (bin, power) of the k largest powers; slots beyond the bins are (0, 0.0).
 
     Args:
-        power: float32, at least 0 or NaN.
+        power: float32; each power is at least 0, or NaN.
         k: number of slots.
         selection: a key of `SELECTIONS`.
-        bins: the bin at each place, ascending; the place itself by default.
+        bins: the bin number of each column, ascending; by default the index of the column.
     """
     found = min(k, power.shape[1])
-    # Places are integers without a gradient: the gradient passes through the gather of powers.
+    # Places are integers without a gradient. The gradient passes through the gathered powers.
     places = SELECTIONS[selection](lax.stop_gradient(power), found)
     powers = jnp.take_along_axis(power, places, axis=1, mode="promise_in_bounds")
     numbers = places if bins is None else jnp.asarray(bins)[places]
@@ -40,25 +40,26 @@ def selected_peaks(
 
 
 def by_top_k(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"]:
-    """Return the places of the k largest powers by `lax.top_k`, a heap for each row on CPUs; k is at most the bins."""
-    # top_k puts the lower place first among equal powers, but ranks NaN highest, so a NaN becomes -1.
+    """Return the columns of the k largest powers by `lax.top_k`; k is at most the number of bins."""
+    # top_k puts the lower column first among equal powers, but ranks NaN highest, so NaN becomes -1.
     return lax.top_k(jnp.where(jnp.isnan(power), -1.0, power), k)[1]
 
 
 def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"]:
-    """Return the places of the k largest powers by successive maxima: each the largest key below the last."""
-    # A key holds a power's leading bits and its bin, so keys are unique and a maximum carries its bin. Many rows share
-    # a vector instruction. The full powers settle the bits that keys lack: neighbouring candidates swap if they are out
-    # of order, and every row is proven to miss no bin. `by_top_k` decides for all rows if the proof fails, which takes
-    # more near-equal powers than spare candidates, or three in a row.
+    """Return the columns of the k largest powers: each step finds the largest key below the previous key."""
+    # A key holds the leading bits of a power, and the bin. So all keys of a row differ, and a maximum carries its bin.
+    # One vector instruction handles many rows. A key lacks the power's last bits, so the full powers are compared
+    # afterwards: neighbouring candidates swap if they are out of order, and a proof checks that no bin is missing. The
+    # proof fails if more powers are nearly equal than there are spare candidates, or if three nearly equal powers
+    # follow each other. `by_top_k` then selects all rows.
     batch, n_bins = power.shape
-    # The powers of a bin lie side by side in a tile; all rows are one tile if they do not divide into tiles.
+    # A tile stores a bin's powers of several rows next to each other. Rows that do not fill whole tiles are one tile.
     tile_rows = schedule("cpu").tile_rows
     n_rows = batch if is_symbolic(batch) or batch % tile_rows else tile_rows
     n_tiles = batch // n_rows
     tiles = power.reshape(n_tiles, n_rows, n_bins).swapaxes(1, 2)
     n_places = 1 << (n_bins - 1).bit_length()
-    # More powers share a key if a key keeps fewer bits of the power.
+    # More bins leave fewer bits for the power, so more powers have the same leading bits.
     n_candidates = min(k + 2 + max(0, (n_bins - 1).bit_length() - 8) // 2, n_bins)
     keys = _leading_bits(_ranked_bits(tiles), n_places) + np.arange(n_bins, dtype=np.uint32)[None, ::-1, None]
 
@@ -73,15 +74,15 @@ def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"
     bits = _ranked_bits(tiles.at[tile, bins, row].get(mode="promise_in_bounds"))
     leading = found - found % n_places
     is_tied = leading[k - 1] == leading[-1]
-    # Keys rank the lower of equal bins first: only of three that share a key and are not all equal, more than
-    # neighbours may be out of order.
+    # Keys put the lower bin first among equal powers. Swapping neighbours suffices unless three powers with the same
+    # leading bits are not all equal.
     shares_key = leading[2:] == leading[:-2]
     differs = (bits[2:] != bits[1:-1]) | (bits[1:-1] != bits[:-2])
     is_nearly_in_order = ~jnp.any(shares_key & differs)
     is_clear = (n_candidates == n_bins) | ~jnp.any(is_tied)
 
     def all_tie_with_the_last() -> Bool[Array, ""]:
-        # Bins that share all of the boundary's bits are in order.
+        # Bins whose power equals the k-th power in all bits are in order.
         all_bits = _ranked_bits(tiles)
         shares_key = _leading_bits(all_bits, n_places) == leading[k - 1][:, None]
         return ~jnp.any(is_tied[:, None] & shares_key & (all_bits != bits[k - 1][:, None]))
@@ -89,14 +90,14 @@ def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"
     def neighbours_swapped() -> Int[Array, "k tiles rows"]:
         if n_candidates == 1:
             return bins
-        # A candidate that belongs behind the next candidate swaps places with it; none swaps with both neighbours.
+        # A candidate swaps with the next candidate if the two are out of order. No candidate swaps twice.
         swaps = (bits[1:] > bits[:-1]) | ((bits[1:] == bits[:-1]) & (bins[1:] < bins[:-1]))
         between = jnp.where(swaps[1:], bins[2:], jnp.where(swaps[:-1], bins[:-2], bins[1:-1]))
         first, last = (jnp.where(swaps[i], bins[j], bins[i]) for i, j in ((0, 1), (-1, -2)))
         return jnp.concatenate([first[None], between, last[None]])[:k]
 
     def by_heaps() -> Int[Array, "k tiles rows"]:
-        # The barrier keeps the compiler from making rows of tiles unless this branch runs.
+        # The barrier keeps the compiler from reordering the tiles before the branch is taken.
         rows = lax.optimization_barrier(tiles).swapaxes(1, 2).reshape(batch, n_bins)
         return by_top_k(rows, k).T.reshape(k, n_tiles, n_rows)
 
@@ -105,14 +106,15 @@ def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"
     return found.reshape(k, batch).T
 
 
-#: Forms of the selection by name.
+#: The two forms of the selection, by name.
 SELECTIONS: Mapping[str, Callable[..., Int[Array, "batch k"]]] = FrozenDict({"maxima": by_maxima, "top_k": by_top_k})
 
 
 def default_selection(rows: Any, n_bins: int, platform: str) -> str:
-    """Return the form of the selection without a calibration: maxima on CPUs, if keys can distinguish the bins.
+    """Return the form of the selection if no calibration decides: a key of `SELECTIONS`.
 
-    Few rows do not fill a vector. A heap is then about as fast, and compiles in a tenth of the time.
+    The form is "maxima" on CPUs, and "top_k" for few rows, for very many bins and on other platforms. With few rows,
+    "top_k" is about as fast as "maxima" and compiles in a tenth of the time.
 
     Examples:
         >>> default_selection(64, 129, "cpu"), default_selection(1, 129, "cpu")
@@ -125,28 +127,28 @@ def default_selection(rows: Any, n_bins: int, platform: str) -> str:
 
 
 def _ranked_bits(power: Float[Array, "*batch"]) -> Int[Array, "*batch"]:
-    """Return integers in the order of powers, NaN last: bits of non-negative floats have the order of the floats."""
+    """Return the bits of powers as integers, which have the same order as the powers; NaN becomes -1."""
     return jnp.where(jnp.isnan(power), -1, lax.bitcast_convert_type(power, jnp.int32))
 
 
 def _leading_bits(bits: Int[Array, "*batch"], n_places: int) -> UInt[Array, "*batch"]:
-    """Return the part of ranked bits that a key holds: multiples of the number of places, 0 for NaN only."""
-    unsigned = lax.bitcast_convert_type(bits, jnp.uint32) << 1  # no sign to keep
+    """Return the leading bits that a key holds: a multiple of the number of places, which is 0 only for NaN."""
+    unsigned = lax.bitcast_convert_type(bits, jnp.uint32) << 1  # powers have no sign bit
     return (unsigned & np.uint32(2**32 - n_places)) + np.uint32(n_places)
 
 
 def _largest_below(keys: UInt[Array, "tiles bins rows"], limit: UInt[Array, "tiles rows"]) -> UInt[Array, "tiles rows"]:
-    """Return the largest key below a limit; such a key has to exist."""
-    # A key below the limit wraps around when the limit is subtracted, so the nearest key has the largest difference.
-    # The tree of maxima is written out over blocks of about the root of the bins: a program of two loops without a
-    # branch. CPUs get no vector code for a plain reduction over the bins.
+    """Return the largest key below a limit; at least one key must be below the limit."""
+    # An unsigned difference `key - limit` wraps around, so the largest key below the limit has the largest difference.
+    # XLA's CPU compiler makes no vector code for a plain maximum over bins, but makes vector code for maxima over
+    # overlapping blocks of bins, if the blocks are wide and many enough.
     n_bins = keys.shape[1]
-    plan = schedule("cpu")  # XLA's CPU compiler makes vector code from the least width and number on
+    plan = schedule("cpu")
     width = min(n_bins, max(plan.least_block_bins, 1 << ((n_bins - 1).bit_length() + 1) // 2))
-    n_blocks = max(plan.least_blocks, -(-n_bins // width))  # blocks overlap: a maximum may see a key twice
+    n_blocks = max(plan.least_blocks, -(-n_bins // width))
     starts = sorted({round(start) for start in np.linspace(0, n_bins - width, n_blocks).tolist()})
     largest = _maximum([keys[:, start : start + width] - limit[:, None] for start in starts])
-    # The barrier keeps the compiler from computing the blocks again for each of their bins.
+    # The barrier keeps the compiler from computing each block again for every bin.
     largest = lax.optimization_barrier(largest)
     return _maximum([largest[:, place] for place in range(width)]) + limit
 

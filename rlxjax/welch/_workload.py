@@ -1,4 +1,4 @@
-"""The Welch-peaks workload: parameters, variants, and the NumPy variant, which needs no device."""
+"""Parameters and variants of Welch peaks, and the variant that NumPy computes on the host."""
 
 import dataclasses
 import functools
@@ -18,15 +18,15 @@ from rlxjax._schedule import rows_of_a_processor, schedule
 from rlxjax._typing import RealLike
 from rlxjax._values import FrozenDict
 
-#: Beyond this length, float32 cannot hold every bin number.
+#: The longest segment: float32 cannot hold the bin numbers of longer segments.
 MOST_N_FFT = 2**25
-#: Segments of the presets.
+#: The number of segments of each preset.
 ULTRA_SEGMENTS, FAST_SEGMENTS, REFERENCE_SEGMENTS = 1, 2, 8
 _SCHEDULE = schedule("cpu")
-#: Sizes of kept scratch arrays: smaller arrays are quick to allocate, larger arrays have rows longer than a chunk.
+#: The sizes of scratch arrays that are kept. Smaller arrays are quick to allocate; larger arrays are rare.
 LEAST_SCRATCH_SIZE, MOST_SCRATCH_SIZE = 2**12, 4 * _SCHEDULE.host_chunk_samples
 
-#: Scratch arrays of each thread, by role.
+#: The scratch arrays of each thread, by name.
 _thread = threading.local()
 
 
@@ -35,9 +35,9 @@ class WelchPeakParams:
     """Segment length, number of segments and number of peaks; segments overlap by half.
 
     Attributes:
-        n_fft: samples of a segment, even, from 2 to 2**25.
-        n_segments: segments of a row, at least 1.
-        k: peaks of a row, at least 1; slots beyond the bins are (0, 0.0).
+        n_fft: samples in a segment, even, from 2 to 2**25.
+        n_segments: segments in a row, at least 1.
+        k: peaks to find in a row, at least 1; slots beyond the bins are (0, 0.0).
 
     Raises:
         ValueError: `n_fft` is odd or out of range, or `n_segments` or `k` is below 1.
@@ -79,17 +79,17 @@ class WelchPeakParams:
 
     @property
     def hop(self) -> int:
-        """Samples between the starts of two segments."""
+        """Number of samples between the starts of neighbouring segments."""
         return self.n_fft // 2
 
     @property
     def frame_len(self) -> int:
-        """Samples of a row that are used."""
+        """Number of samples that all segments of a row span."""
         return self.n_fft + (self.n_segments - 1) * self.hop
 
     @property
     def n_bins(self) -> int:
-        """Bins of the one-sided spectrum, DC and Nyquist included."""
+        """Number of bins in the one-sided spectrum, DC and Nyquist included."""
         return self.n_fft // 2 + 1
 
     def bin_frequencies_hz(self, bins: RealLike, sample_rate_hz: float) -> RealLike:
@@ -105,19 +105,19 @@ class WelchPeakParams:
 
 
 class WelchVariant(NamedTuple):
-    """A program for Welch peaks; all variants but the learned ones give the same peaks.
+    """A method to compute Welch peaks. All variants give the same peaks, except those with a learned transform.
 
     Attributes:
-        transform: "numpy" on the host; on a device "fft", or "learned" for a pruned program.
-        selection: how peaks are selected: "numpy" on the host; on the device "maxima", "top_k", or "kernel" for one
-            kernel that computes everything; None for the schedule's selection.
+        transform: "numpy" for the host, "fft" for the exact transform on a device, "learned" for a learned FFT.
+        selection: "numpy" selects peaks on the host. "maxima" and "top_k" select on the device. "kernel" is a single
+            kernel that computes everything. None leaves the selection to the schedule.
     """
 
     transform: Literal["numpy", "fft", "learned"]
     selection: Literal["numpy", "maxima", "top_k", "kernel"] | None = None
 
 
-#: Variants by their names in the latency model.
+#: The variants, by their names in the latency model.
 VARIANTS: Mapping[str, WelchVariant] = FrozenDict(
     {
         "host": WelchVariant("numpy", "numpy"),
@@ -127,7 +127,7 @@ VARIANTS: Mapping[str, WelchVariant] = FrozenDict(
         "learned": WelchVariant("learned"),
     }
 )
-#: Variants by the name of a variant or a strategy; only "fused" stands for several variants.
+#: The variants, by the names that a call may give; "fused" leaves the selection open.
 RUNS: Mapping[str, WelchVariant] = FrozenDict({**VARIANTS, "fused": WelchVariant("fft")})
 
 
@@ -160,7 +160,7 @@ def one_sided_weights(params: WelchPeakParams) -> np.ndarray:
 
 @functools.lru_cache(maxsize=2**10)
 def _host_chunk_rows(params: WelchPeakParams, batch: int, processors: int) -> int:
-    """Return the rows of a chunk on the host."""
+    """Return the number of rows in a chunk on the host."""
     row_samples = params.n_segments * params.n_fft
     most = max(1, _SCHEDULE.host_chunk_samples // row_samples)
     return max(1, int(rows_of_a_processor(batch, _SCHEDULE.alone_samples_host // row_samples, most, processors)))
@@ -172,7 +172,7 @@ def host_peaks(signal: np.ndarray, params: WelchPeakParams) -> np.ndarray:
     window = hann_window(params.n_fft)
 
     def run(start: int, stop: int) -> None:
-        with np.errstate(all="ignore"):  # as on a device: inf and NaN are results
+        with np.errstate(all="ignore"):  # infinity and NaN are valid results, as on a device
             rows = signal[start:stop, : params.frame_len].astype(np.float32, copy=False)
             shape, (row_bytes, sample_bytes) = (len(rows), params.n_segments, params.n_fft), rows.strides
             strides = (row_bytes, params.hop * sample_bytes, sample_bytes)
@@ -198,10 +198,7 @@ def spectrum_peaks(spectrum: NDArray[np.complexfloating], params: WelchPeakParam
 
 
 def mean_power(spectrum: NDArray[np.complexfloating], params: WelchPeakParams) -> np.ndarray:
-    """Return the mean one-sided power `[batch, n_bins]` of `[batch, n_segments, n_bins]`.
-
-    The array is this thread's scratch; the next call overwrites the array.
-    """
+    """Return the mean one-sided power `[batch, n_bins]` in a scratch array, which the next call overwrites."""
     with np.errstate(all="ignore"):
         power = np.square(spectrum.real, out=_scratch("power", spectrum.shape, np.float32))
         power += np.square(spectrum.imag, out=_scratch("square", spectrum.shape, np.float32))
@@ -215,9 +212,9 @@ def mean_power(spectrum: NDArray[np.complexfloating], params: WelchPeakParams) -
 
 def select_peaks(power: np.ndarray, params: WelchPeakParams, out: np.ndarray) -> None:
     """Write the top k bins of each row of powers, descending, into `out` `[batch, k, 2]`."""
-    # Partial selection on one integer per bin. Bits of non-negative float32 numbers have the order of the numbers, so
-    # `power bits * 2**32 + (n_bins - 1 - bin)` puts the larger power first and the lower bin first among equal powers.
-    # A NaN gets the bits -1, which are below all other bits and are again a NaN.
+    # Each bin has the integer key `power bits * 2**32 + (n_bins - 1 - bin)`. The bits of non-negative float32 numbers
+    # have the same order as the numbers. So the largest key has the largest power, and the lower bin among equal
+    # powers. A NaN gets the bits -1, which are below all other bits and are again a NaN.
     n_bins, k = params.n_bins, min(params.k, params.n_bins)
     keys = _scratch("keys", power.shape, np.int64)
     keys[:] = power.view(np.int32)
@@ -237,8 +234,8 @@ def select_peaks(power: np.ndarray, params: WelchPeakParams, out: np.ndarray) ->
 
 
 def _scratch(role: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
-    """Return this thread's uninitialised array for a role, in the same memory at each call."""
-    # The system gives a process new memory page by page, which takes longer than the work.
+    """Return an uninitialised array in memory that this thread keeps under a name."""
+    # New memory comes page by page from the system, which takes longer than the computation.
     size = math.prod(shape)
     if not LEAST_SCRATCH_SIZE <= size <= MOST_SCRATCH_SIZE:
         return np.empty(shape, dtype)

@@ -1,4 +1,4 @@
-"""The reference's costs of Welch peaks: estimates, the gate's breakdown and picks, for one workload or a table."""
+"""The reference's costs of Welch peaks, the gate's breakdown and the pick, for a single workload or a table."""
 
 from ._estimates import block_graph_ns as block_graph_ns
 from ._estimates import estimate_welch_peaks_costs as estimate_welch_peaks_costs

@@ -1,4 +1,4 @@
-"""Strategy costs, the gate's breakdown and picks, for one workload or a table. All use one formula."""
+"""Strategy costs, the gate's breakdown and the pick, for a single workload or a table."""
 
 import functools
 from collections.abc import Callable
@@ -41,20 +41,20 @@ def estimate_welch_peaks_costs(
 ) -> WelchPeaksCostEstimates:
     """Return the cost of each strategy by the reference's formulas.
 
-    Every argument except `coefficients` is a scalar or an array `[*batch]`. One call takes a mixed table.
+    Every argument except `coefficients` is a scalar or an array `[*batch]`, so a single call evaluates a whole table.
 
     Args:
-        device: a name, or device codes.
-        batch: rows of the signal.
-        n_fft: samples of a segment.
-        k: peaks of a row.
+        device: a device name, or device codes.
+        batch: number of rows of the signal, at least 0.
+        n_fft: samples in a segment, an even number.
+        k: number of peaks in a row, at least 1.
         learned_available: whether a learned FFT is available.
-        learned_active_gates: number of active gates; None or a negative number means unknown.
-        learned_total_gates: number of all gates.
-        coefficients: "arch", "portable", or a set of your own (differentiable as a whole).
+        learned_active_gates: number of the learned FFT's active gates; None or a negative number means unknown.
+        learned_total_gates: number of all gates of the learned FFT.
+        coefficients: "arch", "portable", or a `CoefficientSet`, in which you can differentiate.
 
     Raises:
-        ValueError: the device or set is unknown, n_fft is odd, k or n_fft is too small, or batch is negative.
+        ValueError: the device or coefficient set is unknown, `n_fft` is odd, or a size is too small.
 
     Examples:
         >>> costs = estimate_welch_peaks_costs("cuda", 8192, 256, 16)
@@ -77,10 +77,10 @@ def soft_estimate_welch_peaks_costs(
     *,
     temperature_ns: RealLike,
 ) -> WelchPeaksEvaluation:
-    """Return the smooth form of `estimate_welch_peaks_costs`, and of the gate, at a temperature in ns, `[*batch]`.
+    """Return the smooth form of `estimate_welch_peaks_costs` and of the gate.
 
-    Batch thresholds are relaxed in rows. `temperature_ns` is positive, a scalar or `[*batch]`. Other arguments and
-    errors are those of `estimate_welch_peaks_costs`.
+    `temperature_ns` is the temperature in ns, positive, a scalar or `[*batch]`. Thresholds in the number of rows are
+    smooth too. Other arguments and errors are those of `estimate_welch_peaks_costs`.
 
     Examples:
         >>> soft = soft_estimate_welch_peaks_costs("cuda", 8192, 256, 16, temperature_ns=1e3)
@@ -103,10 +103,10 @@ def evaluate_welch_peaks(
     *,
     temperature_ns: RealLike,
 ) -> WelchPeaksEvaluation:
-    """Return the gate's breakdown, its probability and all strategy costs of a table in one program.
+    """Return the gate's breakdown, its probability and the strategy costs of a whole table.
 
-    The fields are those of `welch_peaks_fusion_gate_breakdown` and `estimate_welch_peaks_costs`, with counts as floats.
-    `temperature_ns` applies to the probability. Other arguments and errors are those of `estimate_welch_peaks_costs`.
+    `temperature_ns` is the temperature of the probability in ns, positive, a scalar or `[*batch]`. All counts are
+    floats. Other arguments and errors are those of `estimate_welch_peaks_costs`.
 
     Examples:
         >>> table = evaluate_welch_peaks("cuda", jnp.array([64, 8192]), 256, 16, temperature_ns=1e6)
@@ -120,9 +120,9 @@ def evaluate_welch_peaks(
 def welch_peaks_fusion_gate_breakdown(
     device: str | Code, batch: RealLike, n_fft: RealLike, k: RealLike, coefficients: str | CoefficientSet = "arch"
 ) -> WelchPeaksGateBreakdown:
-    """Return the gate's reasons to fuse a run of two segments or not, every field `[*batch]`.
+    """Return the gate's decision to fuse a run of two segments, with the reasons, each `[*batch]`.
 
-    Arguments and errors are those of `estimate_welch_peaks_costs`.
+    The arguments and errors are those of `estimate_welch_peaks_costs`.
 
     Examples:
         >>> b = welch_peaks_fusion_gate_breakdown("cuda", 8192, 256, 16)
@@ -146,10 +146,10 @@ def pick_welch_peaks_strategy(
     coefficients: str | CoefficientSet = "arch",
     legacy: bool = False,
 ) -> ReferenceStrategy | Code:
-    """Return the cheapest strategy, the earlier of ultra, fast, rlx, learned on ties.
+    """Return the cheapest strategy; on ties the earliest of ultra, fast, rlx, learned.
 
-    A scalar workload on the host gives a `ReferenceStrategy`. Arrays and traced values give codes, `[*batch]`.
-    `legacy` picks by thresholds instead of costs. Other arguments and errors are those of
+    The result is a `ReferenceStrategy` for scalar sizes, and an array of codes, `[*batch]`, for arrays and traced
+    values. If `legacy` is true, thresholds pick instead of costs. Other arguments and errors are those of
     `estimate_welch_peaks_costs`.
 
     Examples:
@@ -177,15 +177,12 @@ def soft_pick_welch_peaks_strategy(
 ) -> StrategyWeights:
     """Return the weight of each strategy, `[*batch, 4]` in the order of `ReferenceStrategy`.
 
-    The weights follow the law of total probability over the fuse decision. With probability `p` the run may fuse, and
-    the weights are the softmin over all available strategies. Otherwise they are the softmin over strategies without
-    fusion. The limit at temperature 0 is the hard pick. A single softmin with log-availability `log(p)`,
-    `pick_weights(costs, log_availability=...)`, has another limit if a run that may not fuse is cheaper by more than
-    the gate's shortfall.
+    The gate allows fusion with probability `p`. The weights are `p` times the softmin over all available strategies,
+    plus `1 - p` times the softmin over ultra and fast. The limit of the weights at temperature 0 is the hard pick.
 
-    `straight_through_gradient` returns the hard pick as a one-hot row with the gradient of the weights.
-    `temperature_ns` is positive, a scalar or `[*batch]`. Other arguments and errors are those of
-    `estimate_welch_peaks_costs`.
+    If `straight_through_gradient` is true, the result is the hard pick as a one-hot row, with the gradient of the
+    weights. `temperature_ns` is the temperature in ns, positive, a scalar or `[*batch]`. Other arguments and errors are
+    those of `estimate_welch_peaks_costs`.
 
     Examples:
         >>> soft_pick_welch_peaks_strategy("metal", 8192, 256, 16, temperature_ns=1.0).round(3).tolist()
@@ -203,16 +200,16 @@ def soft_pick_welch_peaks_strategy(
 def pick_weights(
     costs: WelchPeaksCostEstimates | Columns, *, temperature_ns: RealLike, log_availability: RealLike = 0.0
 ) -> jax.Array:
-    """Return the softmin of costs over the last axis: `exp(-cost / temperature) * availability`.
+    """Return weights proportional to `exp(-cost / temperature) * availability`; each row sums to 1.
 
     Args:
-        costs: estimates, or an array `[*batch, n]` of costs in ns. An infinite cost has weight 0, without NaN in
-            gradients. If all costs are infinite, all weights are 0.
-        temperature_ns: scalar or `[*batch]`.
-        log_availability: `[*batch, n]`; minus infinity rules a strategy out.
+        costs: `WelchPeaksCostEstimates`, or an array `[*batch, n]` of costs in ns. An infinite cost has weight 0, and
+            no NaN in its gradient. If all costs are infinite, all weights are 0.
+        temperature_ns: the temperature in ns, positive, a scalar or `[*batch]`.
+        log_availability: logarithm of each availability, `[*batch, n]`; minus infinity rules a strategy out.
 
     Raises:
-        ValueError: costs have no axis, shapes do not agree, or the temperature is not positive.
+        ValueError: `costs` is a scalar, shapes do not agree, or the temperature is not positive.
 
     Examples:
         >>> pick_weights(jnp.array([1.0, jnp.inf, 1.0]), temperature_ns=5.0).tolist()
@@ -221,7 +218,7 @@ def pick_weights(
     temperature_ns = as_temperature(temperature_ns)
     stacked = costs.stack() if isinstance(costs, WelchPeaksCostEstimates) else jnp.asarray(costs)
     if stacked.ndim == 0:
-        raise ValueError(f"costs: expected at least one axis, that of the strategies, got {costs}")
+        raise ValueError(f"costs: expected an array whose last axis is the strategies, got the scalar {costs}")
     if not jnp.issubdtype(stacked.dtype, jnp.floating):
         stacked = stacked.astype(jnp.result_type(float))
     check_shapes(costs=stacked, log_availability=log_availability)
@@ -242,20 +239,20 @@ def fused_graph_ns(
     *,
     temperature_ns: RealLike | None = None,
 ) -> Nanoseconds:
-    """Return the estimate of the fused graph in ns, `[*batch]`.
+    """Return the cost of the fused graph in ns, `[*batch]`.
 
     Args:
-        device: a name, or device codes.
-        batch: rows of the signal.
-        n_fft: samples of a segment.
-        k: peaks of a row.
-        scale: factor of the device's work, below 1 for a pruned learned FFT.
-        coefficients: "arch", "portable", or a set of your own.
-        n_segments: segments of a row.
-        temperature_ns: temperature of the smooth form, positive, a scalar or `[*batch]`; None for the hard form.
+        device: a device name, or device codes.
+        batch: number of rows of the signal.
+        n_fft: samples in a segment.
+        k: number of peaks in a row.
+        scale: factor of the device's work; a pruned learned FFT has a factor below 1.
+        coefficients: "arch", "portable", or a `CoefficientSet`.
+        n_segments: number of segments in a row.
+        temperature_ns: temperature of the smooth form in ns, positive, a scalar or `[*batch]`; None for the hard form.
 
     Raises:
-        ValueError: the device or set is unknown, or a size is invalid.
+        ValueError: the device or coefficient set is unknown, or a size is invalid.
 
     Examples:
         >>> print(fused_graph_ns("cpu", 1, 256, 16).round(2))
@@ -293,7 +290,7 @@ def block_graph_ns(
     coefficients: str | CoefficientSet = "arch",
     n_segments: RealLike = FAST_SEGMENTS,
 ) -> Nanoseconds:
-    """Return the estimate of the block form (spectrum read back, top-k on the host) in ns, `[*batch]`.
+    """Return the cost in ns, `[*batch]`, if the host reads the spectrum back and selects the peaks.
 
     The arguments are those of `fused_graph_ns`.
 
@@ -312,7 +309,7 @@ def host_path_ns(
     coefficients: str | CoefficientSet = "arch",
     n_segments: RealLike = FAST_SEGMENTS,
 ) -> Nanoseconds:
-    """Return the estimate of the host path in ns, `[*batch]`: `adjust(host(params))`.
+    """Return the cost in ns, `[*batch]`, if the host computes everything.
 
     The arguments are those of `fused_graph_ns`.
 

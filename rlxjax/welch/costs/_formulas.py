@@ -1,4 +1,4 @@
-"""The reference's cost formulas: from a workload to a pytree of results."""
+"""The reference's cost formulas."""
 
 import dataclasses
 import functools
@@ -50,14 +50,14 @@ from ._reference import (
     total,
 )
 
-#: Least value of each size of a workload.
+#: The least value of each size of a workload.
 _LEAST_SIZES = {"batch": 0, "n_fft": 2, "k": 1, "n_segments": 1}
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """Runs with their devices, and the coefficients of all devices, as floats `[*batch]` for compiled programs."""
+    """The sizes and device codes of runs, and the coefficients of all devices, as floats `[*batch]`."""
 
     codes: Code
     table: CoefficientSet
@@ -83,7 +83,7 @@ class Workload:
         temperature_ns: RealLike | None = None,
         **others: RealLike,
     ) -> "Workload":
-        """Return the arguments as floats. All shapes must agree, including those of `others`."""
+        """Return the checked arguments as floats; the shapes of all arguments, `others` included, must broadcast."""
         cpu = "cpu"
         if isinstance(device, str) and normalised(device) == "cpu-apple":
             device, cpu = Device.CPU, "cpu-apple"
@@ -115,7 +115,7 @@ class Workload:
         return take_row(self.table.strategy, self.codes)
 
     def rates(self, of: Callable[[CoefficientSet], list[RealLike]], rules: Choices) -> list[RealLike]:
-        """Return the rates of each run's device. Hard choices compute the rates of all devices, then select."""
+        """Return the rates of each run's device. The hard form computes the rates of all devices, then selects."""
         if rules.temperature_ns is None:
             return take_row(of(self.table), self.codes)
         parts = {name: getattr(self.table, name) for name in ("backend", "gate", "strategy")}
@@ -123,12 +123,12 @@ class Workload:
 
     @property
     def gates_known(self) -> Flag:
-        """Whether the gates of the learned FFT are known. A negative number of active gates means unknown."""
+        """Whether the numbers of gates are known; a negative number of active gates means unknown."""
         return (jnp.asarray(self.active_gates) >= 0) & (jnp.asarray(self.total_gates) > 0)
 
     @property
     def learned_usable(self) -> Flag:
-        """Whether a learned FFT is available with fewer than a quarter of its gates on."""
+        """Whether a learned FFT is available and has fewer than a quarter of its gates on."""
         sparse = jnp.asarray(4.0 * self.active_gates < self.total_gates)
         return self.gates_known & sparse & (jnp.asarray(self.learned_available) >= 0.5)
 
@@ -164,7 +164,7 @@ class WelchPeaksCostEstimates:
 
 @by_value
 class WelchPeaksGateBreakdown(NamedTuple):
-    """The gate's reasons to fuse a run or not; every field `[*batch]`."""
+    """The gate's decision to fuse a run, with the reasons; every field `[*batch]`."""
 
     score_ns: Nanoseconds
     min_gain_ns: Nanoseconds
@@ -179,20 +179,20 @@ class WelchPeaksGateBreakdown(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WelchPeaksEvaluation:
-    """Results of gate and costs for a table of runs of two segments, hard or smooth; every field `[*batch]`.
+    """The gate's results and the strategy costs for a table of runs of two segments; every field `[*batch]`.
 
     Attributes:
-        benefit: savings by fusing, as floats.
+        benefit: the launches, syncs and bytes that fusing saves, as floats.
         score_ns: the gate's score of the benefit.
         min_gain_ns: the gate's minimum gain.
         should_fuse_io: whether the score reaches the minimum gain.
-        should_fuse: whether the compute floor also allows fusing.
-        compute_floor_ok: whether the compute floor allows fusing.
+        should_fuse: whether `should_fuse_io` and `compute_floor_ok` are both true.
+        compute_floor_ok: whether the fused cost is low enough compared with the block cost.
         fuse_probability: the smooth form of `should_fuse_io`.
-        costs: cost of each strategy; infinite if ruled out. In the smooth form all costs are finite.
-        log_fuse_probability: smooth form: log-probability that gate and compute floor let the run fuse.
-        log_keep_probability: smooth form: log-probability of the contrary.
-        available: smooth form: 1.0 or 0.0 for each strategy, `[*batch, 4]`.
+        costs: cost of each strategy, infinite if the strategy is ruled out. All costs of the smooth form are finite.
+        log_fuse_probability: log-probability of `should_fuse`, only in the smooth form.
+        log_keep_probability: log-probability that `should_fuse` is false, only in the smooth form.
+        available: 1.0 or 0.0 for each strategy, `[*batch, 4]`, only in the smooth form.
     """
 
     benefit: FusionBenefit
@@ -208,14 +208,14 @@ class WelchPeaksEvaluation:
     available: StrategyWeights | None = None
 
     def log_availability(self) -> StrategyLogWeights:
-        """Return the log-availability of each strategy in the smooth form: log fuse probability for rlx and learned."""
+        """Return each strategy's log-availability: `log_fuse_probability` for rlx and learned, 0 for ultra and fast."""
         fuse = jnp.asarray(self.log_fuse_probability)
         always = jnp.zeros_like(fuse)
         return jnp.where(jnp.asarray(self.available) > 0.5, jnp.stack([always, always, fuse, fuse], -1), -jnp.inf)
 
 
 def learned_scale(active_gates: RealLike, total_gates: RealLike) -> RealLike:
-    """Return the share of the fused graph's work that a pruned learned FFT does, at least 0.3."""
+    """Return the work of a pruned learned FFT as a share of the fused graph's work, at least 0.3."""
     return 0.30 + 0.70 * active_gates / total_gates
 
 
@@ -234,7 +234,7 @@ def fused_price(work: Workload, n_segments, scale, rules: Choices) -> Nanosecond
     factor = work.strategy.fused_scale * rules.clip(scale, 0.25, 1.0, scale=io_ns)
     floor_ns = work.strategy.fused_floor_ns * work.strategy.is_gpu
     floor_ns = floor_ns * (1.0 - rules.at_least(work.batch, 512.0, scale=io_ns))
-    # A relaxed clip would pull a scale of exactly 1 below the threshold, so the hard factor decides.
+    # The smooth clip would pull a scale of exactly 1 below the threshold, so the hard clip decides.
     hard_factor = work.strategy.fused_scale * jnp.clip(scale, 0.25, 1.0)
     floor_ns = floor_ns + rules.at_least(hard_factor, 1.0, scale=io_ns) * io_ns
     return rules.maximum(io_ns * factor, floor_ns)
@@ -257,7 +257,7 @@ def _graph_ns(works, work: Workload, n_segments, rules: Choices) -> Nanoseconds:
 
 
 def _gate_score_ns(work: Workload, benefit: FusionBenefit, rules: Choices) -> Nanoseconds:
-    """Return the gate's score for a run of two segments, from the rates of graphs, samples and peaks."""
+    """Return the gate's score for a run of two segments."""
 
     def rates(set_: CoefficientSet) -> list[RealLike]:
         worth = gate_rates(set_.gate, benefit, rules)
@@ -279,7 +279,7 @@ def evaluation(work: Workload, smooth: bool = False) -> WelchPeaksEvaluation:
     learned_ns = fused_price(work, FAST_SEGMENTS, jnp.where(known, scale, 1.0), rules)
     ultra_ns, fast_ns = (host_price(work, segments, 1.0, rules) for segments in (ULTRA_SEGMENTS, FAST_SEGMENTS))
 
-    # From 2048 rows, a native kernel saves its sync point.
+    # A native kernel saves its sync point if the batch has 2048 rows or more.
     native = strategy.has_native_kernel * rules.at_least(work.batch, 2048.0, scale=block_ns)
     benefit = total(FUSION_BENEFITS, (1.0, *columns_of(work.batch, work.n_fft, work.k, FAST_SEGMENTS)))
     benefit = dataclasses.replace(benefit, sync_points_saved=native - 1.0)
@@ -297,7 +297,7 @@ def evaluation(work: Workload, smooth: bool = False) -> WelchPeaksEvaluation:
     found = [benefit, score_ns, minimum_ns, io, io & floor_ok, floor_ok]
     found += [soft_step(score_ns - minimum_ns, temperature_ns)]
     if smooth:
-        # P(floor ok) = 1 - applies * P(margin < 0), in logarithms.
+        # The logarithm of P(floor ok) = 1 - applies * P(margin < 0).
         is_within = log_soft_step(floor_margin_ns, temperature_ns)
         log_floor_ok = jnp.logaddexp(_log_share(1.0 - floor_applies), _log_share(floor_applies) + is_within)
         log_fuse = log_soft_step(score_ns - minimum_ns, temperature_ns) + log_floor_ok
@@ -322,13 +322,13 @@ def hard_costs(work: Workload) -> WelchPeaksCostEstimates:
 
 
 def _log_share(share: jax.Array) -> LogProbability:
-    """Return the logarithm of a share: minus infinity at 0, with a finite derivative."""
+    """Return the logarithm of a share; at 0 the value is minus infinity and the derivative is finite."""
     positive = share > 0.0
     return jnp.where(positive, jnp.log(jnp.where(positive, share, 1.0)), -jnp.inf)
 
 
 def _log_complement(log_p: LogProbability) -> LogProbability:
-    """Return `log(1 - exp(log_p))`; minus infinity at 0, accurate at both ends."""
+    """Return `log(1 - exp(log_p))`, accurate for probabilities near 0 and near 1."""
     log_p = jnp.minimum(log_p, -jnp.finfo(log_p.dtype).tiny)
     near_one = log_p > -math.log(2.0)
     return jnp.where(

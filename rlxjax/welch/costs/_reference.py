@@ -1,4 +1,4 @@
-"""The reference's strategies, their coefficients as one pytree, and its graphs with closed forms."""
+"""The reference's strategies, their coefficients, and its graphs with closed forms of the counts."""
 
 import dataclasses
 import functools
@@ -34,7 +34,7 @@ from rlxjax.welch._workload import FAST_SEGMENTS, WelchPeakParams
 
 _Part = TypeVar("_Part")
 _DISCRETE = (FusionTarget.CUDA, FusionTarget.ROCM)
-#: `a`, `b` and `S`.
+#: The coefficients `a`, `b` and `S` of `StrategyCoefficients`, by target.
 _SCALES = {
     **dict.fromkeys((FusionTarget.METAL, FusionTarget.MLX), (0.22, 1.15, 7.5)),
     **dict.fromkeys(_DISCRETE, (0.15, 0.85, 0.43)),
@@ -66,10 +66,10 @@ _ALIASES: Mapping[str, str] = FrozenDict(
 
 
 def parse_welch_peaks_strategy(name: str) -> str:
-    """Return the strategy of a name, or "auto". Case and `-`/`_` do not matter.
+    """Return the strategy that a name means, or "auto".
 
     Args:
-        name: name or alias of a strategy.
+        name: name or alias of a strategy, in any case, with `-` or `_`.
 
     Raises:
         ValueError: the name is unknown.
@@ -89,17 +89,17 @@ def parse_welch_peaks_strategy(name: str) -> str:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StrategyCoefficients(Coefficients):
-    """The reference's handset strategy coefficients of a device; every field `[*batch]`.
+    """The reference's hand-set coefficients of the strategies on a device; every field `[*batch]`.
 
     Attributes:
-        log_batch_slope: `a`, host cost per `ln(batch / 512)` beyond 512.
-        log2_batch_slope: `b`, host cost per `log2(batch / 2048)` beyond 2048.
+        log_batch_slope: `a`, the relative increase of the host cost per `ln(batch / 512)`, from 512 rows.
+        log2_batch_slope: `b`, the relative increase of the host cost per `log2(batch / 2048)`, from 2048 rows.
         fused_scale: `S`, factor of the fused graph's cost.
-        block_scale: factor of the fft-only graph's cost on a GPU device.
-        block_peak_ns: time of top-k on the host for each peak, on a GPU device.
-        fused_floor_ns: least cost of a fused run of fewer than 512 rows on a GPU device.
-        slack: the fused cost may exceed the block cost by this factor.
-        large_slack: the same from 8192 rows on.
+        block_scale: factor of the fft-only graph's cost, on every device except cpu.
+        block_peak_ns: time in ns to select a peak on the host, on every device except cpu.
+        fused_floor_ns: least cost in ns of a fused run of fewer than 512 rows, on every device except cpu.
+        slack: largest allowed ratio of the fused cost to the block cost, below 8192 rows.
+        large_slack: the same ratio for 8192 rows or more.
         is_gpu: 1 for every device except cpu.
         is_fused_viable: 1 for every device except cpu and tpu.
         has_native_kernel: 1 if a fused run of 2048 rows or more saves its sync point.
@@ -124,13 +124,13 @@ class StrategyCoefficients(Coefficients):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CoefficientSet:
-    """All coefficients of strategy costs. Leaves are indexed by device code.
+    """All coefficients of the strategy costs; arrays `[12]` are indexed by device code.
 
     Attributes:
-        host: row of the cpu, scalars.
-        backend: rows of all devices, `[12]`.
-        gate: gates of all devices, `[12]`.
-        strategy: the strategies' own coefficients, `[12]`.
+        host: the backend coefficients of the cpu, scalars.
+        backend: the backend coefficients of all devices, `[12]`.
+        gate: the gates of all devices, `[12]`.
+        strategy: the strategy coefficients of all devices, `[12]`.
     """
 
     host: BackendCoefficients
@@ -144,10 +144,10 @@ def coefficient_set(name: str = "arch", cpu: str = "cpu") -> CoefficientSet:
 
     Args:
         name: "arch" or "portable".
-        cpu: the row of the cpu, "cpu" or "cpu-apple".
+        cpu: the backend row that describes the cpu, "cpu" or "cpu-apple".
 
     Raises:
-        ValueError: the set or the cpu is unknown.
+        ValueError: `name` or `cpu` is unknown.
 
     Examples:
         >>> float(coefficient_set("portable").backend.dispatch_ns[0])
@@ -158,7 +158,7 @@ def coefficient_set(name: str = "arch", cpu: str = "cpu") -> CoefficientSet:
 
 @functools.cache
 def _coefficient_set(name: str, cpu: str, dtype: np.dtype) -> CoefficientSet:
-    """Make one set for each precision, because JAX caches NumPy arguments by identity."""
+    """Return the same set at each call, because JAX caches NumPy arguments by identity."""
     if cpu not in ("cpu", "cpu-apple"):
         raise ValueError(f"cpu: expected 'cpu' or 'cpu-apple', got {cpu!r}")
     rows = {device: backend_coefficients(cpu if device is Device.CPU else device, name) for device in Device}
@@ -186,23 +186,20 @@ def _coefficient_set(name: str, cpu: str, dtype: np.dtype) -> CoefficientSet:
     return CoefficientSet(rows[Device.CPU], *jax.tree.map(lambda leaf: leaf.astype(dtype), tables))
 
 
-# --- Graphs and profiles in closed form ----------------------------------------------------------
-
-
 def welch_peaks_graph(batch: int, params: WelchPeakParams, fused: bool = True) -> Graph:
     """Return the graph of a Welch-peaks run, float32.
 
-    *fft only*: segments `[R, n]`, a subtraction, a concatenation to n real then n imaginary columns, the
-    fft in that layout `[R, 2n]`, which is the output; `R = batch * n_segments`. *Fused*: the same and
-    `welch_peaks [batch, k, 2]`, which is then the only output.
+    The input has `R = batch * n_segments` segments, `[R, n]`. A subtraction makes zeros, and a concatenation makes rows
+    of n real and n imaginary numbers. The fft returns spectra in the same layout, `[R, 2n]`. The output is the spectra,
+    or the peaks `[batch, k, 2]` if `fused` is true.
 
     Args:
-        batch: rows of the signal, `batch` above.
-        params: segments, `n_segments` of `n` samples, and `k` peaks.
-        fused: whether the peaks are found on the device.
+        batch: number of rows of the signal.
+        params: segment length `n`, number of segments and number of peaks.
+        fused: whether the device finds the peaks.
 
     Raises:
-        ValueError: batch is not a whole number of at least 0.
+        ValueError: `batch` is not a whole number of at least 0.
 
     Examples:
         >>> g = welch_peaks_graph(4, WelchPeakParams.fast(256, 16))
@@ -220,30 +217,30 @@ def welch_peaks_graph(batch: int, params: WelchPeakParams, fused: bool = True) -
     return graph
 
 
-#: Work of the fft-only and of the fused graph: constant part, part for each sample, part for each peak.
+#: The work of the fft-only graph and the fused graph: a constant part, a part per sample, and a part per peak.
 FFT_WORKS = (GraphWork(GraphIoProfile(3, 0, 0, 0), 0, 0, 3, 3), GraphWork(GraphIoProfile(0, 0, 8, 44), 19, 20, 0, 0))
 FUSED_WORKS = (
     GraphWork(GraphIoProfile(4, 1, 0, 0), 0, 0, 4, 4),
     GraphWork(GraphIoProfile(0, 0, 0, 52), 13, 20, 0, 0),
     GraphWork(GraphIoProfile(0, 0, 8, 8), 10, 8, 0, 0),
 )
-#: Work of the host path: parts for each launch, sample and peak.
+#: The work of the host path: parts per launch, per sample and per peak.
 HOST_WORKS = (
     GraphWork(GraphIoProfile(1, 0, 0, 0), 0, 0, 1, 0),
     GraphWork(GraphIoProfile(0, 0, 0, 12), 3, 0, 0, 0),
     GraphWork(GraphIoProfile(0, 0, 8, 8), 10, 0, 0, 0),
 )
-#: Savings of the peaks node without the sync point: constant part, part for each sample, part for each peak.
+#: The savings of fusing, without the sync point: a constant part, a part per sample, and a part per peak.
 FUSION_BENEFITS = (FusionBenefit(-1, 0, 0, 0), FusionBenefit(0, 0, 8, -8), FusionBenefit(0, 0, -8, -8))
 
 
 def columns_of(batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLike) -> tuple:
-    """Return the numbers of samples in all segments and of peaks, `[*batch]`."""
+    """Return the number of samples in all segments, and the number of peaks, each `[*batch]`."""
     return n_segments * (batch * n_fft), batch * k
 
 
 def total(parts: Sequence[_Part], columns: Sequence[RealLike]) -> _Part:
-    """Return the sum of works or benefits, each times its column. Integers on the host give exact results."""
+    """Return the sum of parts, each times its column; exact for integers on the host."""
 
     def add(*counts: RealLike) -> RealLike:
         return sum(count * column for count, column in zip(counts, columns, strict=False) if count)
@@ -252,16 +249,16 @@ def total(parts: Sequence[_Part], columns: Sequence[RealLike]) -> _Part:
 
 
 def host_fft_profile(batch: RealLike, params: WelchPeakParams) -> GraphIoProfile:
-    """Return the profile of the host path: `R + batch` launches, no syncs, peaks as output.
+    """Return the counts of the host path: `R + batch` launches for `R = batch * n_segments` segments, and no syncs.
 
-    Traffic is `4Rn + 8Rn + 8*batch*k`.
+    The output is the peaks. The memory traffic is `4Rn + 8Rn + 8*batch*k` bytes for segments of n samples.
 
     Args:
-        batch: rows of the signal, a scalar or `[*batch]`.
-        params: segments and peaks of a row.
+        batch: number of rows of the signal, a scalar or `[*batch]`.
+        params: segment length, number of segments and number of peaks.
 
     Raises:
-        ValueError: a negative or NaN batch.
+        ValueError: `batch` is negative or NaN.
 
     Examples:
         >>> host_fft_profile(1, WelchPeakParams.fast(256, 16)).device_traffic_bytes
@@ -273,15 +270,15 @@ def host_fft_profile(batch: RealLike, params: WelchPeakParams) -> GraphIoProfile
 
 
 def readback_bytes_saved(batch: RealLike, n_fft: RealLike, k: RealLike) -> Count:
-    """Return the readback bytes that fusing two segments saves. Integers on the host give exact results."""
+    """Return the readback bytes that fusing a run of two segments saves; exact for integers on the host."""
     columns = (1, *columns_of(*_exact_sizes(batch, n_fft, k, FAST_SEGMENTS)))
     return _packed(total(FUSION_BENEFITS, columns).host_readback_bytes_saved)
 
 
 def useful_bytes_touched(batch: RealLike, params: WelchPeakParams) -> Count:
-    """Return the bytes that any implementation must touch: `4Rn + 8*batch*k`.
+    """Return the bytes that any implementation must read and write: `4Rn + 8*batch*k`.
 
-    Arguments and errors are those of `host_fft_profile`.
+    The names, arguments and errors are those of `host_fft_profile`.
 
     Examples:
         >>> useful_bytes_touched(1, WelchPeakParams.fast(256, 16))
@@ -292,14 +289,14 @@ def useful_bytes_touched(batch: RealLike, params: WelchPeakParams) -> Count:
 
 
 def algorithm_bandwidth_gbps(useful_bytes: RealLike, time_ns: RealLike) -> jax.Array:
-    """Return useful bytes over time in GB/s, `[*batch]`; 0 for a time that is not positive.
+    """Return the useful bytes per time in GB/s, `[*batch]`; 0 for a time that is not positive.
 
     Args:
-        useful_bytes: as `useful_bytes_touched` counts them, a scalar or `[*batch]`.
+        useful_bytes: the result of `useful_bytes_touched`, a scalar or `[*batch]`.
         time_ns: time of the run in ns, a scalar or `[*batch]`.
 
     Raises:
-        ValueError: bytes are negative or NaN, or the time is NaN.
+        ValueError: `useful_bytes` is negative or NaN, or `time_ns` is NaN.
 
     Examples:
         >>> print(algorithm_bandwidth_gbps(2176, 1000.0))
@@ -313,7 +310,7 @@ def algorithm_bandwidth_gbps(useful_bytes: RealLike, time_ns: RealLike) -> jax.A
 
 
 def _exact_sizes(batch: RealLike, *others: RealLike) -> list:
-    """Return sizes as exact integers if all are readable on the host, else as floats."""
+    """Return sizes as exact integers if the host can read all of them, else as floats."""
     check_at_least(batch, "batch", what="size")
     if all(is_exact(value) for value in (batch, *others)):
         return [exact(value) for value in (batch, *others)]
@@ -322,7 +319,7 @@ def _exact_sizes(batch: RealLike, *others: RealLike) -> list:
 
 
 def _packed(counts: _Part) -> _Part:
-    """Return counts, or a profile, with exact counts as NumPy integers."""
+    """Return counts or a profile, with each column of exact counts as 64-bit integers."""
 
     def pack(count: Count) -> Count:
         is_object = getattr(count, "dtype", None) == np.dtype(object)
