@@ -73,7 +73,7 @@ def profile_function(
     if level not in ("jaxpr", "compiled"):
         raise ValueError(f"level: expected 'jaxpr' or 'compiled', got {level!r}")
     if target is not None and level != "compiled":
-        raise ValueError(f"target: expected none at level {level!r}; give level='compiled'")
+        raise ValueError(f"target: expected level='compiled' with a target, got level={level!r}")
     if target is not None:
         target = target_device(target)
         check_compiler(target.platform)

@@ -21,7 +21,7 @@ SPREAD, EACH = "spread", "each"
 #: Transposes that move the last axis. Compilers move tiles, but not in kernels that read several operands or repeat an
 #: operand: the transposes in these kernels are untiled.
 TRANSPOSE, UNTILED = "transpose_inner", "transpose_inner_untiled"
-#: A copy that no equation states: of data that an update would overwrite, or of an iteration's result into a stack.
+#: A copy without an equation of its own: of data that an update would overwrite, or of an iteration's result.
 BESIDE = "copy_beside"
 #: float32 products at the highest precision, which some devices compute with other instructions.
 EXACT = "dot_general_exact"
@@ -292,7 +292,7 @@ def _square_elements(op: Operation) -> int:
 
 
 def copying(size_bytes: int, itemsize: int) -> Work:
-    """Return the work of a copy that no equation states."""
+    """Return the work of a copy without an equation of its own."""
     return Work("movement", BESIDE, itemsize, counts={BESIDE: size_bytes // max(itemsize, 1)})
 
 

@@ -148,7 +148,7 @@ class FunctionProfile:
     Attributes:
         io: the unfused counts: launches (one for each equation that does work), sync points (callbacks and ordered
             effects), bytes of the results, and traffic (operands and results of each equation).
-        flops: floating-point operations; a fused multiply-add is two.
+        flops: floating-point operations; a fused multiply-add counts as two.
         transcendentals: calls of exp, log, sqrt, sin, pow and similar functions; these are not in `flops`.
         integer_ops: operations on integers and booleans.
         fused_traffic_bytes: bytes of memory traffic if each value is fused into its readers wherever possible.

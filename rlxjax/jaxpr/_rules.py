@@ -1,4 +1,4 @@
-"""Counting rules: counts of an operation, the record of a rule, and the rules of all primitives except algebra.
+"""Counting rules: the types of counts and of rules, and the rules of all primitives except algebra.
 
 Complex numbers follow the textbook. A product is 4 multiplies and 2 adds. A quotient multiplies by the conjugate and
 divides by the squared modulus (11 operations). exp(x + iy) is exp(x) (cos y + i sin y).

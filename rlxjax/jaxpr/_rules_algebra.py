@@ -1,8 +1,8 @@
 """Rules of products, convolutions, Fourier transforms, sorting and linear algebra.
 
 FLOP of factorisations are the leading orders in textbooks, rounded down: LAPACK Working Note 41 for direct algorithms;
-Golub and Van Loan, Matrix Computations (4th edition), for iterative ones. A complex multiply-add counts as four real
-ones.
+Golub and Van Loan, Matrix Computations (4th edition), for iterative algorithms. A complex multiply-add counts as four
+real multiply-adds.
 """
 
 import math
@@ -114,7 +114,7 @@ def _channels_last(op: Operation) -> int:
 
 
 def _fft(op: Operation) -> int:
-    """Return `5 n log2 n` FLOP for n complex points (Cooley and Tukey, as FFTW counts), half if one side is real."""
+    """Return `5 n log2 n` FLOP for n complex points (Cooley and Tukey, as FFTW counts), half with real input or output."""
     points = math.prod(op.params["fft_lengths"])
     half_flops = (1 if is_real_on_one_side(op) else 2) * 5 * points
     return _points(op) // points * round(half_flops * math.log2(points) / 2) if points else 0
@@ -130,7 +130,7 @@ def _transforms(op: Operation) -> int:
 
 
 def _fft_steps(op: Operation) -> dict[str, int]:
-    """Return the points of an FFT times the sum of its lengths' prime factors, half if one side is real."""
+    """Return the points of an FFT times the sum of its lengths' prime factors, half with real input or output."""
     steps = _points(op) * sum(map(_steps_of_a_point, op.params["fft_lengths"]))
     steps = round(steps / 2 if is_real_on_one_side(op) else steps)
     is_long = max(op.params["fft_lengths"], default=1) > _LONG

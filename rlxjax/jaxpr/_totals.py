@@ -154,7 +154,7 @@ class Totals:
         return UnknownLoop(line, 0, summed(test.sums(), turn.sums()))
 
     def add_branches(self, branches: Sequence["Totals"], line: str) -> "Totals":
-        """Add the most expensive branch of a conditional, by FLOP, bytes, then launches; return the cheapest branch."""
+        """Add the most expensive branch (by FLOP, then bytes, then launches), and return the cheapest branch."""
 
         def order(branch: Totals) -> tuple[Any, ...]:  # a library call may read its bytes several times
             sums = branch.sums()

@@ -81,7 +81,7 @@ class GpuProgram:
         convolutions: number of library calls that are cuDNN calls.
         graphs: number of launches of CUDA graphs.
         grouped: number of kernels that CUDA graphs launch.
-        forks: number of kernels outside CUDA graphs that run on a second stream, at the same time as others.
+        forks: number of kernels outside CUDA graphs that run on a second stream, at the same time as later kernels.
         readbacks: number of values that the host waits for: conditions of branches and of loops of unknown length.
         unknown_loops: number of loops with unknown trip counts; each counts as one iteration.
         unknown: targets of custom calls without a rule, in order; only the results of these calls count.

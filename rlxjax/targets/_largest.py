@@ -40,7 +40,7 @@ class LargestSize:
             returns with the same shapes and types, such as parameters and an optimizer's moments. "other arguments"
             includes padding. "temporaries" includes activations and gradients. "results" holds the results that do not
             reuse the memory of an argument.
-        state: names of the arguments that are state.
+        state: names of the arguments that count as state.
         buffers: the largest arrays of the program, which may share memory.
         donated_bytes: peak memory if the state is donated; None if this program was not compiled.
         checkpoint_bytes: peak memory with `jax.checkpoint`; None if this program was not compiled.

@@ -1,4 +1,4 @@
-"""The prices of devices per hour, from a file of yours."""
+"""The prices of devices per hour, from your own file."""
 
 import os
 from collections.abc import Mapping

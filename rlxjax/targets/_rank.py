@@ -32,8 +32,8 @@ class RankedTarget(NamedTuple):
         mesh: the sizes of the mesh's axes by name; empty for one device.
         time_ns: predicted time of one call that waits for its results, in ns.
         interval_ns: 90 % interval of that time; an infinite upper end means that the time is a lower bound.
-        pipelined_ns: predicted time of a call in a loop that does not wait, in ns.
-        cost: cost of such a call on all devices; None without a price.
+        pipelined_ns: predicted time of a call in a loop that does not wait for results, in ns.
+        cost: cost of a call in such a loop, on all devices together; None without a price.
         binds: the largest part of a call: "compute", "memory", "collectives" or "host".
         kernels: number of kernels of a call.
         traffic_bytes: memory traffic of a call on one device.
@@ -74,7 +74,7 @@ class TargetRanking:
     Attributes:
         rows: the compiled targets in three groups: targets that fit, targets that fit but have only a lower bound of
             the time, and targets that do not fit. Within a group, the fastest target is first.
-        left_out: the reason for each target that the function was not compiled for, by name.
+        left_out: by name of the target, the reason that the function was not compiled for the target.
         title: heading of the first column.
         currency: currency of the costs; empty without prices.
         deadline_ns: time limit of a call, in ns, or None.
