@@ -196,7 +196,7 @@ def _integer_pow(op: Operation) -> OperationCounts:
 
 
 def _each(op: Operation) -> int:
-    """Return the number of operations that combine two elements: for a general reduction, the function's equations."""
+    """Return the number of operations that combine two elements: a general reduction counts its equations."""
     return len(op.params["jaxpr"].eqns) if "jaxpr" in op.params else 1
 
 

@@ -114,7 +114,7 @@ def _channels_last(op: Operation) -> int:
 
 
 def _fft(op: Operation) -> int:
-    """Return `5 n log2 n` FLOP for n complex points (Cooley and Tukey, as FFTW counts), half with real input or output."""
+    """Return `5 n log2 n` FLOP for n complex points (Cooley and Tukey, as FFTW counts), half if one side is real."""
     points = math.prod(op.params["fft_lengths"])
     half_flops = (1 if is_real_on_one_side(op) else 2) * 5 * points
     return _points(op) // points * round(half_flops * math.log2(points) / 2) if points else 0
