@@ -72,6 +72,17 @@ def refusals_in_one_line(fn: Callable[..., Any], *call: Any) -> Iterator[None]:
         raise ValueError(f"fn: expected a function that JAX traces, but {raised}") from error
 
 
+@contextlib.contextmanager
+def configured(name: str, value: Any) -> Iterator[None]:
+    """Set an option of `jax.config` within a `with` block."""
+    before = getattr(jax.config, name)
+    jax.config.update(name, value)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
 def traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Trace a function as `jax.jit(fn).trace` does; raise a `ValueError` of one line if tracing fails."""
     with refusals_in_one_line(fn, args, kwargs):

@@ -368,8 +368,8 @@ def test_bad_input_gets_a_sentence():
         (jnp.sin, (1.0,), {"level": "guessed"}, "level: expected .*'jaxpr'.* got 'guessed'"),
         (wander, (real(2),), {"trip_counts": [3, -1]}, "trip_counts: expected an integer of at least 0, got -1"),
         (wander, (real(2),), {"trip_counts": [3, 1.5]}, "trip_counts: expected an integer, got 1.5"),
-        (wander, (real(2),), {"trip_counts": [3]}, "trip_counts: expected one for each of the 2 loops"),
-        (wander, (real(2),), {"trip_counts": {"no.py:1": 3}}, "trip_counts: expected lines of .* got 'no.py:1'"),
+        (wander, (real(2),), {"trip_counts": [3]}, "trip_counts: expected a count for each of the 2 loops"),
+        (wander, (real(2),), {"trip_counts": {"no.py:1": 3}}, "trip_counts: expected lines of loops .* got 'no.py:1'"),
         (wander, (real(2),), {"trip_counts": 3}, "trip_counts: expected a mapping by line or a sequence"),
         (jnp.sin, (SYMBOL,), {}, r"args: expected shapes of known size, got the symbolic shape \(n,\)"),
     ]:

@@ -256,7 +256,7 @@ def test_a_rule_of_ones_own_counts_a_primitive_of_ones_own():
 def test_a_rule_for_what_has_one_and_one_that_gives_no_counts_are_refused():
     counts = rx.jaxpr.OperationCounts
     for name, rule, words in (
-        *((name, counts, "expected one without a rule") for name in (lax.add_p, "scan", "reshape", "jit")),
+        *((name, counts, "already has a rule") for name in (lax.add_p, "scan", "reshape", "jit")),
         ("no_function", 3, "rule: expected a function"),
         (3, counts, "primitive: expected a Primitive"),
     ):

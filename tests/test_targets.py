@@ -129,7 +129,7 @@ def test_a_file_of_ones_own_is_of_the_same_schema(tmp_path):
         ({"memory_bytes": -1}, "memory_bytes"),
         ({"sources": {}}, "sources: expected the source of each figure, got none for bandwidth_bytes_per_ns"),
         ({"provenance": {"speed": "measured"}}, "got speed"),
-        ({"topologies": {}}, "expected topologies"),
+        ({"topologies": {}}, "expected the field topologies"),
         ({"links": [{"name": "ICI", "shape": "ring"}]}, "links"),
         ({"topology_options": {"chip_config_name": "megacore"}}, "got none for topology_options"),
         ({"speed": 1}, "speed"),
@@ -149,7 +149,10 @@ def test_a_file_of_ones_own_is_of_the_same_schema(tmp_path):
         (lambda: targets.target_device(3), "expected a name"),
         (lambda: targets.target_device("missing.json"), "missing.json: no such file"),
         (lambda: targets.load_target(TABLE), "expected one target, got 16"),
-        (lambda: rx.profile_function(jnp.sin, SQUARE, target="h100"), "target: expected none at level 'jaxpr'"),
+        (
+            lambda: rx.profile_function(jnp.sin, SQUARE, target="h100"),
+            "target: expected level='compiled' with a target, got",
+        ),
         (lambda: targets.target_device("tpu-v5e").compiler_target(257), "a mesh of at most 256 devices, got 257"),
         (lambda: compiled(jnp.sin, SQUARE, target="tpu-v6e"), re.escape(install_command("tpu-compiler"))),
         (lambda: compiled(jnp.sin, SQUARE, target="l4"), re.escape(install_command("cuda-compiler"))),
@@ -372,10 +375,18 @@ def test_meshes_that_are_refused(faked):
     there, odd = (shape(size, 8, over=own, axes=("data",)) for size in (8, 9))
     bad = (3, {}, {"data": 0}, {"data": -2}, {"data": 2.0}, {"data": True}, {3: 2}, {"": 2}, [("data", 2)], "data")
     for x, mesh, said in (
-        *((SQUARE, mesh, "mesh: expected names of axes and their sizes") for mesh in bad),
+        *((SQUARE, mesh, "mesh: expected the sizes of axes by name") for mesh in bad),
         (SQUARE, {"data": 64, "model": 8}, "target tpu-v5e: expected a mesh of at most 256 devices, got 512"),
-        (there, wide, r"mesh: expected arguments of one mesh, got \{'data': 4, 'model': 2\} and \{'data': 4\}"),
-        ([there, shape(8, 8, over=targets.mesh_of((), wide), axes=("data",))], None, "arguments of one mesh, got"),
+        (
+            there,
+            wide,
+            r"mesh: expected the same mesh for all arguments, got \{'data': 4, 'model': 2\} and \{'data': 4\}",
+        ),
+        (
+            [there, shape(8, 8, over=targets.mesh_of((), wide), axes=("data",))],
+            None,
+            "the same mesh for all arguments, got",
+        ),
         (odd, None, "not.* divi|divi.* not"),
     ):
         with pytest.raises(ValueError, match=said) as refused:
@@ -394,7 +405,7 @@ def test_what_a_compiler_refuses_says_why(faked):
             "RESOURCE_EXHAUSTED: required for temporaries (1.5T) exceeds available HBM (16.0G)",
             "needs at least 1,650 GB of 17.2 GB: ",
         ),
-        ("RESOURCE_EXHAUSTED: something else", "does not fit its memory: RESOURCE_EXHAUSTED: something else"),
+        ("RESOURCE_EXHAUSTED: something else", "does not fit the device's memory: RESOURCE_EXHAUSTED: something else"),
         ("UNIMPLEMENTED: ptxas ptxas too old. Falling back", "the installed CUDA cannot compile for TPU v5e$"),
         ("UNIMPLEMENTED: no such call", "the compiler failed with JaxRuntimeError: UNIMPLEMENTED: no such call$"),
     ):

@@ -1,7 +1,7 @@
-"""The process of a compiler: it reads programs from its input, and compiles each for a device without the hardware.
+"""The process of a compiler, which reads programs from its input and compiles each for a device that is not present.
 
-This file runs as a script, and imports nothing of the package. A request is a line of JSON, followed by the bytes of
-the program; an answer is a line of JSON.
+This file runs as a script and imports nothing from the package. A request is a line of JSON, followed by the bytes of
+the program. An answer is a line of JSON.
 """
 
 import contextlib
@@ -15,10 +15,10 @@ from typing import Any
 
 
 def end_with_parent() -> None:
-    """Start a process that kills this process group when the parent is gone: a compiler ignores signals."""
+    """Start a process that kills this process group when the parent ends, because compilers ignore signals."""
     child = os.getpid()
     if os.fork() == 0:
-        os.closerange(1, 256)  # the parent takes the end of the answers for a crash
+        os.closerange(1, 256)  # so that the pipe to the parent closes if the compiler crashes
         asking = select.poll()
         asking.register(0, 0)
         while not asking.poll(500) and os.getppid() == child:
@@ -30,14 +30,14 @@ def main() -> None:
     """Answer requests until the input ends."""
     end_with_parent()
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # the text that compilers print is no answer
+    os.dup2(2, 1)  # the text that compilers print must not mix with answers
     while line := requests.readline():
         request = json.loads(line)
         program = requests.read(request["bytes"])
         try:
             import jax
 
-            with jax.enable_x64(True):  # the program decides the types
+            with jax.enable_x64(True):  # the program decides the dtypes
                 answer = compiled(request, program)
         except Exception as error:  # noqa: BLE001  (compilers may raise anything)
             answer = {"error": str(error).strip(), "kind": type(error).__name__}
@@ -69,7 +69,7 @@ def compiled(request: dict[str, Any], program: bytes) -> dict[str, Any]:
         sizes, types = request["sizes"], tuple(AxisType[name] for name in request["types"])
         laid_out = devices.reshape(sizes)
         if count == len(described.devices):
-            with contextlib.suppress(Exception):  # some meshes have no layout of their own
+            with contextlib.suppress(Exception):  # some meshes have no special layout
                 laid_out = mesh_utils.create_device_mesh(sizes, list(devices), allow_split_physical_axes=True)
         mesh, devices = Mesh(laid_out, axes, axis_types=types), laid_out.flatten()
         everywhere = NamedSharding(mesh, PartitionSpec())
@@ -78,7 +78,7 @@ def compiled(request: dict[str, Any], program: bytes) -> dict[str, Any]:
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
         for aval, sharding in zip(exported.in_avals, shardings, strict=True)
     ]
-    options = {} if given else {"out_shardings": everywhere}  # a function without arguments has no other sharding
+    options = {} if given else {"out_shardings": everywhere}  # a function without arguments has no shardings
     made = jax.jit(exported.call, donate_argnums=tuple(request["donated"]), **options).lower(*given).compile()
     places: list[list[int]] = []
     if platform == "tpu":  # the core is a coordinate if each core of a chip is a device

@@ -1,7 +1,4 @@
-"""Compile a program for a device without the hardware, in a process of the compiler.
-
-Each platform has one process, which lives as long as the session; it is killed if it crashes or takes too long.
-"""
+"""Compile programs for devices that are not present, in a separate process for each platform."""
 
 import atexit
 import contextlib
@@ -18,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +24,7 @@ import jax
 from jax.sharding import AbstractMesh
 
 from rlxjax._files import home_folder, read_file, whole_file
-from rlxjax._tracing import jitted, refusals_in_one_line
+from rlxjax._tracing import configured, jitted, refusals_in_one_line
 from rlxjax._values import FrozenDict, by_value
 from rlxjax.extras import install_command
 from rlxjax.units import bytes_text
@@ -39,14 +36,14 @@ _CHILD = Path(__file__).with_name("_child.py")
 
 
 class _Compiler(NamedTuple):
-    """The compiler of a JAX platform: modules (one is needed), packages whose versions matter, and environment."""
+    """The compiler of a JAX platform: alternative modules, packages whose versions matter, environment variables."""
 
     modules: Sequence[str]
     packages: Sequence[str]
     variables: Mapping[str, str]
 
 
-#: JAX's own cache ignores source lines; the other variables tell the compilers that there is no device.
+#: JAX's own cache is off because it ignores source lines. The other variables say that no device is present.
 _ALWAYS = {"JAX_ENABLE_COMPILATION_CACHE": "false", "JAX_PLATFORMS": "cpu"}
 _COMPILERS = {
     "tpu": _Compiler(
@@ -66,11 +63,11 @@ _COMPILERS = {
         {**_ALWAYS, "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "TF_CPP_MIN_LOG_LEVEL": "2"},
     ),
 }
-#: The most bytes of a compiler's messages that are read, and characters that are shown.
+#: The most bytes that are read of a compiler's messages, and the most characters that are shown.
 _READ_BYTES, _SHOWN_CHARACTERS = 10_000, 300
 #: Seconds that a compiler may take for one program.
 LIMIT_S = 300.0
-#: Larger constants, in bytes, become arguments of the compiled program.
+#: Constants of more bytes become arguments of the compiled program.
 _LARGE_CONSTANTS_BYTES = 2**16
 #: The message of TPU compilers for a program that does not fit.
 _USED = re.compile(
@@ -79,18 +76,18 @@ _USED = re.compile(
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 #: The primitives that call the host.
 _CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "debug_print")
-#: Types that JAX narrows while `jax_enable_x64` is off.
+#: Dtypes that JAX narrows while `jax_enable_x64` is off.
 _WIDE = ("float64", "int64", "uint64", "complex128")
-#: Variables that change what compilers make.
+#: Environment variables that change the compiled program.
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
 class DoesNotFitError(ValueError):
-    """The error, in one line, of a program that needs more memory than the target has.
+    """Raised, with a message of one line, if a program needs more memory than the target has.
 
     Attributes:
-        needed_bytes: bytes needed on one device, or for its temporaries alone; None if the compiler does not say.
-        memory_bytes: bytes that the compiler may use; None if the compiler does not say.
+        needed_bytes: bytes needed on one device; some compilers report only the temporaries. None if unknown.
+        memory_bytes: bytes that the program may use; None if unknown.
     """
 
     def __init__(self, message: str, needed_bytes: int | None = None, memory_bytes: int | None = None) -> None:
@@ -115,10 +112,10 @@ class CompiledFor:
         temporary_bytes: bytes of the temporaries.
         alias_bytes: bytes of the results that reuse the memory of arguments.
         peak_bytes: bytes of arguments, results and temporaries together; reused memory counts once.
-        costs: the compiler's own estimates, unchecked: "flops", "bytes accessed", "optimal_seconds". The compiler
-            counts the body of a loop once. Empty if the compiler gives no estimates.
+        costs: the compiler's own estimates: "flops", "bytes accessed", "optimal_seconds". The compiler counts the
+            body of a loop once. Empty if the compiler gives no estimates.
         compiler: the versions of the compiler and JAX.
-        seconds: duration of the compilation; 0 for a program from the cache.
+        seconds: compilation time in seconds; 0 for a program from the cache.
     """
 
     target: TargetDevice
@@ -150,26 +147,26 @@ def compile_for(
     use_cache: bool = True,
     **kwargs: Any,
 ) -> CompiledFor:
-    """Compile a function for a device that you need not have, in a process of its own.
+    """Compile a function for a device that you need not have, in a separate process.
 
-    The process stays for the next program, and ends with yours. Compiled programs are cached by program, target,
+    The process stays for the next program, and ends with your process. Compiled programs are cached by program, target,
     compiler and flags, in your cache folder or in `RLXJAX_HOME`.
 
     Args:
         fn: the function, jitted or not. Large captured arrays become arguments of the compiled program.
-        *args: arrays, numbers, `jax.ShapeDtypeStruct`s, or trees of these. Arguments with a `NamedSharding`, over any
-            mesh or `jax.sharding.AbstractMesh`, compile the function for that number of devices.
-        target: the name of a device, a path to a file of a device, or a `TargetDevice`.
+        *args: arrays, numbers, `jax.ShapeDtypeStruct`s, or trees of these. If an argument has a `NamedSharding` (over
+            a mesh or a `jax.sharding.AbstractMesh`), the function is compiled for all devices of that mesh.
+        target: the name of a device, the path of a file that describes a device, or a `TargetDevice`.
         mesh: the sizes of a mesh's axes by name, such as `{"data": 4, "model": 2}`. The function is traced in this
-            mesh, so a `PartitionSpec` resolves; `rlxjax.devices.divided` divides arguments without a sharding.
+            mesh, so it may use a bare `PartitionSpec`. `rlxjax.devices.divided` divides arguments without a sharding.
         limit_s: time limit of the compiler, in seconds.
         use_cache: whether a cached program may be used.
         **kwargs: keyword arguments of the function, as for `profile_function`.
 
     Raises:
         DoesNotFitError: a `ValueError`; the program needs more memory than the device has.
-        ValueError: one line; an unknown target, a missing compiler, a function that does not trace or that the target
-            cannot compile, a mesh larger than the target's topologies, or a compiler that crashes or hangs.
+        ValueError: the target is unknown; the compiler is missing, crashes or takes too long; the function does not
+            trace or compile; the mesh is larger than the target's topologies. The message is one line.
     """
     device = target_device(target)
     check_compiler(device.platform)
@@ -197,13 +194,13 @@ def compile_for(
     if not isinstance(answer, dict) or not answer.keys() >= {"text", "memory", "costs", "coordinates", "seconds"}:
         worker = worker_of(device.platform)
         answer = worker.ask(request, program, limit_s)
-        if "Failed to materialize symbols" in answer.get("error", ""):  # Mosaic fails so after other programs
+        if "Failed to materialize symbols" in answer.get("error", ""):  # Mosaic may fail like this after other programs
             worker.close()
             answer = worker.ask(request, program, limit_s)
         if "error" in answer:
             raise _refusal(device, answer)
         seconds = answer["seconds"]
-        with contextlib.suppress(OSError, ValueError), whole_file(path) as temporary:  # a full disk caches nothing
+        with contextlib.suppress(OSError, ValueError), whole_file(path) as temporary:  # a full disk is no error
             temporary.write_bytes(gzip.compress(json.dumps(answer).encode(), 1))
     argument, output, temporary_bytes, alias = (
         answer["memory"][f"{name}_size_in_bytes"] for name in ("argument", "output", "temp", "alias")
@@ -226,16 +223,16 @@ def compile_for(
 
 
 def _refusal(device: TargetDevice, answer: Mapping[str, str]) -> ValueError:
-    """Return what to raise of a program that the compiler refuses."""
+    """Return the error for a program that the compiler refuses."""
     said, kind = answer["error"], answer["kind"]
     if "RESOURCE_EXHAUSTED" in said or "Ran out of memory" in said:
         if not (found := _USED.search(said)):
             first = said.partition("\n")[0]
-            return DoesNotFitError(f"target {device.name}: the program does not fit its memory: {first}")
+            return DoesNotFitError(f"target {device.name}: the program does not fit the device's memory: {first}")
         needed, has = (int(float(found[i]) * _UNITS[found[i + 1].upper()]) for i in (1, 3))
         needs = f"needs at least {bytes_text(needed)} of {bytes_text(has)}"
         return DoesNotFitError(f"target {device.name}: the program {needs}: does not fit", needed, has)
-    if "ptxas too old" in said:  # the same message as for a device older than this CUDA supports
+    if "ptxas too old" in said:  # CUDA gives this message also for devices that are too old
         return ValueError(f"target {device.name}: the installed CUDA cannot compile for {device.title}")
     first = next((line.strip() for line in said.splitlines() if line.strip()), "no reason")
     return ValueError(f"target {device.name}: the compiler failed with {kind}: {first[:300]}")
@@ -248,7 +245,7 @@ def _program(
     device: TargetDevice,
     mesh: AbstractMesh | None,
 ) -> tuple[dict[str, Any], bytes]:
-    """Return a request and its program, traced and lowered for the target; another process compiles the program."""
+    """Trace and lower a function for the target; return the request to the compiler, and the serialized program."""
     from jax import export
     from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
@@ -261,7 +258,8 @@ def _program(
     donated = [i for i, argument in enumerate(jax.tree.leaves(traced.args_info)) if argument.donated]
     closed, constants = traced.jaxpr, traced.jaxpr.consts
     try:
-        with _short_locations():
+        # Only the user's line of each operation is kept, so that the place of the call does not change the cache key.
+        with configured("jax_traceback_in_locations_limit", 1):
             exported = export.export(function, platforms=platforms, disabled_checks=checks)(*given, **named)
             if exported.nr_devices == 1 and sum(getattr(c, "nbytes", 0) for c in constants) > _LARGE_CONSTANTS_BYTES:
                 by_arguments = jax.jit(lambda own, *arrays: jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, own))(*arrays))
@@ -307,18 +305,6 @@ def _serialized(exported: Any) -> bytes:
     return bytes(exported.serialize())
 
 
-@contextlib.contextmanager
-def _short_locations() -> Iterator[None]:
-    """Keep only the user's line of each operation, so that the place of the call does not change the cache key."""
-    name = "jax_traceback_in_locations_limit"
-    before = getattr(jax.config, name)
-    jax.config.update(name, 1)
-    try:
-        yield
-    finally:
-        jax.config.update(name, before)
-
-
 class Worker:
     """A process that compiles for one platform, one program at a time, with the protocol of `_child.py`."""
 
@@ -328,7 +314,7 @@ class Worker:
         self._owner, self._said = 0, None
 
     def ask(self, request: Mapping[str, Any], program: bytes, limit_s: float) -> dict[str, Any]:
-        """Return the answer of the process; a process that crashes or takes too long is killed, with a `ValueError`."""
+        """Return the answer of the process; if it crashes or takes too long, kill it and raise a `ValueError`."""
         with self._lock:
             process, is_late, answer = self._running(), threading.Event(), None
             assert process.stdin is not None
@@ -347,14 +333,14 @@ class Worker:
                 answer = json.loads(line) if line.endswith(b"\n") else None
             except (OSError, ValueError):
                 pass
-            except BaseException:  # after an interrupt, the pipe may hold an answer for no request
+            except BaseException:  # after an interrupt, the pipe may hold the answer to an old request
                 self.close()
                 raise
             finally:
                 timer.cancel()
             if answer is not None and not is_late.is_set():
                 return answer
-            with contextlib.suppress(subprocess.TimeoutExpired):  # its own exit status says more than a kill
+            with contextlib.suppress(subprocess.TimeoutExpired):  # an exit status says more than a kill
                 process.wait(0 if is_late.is_set() else 5)
             is_killed = process.returncode == -signal.SIGKILL
             status, said = self.close()
@@ -378,14 +364,14 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=self._said,
                 env=os.environ | _COMPILERS[self._platform].variables,
-                start_new_session=True,  # Ctrl-C in the terminal is for the caller alone
+                start_new_session=True,  # Ctrl-C in the terminal interrupts only the caller
             )
             self._owner = os.getpid()
             atexit.register(self.close)
         return self._process
 
     def close(self) -> tuple[int | None, str]:
-        """Kill the process, wait for its end, and return its exit status and its last message; None without one."""
+        """Kill the process, wait for its end, and return its exit status (None without a process) and last message."""
         process, self._process = self._process, None
         if process is None or self._said is None or self._owner != os.getpid():
             return None, ""
@@ -402,7 +388,7 @@ class Worker:
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """Kill a process and its children, which hold the pipes too."""
+    """Kill a process and its children, which keep the pipes open."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 

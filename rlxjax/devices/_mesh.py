@@ -1,4 +1,4 @@
-"""Meshes of devices that you need not have, and how arguments without a sharding are divided over a mesh."""
+"""Meshes of devices that you do not have, and the division of arguments over a mesh."""
 
 import contextlib
 import math
@@ -17,10 +17,10 @@ _BOTH = "fsdp"
 
 
 def mesh_of(arguments: Any, mesh: Mapping[str, int] | None = None) -> AbstractMesh | None:
-    """Return the mesh of a mapping, or of the shardings in a tree of arguments; None if there is no mesh.
+    """Return the mesh that `mesh` describes, or the mesh of the arguments' shardings; None if there is no mesh.
 
     Raises:
-        ValueError: one line; a mesh that is no mapping of names to positive integers, or arguments with another mesh.
+        ValueError: `mesh` does not map names to positive integers, or the arguments have different meshes.
 
     Examples:
         >>> mesh_of((), {"data": 4, "model": 2})
@@ -29,19 +29,19 @@ def mesh_of(arguments: Any, mesh: Mapping[str, int] | None = None) -> AbstractMe
     if mesh is not None:
         pairs = list(mesh.items()) if isinstance(mesh, Mapping) else []
         if not pairs or not all(isinstance(n, str) and n and type(size) is int and size > 0 for n, size in pairs):
-            raise ValueError(f"mesh: expected names of axes and their sizes, as {{'data': 8}}, got {mesh!r}")
+            raise ValueError(f"mesh: expected the sizes of axes by name, such as {{'data': 8}}, got {mesh!r}")
     shardings = [getattr(leaf, "sharding", leaf) for leaf in jax.tree.leaves(arguments)]
     found: list[Any] = [getattr(of.mesh, "abstract_mesh", of.mesh) for of in shardings if isinstance(of, NamedSharding)]
     for other in found:
         if (wanted := dict(found[0].shape) if mesh is None else dict(mesh)) != dict(other.shape):
-            raise ValueError(f"mesh: expected arguments of one mesh, got {wanted} and {dict(other.shape)}")
+            raise ValueError(f"mesh: expected the same mesh for all arguments, got {wanted} and {dict(other.shape)}")
     if found or mesh is None:
         return found[0] if found else None
     return AbstractMesh(tuple(mesh.values()), tuple(mesh), axis_types=(AxisType.Auto,) * len(mesh))
 
 
 def context_for(mesh: AbstractMesh | None, gpu: TargetDevice | None = None) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which a mesh resolves each `PartitionSpec`, and in which Pallas writes kernels for a GPU."""
+    """Return a context in which a bare `PartitionSpec` means this mesh, and Pallas writes kernels for this GPU."""
     if gpu is not None:
         sizes, names, types = ((), (), ()) if mesh is None else (mesh.axis_sizes, mesh.axis_names, mesh.axis_types)
         mesh = AbstractMesh(sizes, names, types, abstract_device=AbstractDevice(gpu.kind, gpu.cores, "gpu"))
@@ -51,24 +51,26 @@ def context_for(mesh: AbstractMesh | None, gpu: TargetDevice | None = None) -> c
 def divided(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mapping[str, int] | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a function as shapes divided over a mesh; an argument keeps its own `NamedSharding`.
+    """Return the arguments of a function as shapes that are divided over a mesh.
 
-    A tree of arrays is *state*, such as parameters and moments, if the function returns a tree of the same shapes, or
-    if the leading dimensions of its arrays differ. Every other argument is part of the *batch*.
+    An argument keeps its own `NamedSharding`. A tree of several arrays is *state*, such as parameters, if the function
+    returns a tree of the same shapes, or if the leading dimensions of the arrays differ. Every other argument is part
+    of the *batch*.
 
-    - The last of several axes divides the state: for each array of at least two dimensions, the largest dimension that
-      is a multiple of the axis size, and the last of equal dimensions. A mesh of one axis leaves the state whole.
     - The first axis divides the leading dimension of the batch if that dimension is a multiple of the axis size.
-    - An axis "fsdp" divides the largest remaining dimension of the state, and, with the first axis, the batch.
+    - If the mesh has several axes, the last axis divides each state array of at least two dimensions. The axis divides
+      the largest dimension that is a multiple of the axis size, and among equal dimensions the last.
+    - An axis named "fsdp" divides the largest remaining dimension of the state. The first axis and "fsdp" together
+      divide the batch.
 
     Args:
         fn: the function, jitted or not.
         args: arrays, `jax.ShapeDtypeStruct`s or trees of these; other arguments are returned unchanged.
         kwargs: the same for keyword arguments.
-        mesh: the sizes of axes by name; None returns all arguments unchanged.
+        mesh: the sizes of the mesh axes by name; None returns all arguments unchanged.
 
     Raises:
-        ValueError: one line; as for `mesh_of`, or a function that does not trace.
+        ValueError: as for `mesh_of`, or the function does not trace.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -86,9 +88,8 @@ def divided(
         results = traced(fn, args, kwargs).out_info
     returned = [_shapes(part) for part in (results, *(results if isinstance(results, (tuple, list)) else ()))]
     names = list(mesh)
-    both = [name for name in names if name == _BOTH]
-    batch_axes = names[:1] + [name for name in both if name != names[0]]
-    state_axes = [*(names[-1:] if len(names) > 1 else ()), *(name for name in both if [name] != names[1:][-1:])]
+    batch_axes = [name for name in names if name in (names[0], _BOTH)]
+    state_axes = [name for name in names[1:][-1:] if name != _BOTH] + [name for name in names if name == _BOTH]
 
     def placed(leaf: Any, is_state: bool) -> Any:
         if not hasattr(leaf, "dtype") or isinstance(getattr(leaf, "sharding", None), NamedSharding):

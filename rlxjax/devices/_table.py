@@ -24,11 +24,10 @@ class Link(Strict):
     Attributes:
         name: the name of the link, such as "ICI", "NVLink", "PCIe" or "network".
         shape: "torus" or "switch".
-        bytes_per_ns: rate in one direction, for one link of a torus or one device at a switch.
-        latency_ns: latency of one hop, in ns.
+        bytes_per_ns: bandwidth in one direction, of a single link of a torus or a single device at a switch.
+        latency_ns: latency of a hop, in ns.
         devices: the most devices that the link connects.
-        wraps: a torus dimension whose size is a multiple of this number is a ring; other dimensions are lines. None for
-            a switch.
+        wraps: None for a switch. A torus dimension is a ring if its size is a multiple of this number, else a line.
     """
 
     name: str
@@ -49,18 +48,18 @@ class TargetDevice(Strict):
         topologies: for a TPU, the compiler's name of each slice by the number of devices in the slice.
         topology_options: for a TPU, further options of the compiler, such as "chip_config_name".
         description: for a GPU, the lines of XLA's description of the target.
-        memory_bytes: memory of one device that programs may use.
-        bandwidth_bytes_per_ns: bandwidth of the memory.
+        memory_bytes: memory of a device that programs may use, in bytes.
+        bandwidth_bytes_per_ns: bandwidth of the memory, in bytes per ns.
         vector_flop_per_ns: peak rate outside of matrix units by type, such as "f32"; empty if unpublished.
         matrix_flop_per_ns: peak rate of the matrix units by type, such as "bf16", "tf32" or "s8", without sparsity.
         clock_ghz: clock of the cores.
         launch_ns: time from one empty kernel to the next, in ns.
-        call_ns: time of the host for one call with its wait, in ns; None if timings of such a device decide it.
-        links: the connections between devices, the nearest first; a larger switch connects the groups of a smaller one.
+        call_ns: host time of a call that waits for its results, in ns; None if measured timings decide this time.
+        links: connections between devices, the nearest first; a larger switch connects the groups of a smaller switch.
         l2_bytes: size of the last cache; None if there is no cache or its size is unpublished.
         cores: number of streaming multiprocessors of a GPU.
         sources: the source of each figure, in words, by field.
-        provenance: the provenance of each figure that is from no data sheet, by field.
+        provenance: the provenance of each figure that does not come from a data sheet, by field.
     """
 
     name: str
@@ -86,7 +85,7 @@ class TargetDevice(Strict):
     def _is_whole(self) -> "TargetDevice":
         needs = "topologies" if self.platform == "tpu" else "description"
         if not getattr(self, needs):
-            raise ValueError(f"{self.name}: expected {needs}, needed by the compiler for {self.platform}")
+            raise ValueError(f"{self.name}: expected the field {needs}, which the compiler for {self.platform} needs")
         for count in self.topologies:
             if not count.isdecimal() or int(count) < 1:
                 raise ValueError(f"{self.name}: topologies: expected numbers of devices as keys, got {count!r}")
@@ -112,7 +111,7 @@ class TargetDevice(Strict):
         """Return the compiler's target for a number of devices: the name of a topology, or a description as text.
 
         Raises:
-            ValueError: the target has no topology of so many devices.
+            ValueError: the target has no topology with at least this number of devices.
         """
         if self.platform == "cuda":
             return "\n".join(self.description) + "\n"
@@ -134,7 +133,7 @@ def load_target(path: str | os.PathLike[str]) -> TargetDevice:
     """Return the target in a file that has the schema of `rlxjax/devices/devices.json`.
 
     Raises:
-        ValueError: one line; a file that is missing, is no JSON, violates the schema, or has several targets.
+        ValueError: the file is missing, is not JSON, violates the schema, or has several targets; one line.
     """
     found = _read(path)
     if len(found) != 1:
@@ -146,7 +145,7 @@ def target_device(target: str | TargetDevice) -> TargetDevice:
     """Return a target by its name in any case, or from a path to a JSON file; a `TargetDevice` is returned unchanged.
 
     Raises:
-        ValueError: an unknown name, with the nearest known names, or an unusable file; one line.
+        ValueError: the name is unknown (the message lists the nearest names), or the file is not valid; one line.
 
     Examples:
         >>> v5e = target_device("tpu-v5e")
@@ -182,6 +181,6 @@ def _table() -> Mapping[str, TargetDevice]:
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, TargetDevice]:
-    mend = f"see {_TABLE} for a file of this schema"
+    mend = f"see {_TABLE} for an example"
     content = read_json_file(path, TargetFile, 1, ValueError, mend, "a file of targets")
     return {target.name: target for target in content.targets}

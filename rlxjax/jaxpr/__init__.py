@@ -1,7 +1,7 @@
-"""The exact profile of any JAX function, as written or as compiled.
+"""Exact counts of the work of any JAX function, as written or as compiled.
 
-`profile_function` counts kernels, waits, bytes and FLOP of a function, as a `FunctionProfile`. `register_rule` adds a
-primitive. Counts are exact integers, and the same on every machine.
+`profile_function` counts the kernels, host waits, bytes and FLOP of a function. `register_rule` adds a counting rule
+for your own primitive. Counts are exact integers, and they are the same on every machine.
 """
 
 from ._buffers import Buffer as Buffer

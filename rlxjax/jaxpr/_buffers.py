@@ -1,4 +1,4 @@
-"""The arrays that a compiled program keeps in device memory, read from its text."""
+"""The arrays that a compiled program keeps in device memory, read from XLA's text of the program."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,18 +8,18 @@ from rlxjax._values import by_value
 
 from ._primitives import UNKNOWN_LINE
 from ._xla import FRAME
-from ._xla_text import NOTHING, Instruction, computations, frame_lines
+from ._xla_text import NOTHING, computations, frame_lines
 
 
 @by_value
 class Buffer(NamedTuple):
-    """An argument of a compiled program, or arrays of one dtype and shape that one source line makes.
+    """An argument of a compiled program, or a group of arrays with the same dtype, shape and source line.
 
     Attributes:
-        bytes: size of one array, without padding.
-        times: number of such arrays.
+        bytes: size of a single array, without padding.
+        times: number of arrays in the group.
         dtype: XLA's name of the dtype, such as "bf16".
-        shape: shape of the part on one device.
+        shape: shape of an array on one device.
         source: the user's source line, `file.py:12`, or the name of the argument.
     """
 
@@ -37,12 +37,13 @@ class Buffer(NamedTuple):
 def buffers_of(text: str, arguments: Sequence[str] = ()) -> tuple[Buffer, ...]:
     """Return the arrays of a compiled program in the device's main memory, the largest first.
 
-    Arguments count, and results of instructions, also in loops, branches and calls. Views, updates in place and values
-    inside a fusion do not count. Arrays that live at different times may share memory.
+    The list holds the arguments and the results of all instructions, including instructions in loops, branches and
+    calls. Views, in-place updates and values inside a fusion are left out. Arrays that live at different times may
+    share memory.
 
     Args:
         text: the result of `jax.stages.Compiled.as_text`.
-        arguments: names of the last arguments.
+        arguments: names of the program's arguments; a shorter list names the last arguments.
 
     Raises:
         ValueError: the text has an unknown form.
@@ -56,7 +57,7 @@ def buffers_of(text: str, arguments: Sequence[str] = ()) -> tuple[Buffer, ...]:
     try:
         found, entry = computations(text)
         lines = frame_lines(text)
-        # A called computation counts once, however many callers it has.
+        # A called computation counts once, even if several instructions call the computation.
         reached = [entry]
         counts: Counter[tuple[int, str, tuple[int, ...], str]] = Counter()
         first = len(found[entry].parameters) - len(arguments)
@@ -65,16 +66,17 @@ def buffers_of(text: str, arguments: Sequence[str] = ()) -> tuple[Buffer, ...]:
                 called = [*each.branches] if each.opcode == "conditional" else []
                 called += [each.called["body"]] if each.opcode == "while" else []
                 called += [each.called["to_apply"]] if each.opcode == "call" else []
+                is_view = each.opcode in NOTHING or each.target == "ConcatBitcast"
                 reached += [other for other in called if other not in reached]
                 if each.opcode == "parameter" and name == entry:
                     place = int(each.inside) - first
                     source = arguments[place] if first >= 0 and place >= 0 else f"argument {each.inside}"
-                elif called or not _is_made(each):
-                    continue
+                elif called or is_view or each.opcode.endswith(("-start", "-update")):
+                    continue  # an asynchronous instruction makes its arrays at its end
                 else:
                     fused = found.get(each.called.get("calls", ""))
                     if found[name].moved(each, fused)[1] < each.main_bytes:
-                        continue  # a part of what is there already
+                        continue  # an update of a part of an existing array
                     frame = FRAME.search(each.attributes)
                     source = lines.get(int(frame[1]), UNKNOWN_LINE) if frame else UNKNOWN_LINE
                 for array in each.arrays:
@@ -84,10 +86,3 @@ def buffers_of(text: str, arguments: Sequence[str] = ()) -> tuple[Buffer, ...]:
         raise ValueError(f"compiled program: XLA's text is not written as expected ({error})") from None
     made = (Buffer(key[0], times, *key[1:]) for key, times in counts.items())
     return tuple(sorted(made, key=lambda one: (-one.bytes, -one.times, one.source)))
-
-
-def _is_made(instruction: Instruction) -> bool:
-    """Whether an instruction makes arrays. An asynchronous instruction makes them at its end."""
-    opcode = instruction.opcode
-    is_other = opcode in NOTHING or opcode.endswith(("-start", "-update"))
-    return not is_other and instruction.target != "ConcatBitcast"

@@ -11,7 +11,7 @@ from rlxjax._values import by_value
 
 from ._xla_text import COLLECTIVES, Computation, Instruction, fused_in
 
-#: Kinds of exchanges by the opcode of the collective.
+#: The kind of exchange for each opcode of a collective.
 KINDS = {
     **{"all-reduce": "all_reduce", "all-gather": "all_gather", "reduce-scatter": "reduce_scatter"},
     **{"all-to-all": "all_to_all", "ragged-all-to-all": "all_to_all"},
@@ -28,16 +28,16 @@ Groups = tuple[tuple[int, ...], ...]
 
 @by_value
 class Exchange(NamedTuple):
-    """A collective of a compiled program. Bytes, cycles and FLOP are those of one device.
+    """A collective of a compiled program. Bytes, cycles and FLOP are per device.
 
     Attributes:
         kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all" or "permute".
         bytes: size of the operand; for an all-gather, size of the result.
         groups: partition ids of the devices in each group; for a permutation, pairs of source and target.
-        times: runs in one call of the program.
-        beside_cycles: cycles of overlapping products, as a TPU's compiler estimates them.
-        beside_bytes: bytes that overlapping kernels move.
-        beside_flop: floating-point operations of overlapping products.
+        times: number of runs in one call of the program.
+        beside_cycles: cycles of the matrix products that overlap with the exchange, as a TPU's compiler estimates them.
+        beside_bytes: bytes that the overlapping kernels move.
+        beside_flop: floating-point operations of the overlapping matrix products.
     """
 
     kind: str
@@ -57,18 +57,18 @@ def base(opcode: str) -> str:
 def collectives_in(
     instruction: Instruction, computation: Computation, computations: Mapping[str, Computation]
 ) -> list[tuple[Instruction, Computation]]:
-    """Return the collectives in an instruction, each with its computation."""
+    """Return the collectives in an instruction, each with the computation that contains the collective."""
     return [one for one in fused_in(instruction, computation, computations) if base(one[0].opcode) in COLLECTIVES]
 
 
 def exchange_of(
     found: Instruction, inside: Computation, around: Instruction, devices: int
 ) -> tuple[Exchange, str] | None:
-    """Return a collective as an exchange, with its channel; None for an exchange of no bytes or of one device."""
+    """Return a collective as an `Exchange`, and the name of its channel; None if no bytes move between devices."""
     kind, channel = KINDS[base(found.opcode)], _CHANNEL.search(found.attributes)
     operands = sum(each.bytes for each in inside.operands(found))
     moved = operands
-    if kind == "all_gather":  # the result of a start lists operands, then results
+    if kind == "all_gather":  # the result of a `-start` lists the operands, then the results
         moved = max(found.bytes - (operands if found.opcode.endswith("-start") else 0), operands)
     groups = groups_of(found.attributes, devices)
     size = max(map(len, groups), default=1)
@@ -80,10 +80,10 @@ def exchange_of(
 
 
 def groups_of(attributes: str, devices: int) -> Groups:
-    """Return the groups of partition ids in an instruction's attributes; one group of all devices by default.
+    """Return the groups of partition ids in an instruction's attributes; by default, a single group of all devices.
 
     Raises:
-        ValueError: the groups have an unknown form.
+        ValueError: the attributes describe the groups in an unknown form.
 
     Examples:
         >>> groups_of("replica_groups={{0,2},{1,3}}", 4), groups_of("replica_groups=[2,2]<=[2,2]T(1,0)", 4)
@@ -105,13 +105,13 @@ def groups_of(attributes: str, devices: int) -> Groups:
     mesh, _, taken = text.partition("] ")
     sizes = {name: int(size) for name, size, _, _ in _AXIS.findall(mesh)}
     if not sizes or "<=" in text or math.prod(sizes.values()) != devices:
-        raise ValueError(f"groups of devices {text[:60]!r}")
+        raise ValueError(f"unknown groups of devices {text[:60]!r}")
     places, along = np.arange(devices), []
     shape: list[int] = []
     parts = {name: (int(before), int(size)) for name, _, before, size in _AXIS.findall(taken) if size}
     named = {name for name, *_ in _AXIS.findall(taken)}
     for name, size in sizes.items():
-        if name in parts:  # a part of an axis splits the axis into before, own and behind
+        if name in parts:  # splits the axis in three: before the part, the part, after the part
             before, own = parts[name]
             along.append(len(shape) + 1)
             shape += [before, own, size // (before * own)]

@@ -6,17 +6,9 @@ from typing import Any
 
 import jax
 
-from rlxjax._tracing import traced
+from rlxjax._tracing import configured, traced
 from rlxjax._values import FrozenDict
-from rlxjax.devices import (
-    CompiledFor,
-    TargetDevice,
-    check_compiler,
-    compile_for,
-    context_for,
-    mesh_of,
-    target_device,
-)
+from rlxjax.devices import CompiledFor, TargetDevice, check_compiler, compile_for, context_for, mesh_of, target_device
 from rlxjax.graph import GraphIoProfile
 from rlxjax.units import bytes_text, time_text
 
@@ -27,8 +19,6 @@ from ._rules import OperationCounts, nbytes
 from ._totals import CUSTOM, FUSED_BYTES, SYNC_POINTS, TRIPS, TripCounts, Trips, summed
 from ._walk import Walk
 from ._xla import CompiledProgram
-
-_USERS_KERNELS = ("tpu_custom_call",)
 
 
 def profile_function(
@@ -43,29 +33,29 @@ def profile_function(
 ) -> FunctionProfile:
     """Count the operations, bytes, launches and memory of a JAX function without running the function.
 
-    The rule of each primitive counts its equations. A called function counts as its equations, a loop as all its
-    iterations, a conditional as its most expensive branch, and `shard_map` as all its devices.
+    Each equation counts by the rule of its primitive. Called functions count in full, and loops count all iterations.
+    A conditional counts as its most expensive branch. `shard_map` counts the work of all its devices.
 
     Args:
         fn: the function, jitted or not. Captured arrays count as inputs.
         *args: arrays, numbers, `jax.ShapeDtypeStruct`s, or pytrees of these.
         level: "jaxpr" counts the function as written; "compiled" counts the program that XLA compiles for one device
-            of JAX's default backend. The function is compiled as `jax.jit` does, and not run.
-        trip_counts: the trip counts of loops whose length depends on data (`while_loop`). A sequence has one integer
-            for each such loop, in order of appearance, outer loops first. A mapping has the loops' lines as keys
-            (`"file.py:12"`, as `unknown_loops` names them). None leaves a loop unknown.
-        strict: refuse primitives without a rule.
-        target: a device to compile for, which need not be present, at level "compiled": a name such as "tpu-v5e" or
-            "h100", a file or a `TargetDevice`; see `rlxjax.targets.compile_for`. The result's `target` describes the
-            program on the device.
-        mesh: sizes of the mesh axes of the target's devices, by name; see `rlxjax.targets.compile_for`.
+            of JAX's default backend. The function is compiled but not run.
+        trip_counts: the trip counts of each `while_loop` whose length depends on data. A sequence holds an integer for
+            each of these loops, in order of appearance, outer loops first. A mapping holds trip counts by source line
+            (`"file.py:12"`, as in `unknown_loops`). None means that a trip count is unknown.
+        strict: if True, raise an error for a primitive without a rule.
+        target: a device to compile for at level "compiled": a name such as "tpu-v5e" or "h100", the path of a file, or
+            a `TargetDevice`; see `rlxjax.targets.compile_for`. You do not need the device. The result's `target`
+            describes the program on the device.
+        mesh: for several devices of the target, the sizes of the mesh axes by name.
         **kwargs: keyword arguments of the function. Arrays are traced; other values (axes, flags, numbers) are
-            constants. A jitted function takes its keyword arguments as in a call.
+            constants. A jitted function receives all keyword arguments unchanged.
 
     Raises:
         ValueError: `fn` does not trace with these arguments; a shape is symbolic; the level or the target is unknown;
-            a trip count is no integer of at least 0, or belongs to no loop; `strict`, and a primitive has no rule; the
-            compiler is missing or fails, or prints an unknown form.
+            a trip count is not an integer of at least 0, or matches no loop; `strict` is True and a primitive has no
+            rule; the compiler is missing, fails, or prints text that cannot be parsed.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -83,7 +73,7 @@ def profile_function(
     if level not in ("jaxpr", "compiled"):
         raise ValueError(f"level: expected 'jaxpr' or 'compiled', got {level!r}")
     if target is not None and level != "compiled":
-        raise ValueError(f"target: expected none at level {level!r}; give level='compiled'")
+        raise ValueError(f"target: expected level='compiled' with a target, got level={level!r}")
     if target is not None:
         target = target_device(target)
         check_compiler(target.platform)
@@ -96,7 +86,7 @@ def profile_function(
     if level == "compiled":
         made = None if target is None else compile_for(fn, *args, target=target, mesh=mesh, **kwargs)
         found = _as_compiled(found, program, made, trips.by_line())
-    # Work of a library's function that you profile itself has no line of yours.
+    # If `fn` is a library's function, none of the user's lines appears: the function's name replaces the line.
     entry = {UNKNOWN_LINE: getattr(fn, "__qualname__", type(fn).__name__)}
     return dataclasses.replace(found, by_line=FrozenDict({entry.get(n, n): row for n, row in found.by_line.items()}))
 
@@ -144,23 +134,19 @@ def _as_written(program: Any, trips: Trips, strict: bool) -> FunctionProfile:
 
 def _compiled_here(traced: Any) -> tuple[str, int, Mapping[str, float]]:
     """Compile a traced function for JAX's default backend, and return the text, the peak bytes and XLA's figures."""
-    # JAX's persistent cache may hold the same program with other source lines.
-    name = "jax_compilation_cache_include_metadata_in_key"
-    before = getattr(jax.config, name)
-    jax.config.update(name, True)
     try:
-        made = traced.lower().compile()
+        # JAX's persistent cache may hold the same program with other source lines.
+        with configured("jax_compilation_cache_include_metadata_in_key", True):
+            made = traced.lower().compile()
     except Exception as error:  # noqa: BLE001  (lowering rules and compilers may raise anything)
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(f"fn: the compiler failed with {type(error).__name__}: {reason}") from error
-    finally:
-        jax.config.update(name, before)
     shardings = jax.tree.leaves((made.input_shardings, made.output_shardings))
     devices = max((len(sharding.device_set) for sharding in shardings), default=1)
     if devices != 1:
-        raise ValueError(f"level: 'compiled' expects a function for one device, got a function for {devices}")
+        raise ValueError(f"level: 'compiled' expects a function for one device, got a function for {devices} devices")
     if (memory := made.memory_analysis()) is None:
-        raise ValueError("level: 'compiled' is not available: XLA does not say how much memory the program needs")
+        raise ValueError("level: 'compiled' is not available: XLA does not report the memory of the program")
     used_bytes = memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
     return made.as_text() or "", used_bytes - memory.alias_size_in_bytes, made.cost_analysis() or {}
 
@@ -181,7 +167,7 @@ def _as_compiled(
         for name, counts in counted.items():
             for place, count in enumerate(counts[:3] if any(counts[:3]) else ()):
                 totals.work[what, name, place] += count
-    turns = {loop.line: loop.per_trip for loop in written.unknown_loops}  # XLA's text tells no operations
+    turns = {loop.line: loop.per_trip for loop in written.unknown_loops}  # XLA's text lists no operations
     compiled = dataclasses.replace(
         written,
         io=dataclasses.replace(written.io, kernel_launches=sums.launches, device_traffic_bytes=sums.bytes or 0),
@@ -213,8 +199,8 @@ def _disagreements(
     calls = ", ".join(program.custom_calls)
     applies = {
         "XLA's figure counts the body of a loop once": program.loops,
-        f"XLA's figure has nothing for custom calls ({calls})": calls,
-        f"compiled figures are per device, of {devices} devices": devices > 1,
+        f"XLA's figure leaves out custom calls ({calls})": calls,
+        f"the compiled figures are for one of {devices} devices": devices > 1,
     }
     more = [reason for reason, is_so in applies.items() if is_so]
     is_silent = devices > 0 and not costs  # the compiler for an absent GPU gives no figures
@@ -227,7 +213,7 @@ def _disagreements(
         ("flops", written.flops, None, "flops", of_flops),
         ("transcendentals", written.transcendentals, None, "transcendentals", more),
     ):
-        # XLA leaves zeros out, and gives a negative figure where the figure is unknown.
+        # XLA leaves zeros out, and gives a negative figure if the figure is unknown.
         cost = costs.get(own, 0.0) if own and costs else -1.0
         xla = int(cost) if cost >= 0 else None
         is_unknown = own is not None and xla is None and not is_silent
@@ -238,33 +224,27 @@ def _disagreements(
 
 
 def _on_target(made: CompiledFor, program: CompiledProgram, written: FunctionProfile) -> TargetProfile:
-    """Return the profile of a program on its target, with XLA's own plausible figures."""
+    """Return the profile of a program on its target, with XLA's own figures if these are plausible."""
     is_tpu, gpu = made.target.platform == "tpu", program.gpu
-    unknown = (
-        tuple(name for name in program.custom_calls if name in _USERS_KERNELS)
-        if is_tpu
-        else getattr(gpu, "unknown", ())
-    )
+    unknown = tuple({"tpu_custom_call"} & program.custom_calls.keys()) if is_tpu else gpu.unknown
     moved = program.totals.sums().bytes or 0
     least_ns = moved / made.target.bandwidth_bytes_per_ns
-    figures = {name: made.costs.get(name) for name in ("flops", "bytes accessed", "optimal_seconds")}
-    times_ns = {"optimal_seconds": 1e9 * (figures["optimal_seconds"] or 0.0)}
+    figures = {name: made.costs[name] for name in ("flops", "bytes accessed", "optimal_seconds") if name in made.costs}
+    times_ns = {"optimal_seconds": 1e9 * figures.get("optimal_seconds", 0.0)}
     if is_tpu:
         cycles = figures["cycles"] = float(program.cycles)
         times_ns["cycles"] = cycles / made.target.clock_ghz
     estimates: dict[str, float] = {}
     left_out: dict[str, str] = {}
     for name, value in figures.items():
-        if value is None:
-            continue
         if not value > 0:
             left_out[name] = f"the figure is {value:g}"
         elif program.loops and name != "cycles":
             left_out[name] = f"the figure {count_text(value).strip()} counts the body of a loop once"
         elif times_ns.get(name, least_ns) < least_ns:
             left_out[name] = (
-                f"{time_text(times_ns[name])} is less than the {time_text(least_ns)} in which the device's memory "
-                f"moves the {bytes_text(moved)} of the kernels"
+                f"{time_text(times_ns[name])} is less than the {time_text(least_ns)} that the device's memory "
+                f"takes to move the {bytes_text(moved)} of the kernels"
             )
         elif name == "cycles" and program.unknown_loops:
             left_out[name] = f"the figure {count_text(value).strip()} leaves out loops of unknown length"
@@ -272,7 +252,7 @@ def _on_target(made: CompiledFor, program: CompiledProgram, written: FunctionPro
             estimates[name] = value
     if is_tpu and program.no_cycles:
         missing = ", ".join(program.no_cycles)
-        left_out["cycles of some instructions"] = f"the compiler gives none for {missing}; bytes and operations count"
+        left_out["cycles of some instructions"] = f"the compiler gives no cycles for {missing}"
     return TargetProfile(
         device=made.target,
         devices=made.devices,
@@ -294,6 +274,6 @@ def _on_target(made: CompiledFor, program: CompiledProgram, written: FunctionPro
         coordinates=made.coordinates,
         products=FrozenDict(program.products),
         custom=OperationCounts(*((count or 0) // made.devices for count in written.custom)),
-        # A compiler has kernels of its own too: only what the function calls is anybody else's.
+        # If all primitives have rules, the custom kernels are the compiler's own.
         unknown=unknown if written.uncosted else (),
     )

@@ -16,20 +16,20 @@ from ._operations import FAMILIES, FAMILY_CODE, OPERATIONS, PLACE_OF, operation_
 from ._primitives import is_outer_reduction
 from ._rules import Operation, OperationCounts, Rule, elements, number_kind
 
-#: How a step reads its operand.
+#: How a step reads an operand, if not each element once; see `Step.reuse`.
 SPREAD, EACH = "spread", "each"
-#: Primitives that move the last axis, and primitives after which compilers no longer transpose by tiles: those read
-#: another operand or repeat one.
+#: Transposes that move the last axis. Compilers move tiles, but not in kernels that read several operands or repeat an
+#: operand: the transposes in these kernels are untiled.
 TRANSPOSE, UNTILED = "transpose_inner", "transpose_inner_untiled"
-#: A copy without an equation: of data that an update would overwrite, or of an iteration's result into the stack.
+#: A copy without an equation of its own: of data that an update would overwrite, or of an iteration's result.
 BESIDE = "copy_beside"
-#: float32 products at the highest precision, which some devices compute by other instructions.
+#: float32 products at the highest precision, which some devices compute with other instructions.
 EXACT = "dot_general_exact"
 #: Families whose kernels may contain steps of other families.
 _FUSED = ("elementwise", "movement", "reduction", "gather")
-#: A row of fewer elements is reduced without vectors.
+#: A row with fewer elements is reduced without vector instructions.
 SHORT_ROW = 32
-#: No vector is longer than this number of elements.
+#: The most elements of a vector.
 MOST_ALIGNMENT = 64
 #: Primitives that change the shape and repeat nothing.
 _NO_REPEATS = ("reshape", "transpose", "pad", "concatenate", "split")
@@ -39,28 +39,28 @@ _NO_REPEATS = ("reshape", "transpose", "pad", "concatenate", "split")
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """Kernels as a pytree of arrays. A row holds the total counts of kernels of one kind and similar size.
+    """A table of kernels as a pytree of arrays. Each row sums the counts of kernels of the same kind and similar size.
 
-    Columns of a profile are exact integers of shape `[kernels]`. `stacked` pads tables of several programs with rows of
-    zeros to `[*batch, kernels]`. `jax.vmap`, `jax.jit` and `jax.grad` work as for any pytree.
+    In a profile, each column holds exact integers and has the shape `[kernels]`. `stacked` pads the tables of several
+    programs with rows of zeros, to `[*batch, kernels]`. `jax.vmap`, `jax.jit` and `jax.grad` work as for any pytree.
 
     Attributes:
-        family: index in `FAMILIES` of the operation whose result the kernel stores.
-        operation: index in `OPERATIONS` of that operation.
+        family: index in `FAMILIES`: the family of the operation whose result the kernel stores.
+        operation: index in `OPERATIONS`: the operation whose result the kernel stores.
         launches: number of kernels.
-        looped: number of these launches that are in loops.
+        looped: number of these launches that happen in loops.
         read_bytes: bytes read.
         written_bytes: bytes written.
-        working_bytes: bytes of the whole arrays, where a kernel reads or writes parts of an array.
-        itemsize: bytes of one number.
-        rows: number of rows in the loops over results; 0 for kernels without such a loop.
-        alignment: the largest power of two that divides the elements of a row, at most 64.
-        pieces: number of products of a batch, matrices or transforms; for other kernels the launches.
-        elements: results of operations, including recomputed ones.
-        flops: floating-point operations, including recomputed ones.
+        working_bytes: bytes of all arrays that the kernel uses, counted whole even if the kernel reads only a part.
+        itemsize: bytes of a single number.
+        rows: number of rows that the kernels loop over; 0 if the kernels do not loop over rows.
+        alignment: the largest power of two that divides the number of elements in a row, at most 64.
+        pieces: number of matrix products, matrices or transforms; for other kernels, the number of launches.
+        elements: number of results of all operations, including recomputed results.
+        flops: floating-point operations, including recomputed operations.
         is_exact: 1 if float32 products are requested at the highest precision, else 0.
-        extent: elements of the axis that a transpose makes the last one; 0 without a transpose.
-        stride_bytes: stride of these elements in the operand.
+        extent: size of the axis that a transpose makes the last axis; 0 without a transpose.
+        stride_bytes: stride along this axis in the operand.
         counts: counts of each operation in `OPERATIONS`, `[*batch, kernels, operations]`.
 
     Examples:
@@ -93,11 +93,11 @@ class Kernels:
         return int(np.shape(self.launches)[-1])
 
     def family_names(self) -> list[str]:
-        """Return the family of each row of one program's table."""
+        """Return the family of each row; the table must belong to a single program."""
         return [FAMILIES[code] for code in np.asarray(self.family).tolist()]
 
     def operation_names(self) -> list[str]:
-        """Return the operation whose result each row of one program's table stores."""
+        """Return the operation whose result each row stores; the table must belong to a single program."""
         return [_NAMES[place] for place in np.asarray(self.operation).tolist()]
 
     def operations(self, row: int) -> dict[str, int]:
@@ -106,17 +106,12 @@ class Kernels:
         return {name: count for name, count in zip(OPERATIONS, counts, strict=True) if count}
 
     def padded(self, rows: int) -> "Kernels":
-        """Return the table padded with zeros to so many rows."""
-
-        def filled(column: Any) -> np.ndarray:
-            column = np.asarray(column)
-            return np.concatenate([column, np.zeros((rows - len(column), *column.shape[1:]), column.dtype)])
-
-        return jax.tree.map(filled, self)
+        """Return the table with rows of zeros appended, up to the given number of rows."""
+        return jax.tree.map(lambda one: np.pad(one, [(0, rows - len(one))] + [(0, 0)] * (np.ndim(one) - 1)), self)
 
 
 def stacked(tables: Sequence[Kernels], least: int = 1) -> Kernels:
-    """Return the tables of several programs as one, `[programs, kernels]`. The number of rows is a power of two."""
+    """Stack the tables of several programs, `[programs, kernels]`. The number of rows is a power of two."""
     rows = 1 << (max([least, 1, *map(len, tables)]) - 1).bit_length()
     return jax.tree.map(lambda *columns: np.stack(columns), *(table.padded(rows) for table in tables))
 
@@ -125,7 +120,7 @@ _NAMES = tuple(OPERATIONS)
 
 
 class _Kind(NamedTuple):
-    """The properties that kernels of one row share. The last is the logarithm of the bytes, rounded down."""
+    """The properties that all kernels of a row share. `log2_bytes` is rounded down."""
 
     family: str
     operation: str
@@ -137,7 +132,7 @@ class _Kind(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The work of one equation in any kernel, with counts by operation of the vocabulary."""
+    """The work of an equation, with counts by operation. The kernel of the equation does not matter."""
 
     family: str
     operation: str
@@ -153,20 +148,17 @@ class Work(NamedTuple):
     stride_bytes: int = 0
 
 
-#: Work of an equation that contains kernels of its own.
+#: The work of an equation whose inner equations have their own kernels, such as a loop.
 NO_WORK = Work("", "", 4)
-#: The fields of a kernel's counts.
-_LAUNCHES, _MOVED, _WRITTEN, _WORKING, _ROWS, _PIECES, _ELEMENTS, _FLOPS, _LOOPED = range(9)
-_COUNTED = {
-    **{"launches": _LAUNCHES, "looped": _LOOPED, "written_bytes": _WRITTEN, "working_bytes": _WORKING},
-    **{"rows": _ROWS, "pieces": _PIECES, "elements": _ELEMENTS, "flops": _FLOPS},
-}
+#: The counts of a kernel, in the order of `add_kernel`.
+_COUNTED = ("launches", "moved", "written_bytes", "working_bytes", "rows", "pieces", "elements", "flops", "looped")
+_LAUNCHES, _MOVED, _WRITTEN, _LOOPED = map(_COUNTED.index, ("launches", "moved", "written_bytes", "looped"))
 
 
 def add_kernel(
     work: Counter[Any], moved_bytes: int, written_bytes: int, parts: Sequence[Work], working_bytes: int = 0
 ) -> None:
-    """Add a kernel of so many bytes and such steps. The last step, whose result is stored, comes first."""
+    """Add a kernel to the counts. `parts` are its steps: first the step whose result is stored, then earlier steps."""
     last = parts[0]
     strided = max(parts, key=lambda part: part.extent * part.stride_bytes)
     # Fused steps compute at their own width, and the widest step takes most of the time.
@@ -177,7 +169,7 @@ def add_kernel(
     strides = strided.extent, strided.stride_bytes
     kind = _Kind(last.family, last.operation, width, *strides, alignment, max(log2_bytes, 0))
     computed, flops = sum(part.elements for part in parts), sum(part.flops for part in parts)
-    # A compiler writes a product with a vector as a loop over rows.
+    # Compilers implement the product of a matrix and a vector as a loop over rows.
     rows = last.rows if last.family in _FUSED or "product_with_vector" in last.counts else 0
     own = (
         *(1, moved_bytes, min(written_bytes, moved_bytes), max(working_bytes, moved_bytes)),
@@ -204,11 +196,11 @@ def mark_looped(work: Counter[Any]) -> None:
 
 
 def kernel_table(work: Mapping[Any, int]) -> Kernels:
-    """Return the kernels of one program in order of appearance."""
+    """Return the kernels of a program as a table, in order of appearance."""
     found: dict[_Kind, tuple[list[int], dict[str, int]]] = {}
     for (what, kind, which), count in work.items():
         if what in ("kernel", "count"):
-            own, counts = found.setdefault(kind, ([0] * 9, {}))
+            own, counts = found.setdefault(kind, ([0] * len(_COUNTED), {}))
             (own if what == "kernel" else counts)[which] = count
     rows = [(kind, own, counts) for kind, (own, counts) in found.items() if own[_LAUNCHES]]
     table = [[0] * len(OPERATIONS) for _ in rows]
@@ -217,11 +209,11 @@ def kernel_table(work: Mapping[Any, int]) -> Kernels:
             line[PLACE_OF[name]] += count
 
     kinds, of_kind = [kind for kind, _, _ in rows], ("itemsize", "alignment", "extent", "stride_bytes")
-    columns = {name: _exact([own[place] for _, own, _ in rows]) for name, place in _COUNTED.items()}
+    columns = {name: _exact([own[place] for _, own, _ in rows]) for place, name in enumerate(_COUNTED)}
     return Kernels(
         family=_exact([FAMILY_CODE.get(kind.family, FAMILY_CODE["custom"]) for kind in kinds]),
         operation=_exact([PLACE_OF[operation_of(kind.operation, kind.family)] for kind in kinds]),
-        read_bytes=_exact([own[_MOVED] - own[_WRITTEN] for _, own, _ in rows]),
+        read_bytes=columns.pop("moved") - columns["written_bytes"],
         is_exact=_exact([int(kind.operation == EXACT) for kind in kinds]),
         counts=_exact(table).reshape(len(rows), len(OPERATIONS)),
         **columns,
@@ -230,7 +222,7 @@ def kernel_table(work: Mapping[Any, int]) -> Kernels:
 
 
 def _exact(values: list[Any]) -> np.ndarray:
-    """Return 64-bit integers, or floats for larger values."""
+    """Return an array of 64-bit integers, or of floats if a value is too large."""
     try:
         return np.array(values, np.int64)
     except OverflowError:
@@ -238,7 +230,7 @@ def _exact(values: list[Any]) -> np.ndarray:
 
 
 def work_of(name: str, rule: Rule, counts: OperationCounts, op: Operation) -> Work:
-    """Return the work of an equation. Some names of primitives get a suffix that decides the cost."""
+    """Return the work of an equation. A suffix of the operation's name marks variants with a different cost."""
     extent = stride_bytes = 0
     if name.startswith("reduce_") and rule.family == "reduction" and not is_outer_reduction(name, op):
         name = f"{name}_inner"
@@ -280,7 +272,7 @@ def work_of(name: str, rule: Rule, counts: OperationCounts, op: Operation) -> Wo
     return Work(
         rule.family,
         name,
-        4 if largest is None else largest.dtype.itemsize,  # random keys have none
+        4 if largest is None else largest.dtype.itemsize,  # random keys have no itemsize
         results,
         counts.flops,
         found,
@@ -294,23 +286,23 @@ def work_of(name: str, rule: Rule, counts: OperationCounts, op: Operation) -> Wo
 
 
 def _square_elements(op: Operation) -> int:
-    """Return the elements of the largest squares in matrices; for other arrays, all elements."""
+    """Return the number of elements in the largest square of each matrix; for other arrays, of all elements."""
     shape, count = op.operand.shape, elements(op.operand)
     return count * min(shape[-2:]) // max(*shape[-2:], 1) if len(shape) > 1 else count
 
 
 def copying(size_bytes: int, itemsize: int) -> Work:
-    """Return the work of a copy without an equation."""
+    """Return the work of a copy without an equation of its own."""
     return Work("movement", BESIDE, itemsize, counts={BESIDE: size_bytes // max(itemsize, 1)})
 
 
 def reordering(size_bytes: int) -> Work:
-    """Return the work of a copy into another memory order."""
+    """Return the work of a copy into another memory layout."""
     return Work("movement", "reorder", 4, size_bytes // 4, counts={"reorder": size_bytes // 4})
 
 
 def reuse(name: str, rule: Rule, op: Operation) -> list[str]:
-    """Return how an equation reads each operand. An operand repeated along its last axis only is read once."""
+    """Return how an equation reads each operand. An operand that repeats only along its last axis is read once."""
     if rule.reads_part:
         return [EACH] + [""] * (len(op.inputs) - 1)
     if rule.in_memory != 0 or rule.writes_memory or not op.outputs or name in _NO_REPEATS:

@@ -1,4 +1,4 @@
-"""Fusion as compilers do it: memory traffic of fused kernels, and peak memory."""
+"""A model of how compilers fuse operations: the fused kernels, their memory traffic, and the peak memory."""
 
 import bisect
 import graphlib
@@ -13,32 +13,32 @@ from typing import Any, NamedTuple
 from ._kernels import EACH, NO_WORK, SPREAD, TRANSPOSE, UNTILED, Work, add_kernel, copying
 from ._rules import Rule, elements
 
-#: A value that a kernel would recompute at more places than this stays in memory instead.
+#: If a kernel would recompute a value at more places than this number, the value stays in memory.
 _MOST_PLACES = 15
-#: The most steps that a kernel recomputes after another kernel.
+#: The most steps of a kernel that repeat the steps of earlier kernels.
 _MOST_REPEATED = 512
 #: Operations that read an array in parts.
 _IN_PARTS = ("slice", "dynamic_slice", "gather", "stack", "rev")
-#: The most buffers that a kernel reads. A longer chain is cut, which keeps the count linear.
+#: The most buffers that a kernel reads. This limit keeps the time to count linear.
 _MOST_READS = 64
 
 
 class Step(NamedTuple):
-    """One operation between buffers. Buffers are numbered."""
+    """An operation that reads and writes numbered buffers."""
 
     equation: Any
     rule: Rule
-    #: Buffers read (with repetitions), buffers made, and buffers that must be in memory when read.
+    #: Buffers read (with repetitions), buffers written, and buffers that must be in memory when read.
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     needs: tuple[int, ...]
-    #: Bytes moved; None for the bytes of all final reads and results.
+    #: Bytes moved; None means the bytes of all buffers read and written.
     traffic_bytes: int | None = None
     #: Scratch bytes.
     inner_bytes: int = 0
     work: Work = NO_WORK
-    #: For each read: `SPREAD` if elements are read repeatedly, `EACH` if each reader reads others. Empty if each
-    #: element is read once.
+    #: For each read: `SPREAD` if elements are read repeatedly, `EACH` if each reader reads different elements, "" if
+    #: each element is read once.
     reuse: tuple[str, ...] = ()
 
 
@@ -50,7 +50,7 @@ def fused_memory(
     reusable: Iterable[int],
     reshaped: Container[int] = (),
 ) -> tuple[Counter[Any], int, int]:
-    """Return the fused kernels, their bytes, and the peak memory without the inputs."""
+    """Return the fused kernels, the bytes that they move, and the peak memory without the inputs."""
     given = set(inputs)
     lasting = given.difference(reusable)
     unread = [0] * len(sizes)
@@ -65,7 +65,7 @@ def fused_memory(
     for buffer in (*outputs, *_for_libraries(steps)):
         needed[buffer] = True
     shared = _read_by_several(steps, needed)
-    #: For a value computed inside kernels: its source buffers, and the bytes read from each.
+    #: For a value computed inside kernels: the bytes read from each source buffer, and whether the value is costly.
     origin: dict[int, tuple[Mapping[int, int], bool]] = {}
     makers: dict[int, tuple[int, Step]] = {}
     claimed: set[int] = set()
@@ -101,14 +101,14 @@ def fused_memory(
                 makers[buffer] = number, step
         for buffer in set(step.reads):
             unread[buffer] -= 1
-            if not unread[buffer]:  # values without further readers are dropped
+            if not unread[buffer]:  # the value has no further readers
                 origin.pop(buffer, None)
     return grouped, moved, _most_live(kernels, sizes, given, outputs, lasting, reshaped)
 
 
 def _read_by_several(steps: Sequence[Step], needed: bytearray) -> set[int]:
-    """Return the buffers that several kernels read. Readers in one kernel count once."""
-    #: By buffer: the step that stores the values computed from it; None for several steps.
+    """Return the buffers that several kernels read. Readers in the same kernel count once."""
+    #: For each buffer: the step that stores the values computed from the buffer; None for several steps.
     ends: dict[int, int | None] = {}
     found: set[int] = set()
     for number, step in reversed(list(enumerate(steps))):
@@ -125,7 +125,7 @@ def _read_by_several(steps: Sequence[Step], needed: bytearray) -> set[int]:
 
 
 def _for_libraries(steps: Sequence[Step]) -> Iterable[int]:
-    """Yield buffers that stay in memory because a library's reduction fuses elementwise work only."""
+    """Yield buffers that stay in memory because library reductions fuse only with elementwise work."""
     wanted: dict[int, int] = {}
     for step in reversed(steps):
         if step.rule.writes_memory and step.work.family != "reduction":
@@ -142,12 +142,12 @@ def _for_libraries(steps: Sequence[Step]) -> Iterable[int]:
 
 
 def _executed(number: int, last: Step, makers: Mapping[int, tuple[int, Step]], claimed: set[int]) -> list[Work]:
-    """Return the steps of a kernel, last step first, with the number of computations of each."""
-    # Every kernel recomputes the unstored values that it reads, once for each repeated or indexed element. Few claimed
-    # steps are visited again, so the time is linear.
+    """Return the steps of a kernel, last step first, each with the work that the kernel does for the step."""
+    # Every kernel recomputes the unstored values that it reads, once for each repeated or indexed element. A limit
+    # on the visits to steps of other kernels keeps the time linear.
     found: list[Work] = []
     again = 0
-    #: By number of the step: the step, the number of elements wanted, and the number of places that compute them.
+    #: For each step's number: the step, the elements to compute, and the number of places that compute the elements.
     waiting = {number: (last, last.work.elements, 1)}
     numbers = [-number]
     while numbers:
@@ -218,7 +218,7 @@ def _most_live(
             end[place[buffer]] = last.get(buffer, number)
 
     def is_hosted(size: int, made: int, until: int) -> bool:
-        """Reserve an output's memory that is free for the needed time."""
+        """Reserve the memory of an output for a temporary, if the output does not need the memory meanwhile."""
         first = bisect.bisect_left(hosts, size, key=lambda host: host[0])
         for _, written, stays in hosts[first : first + _MOST_READS]:
             at = bisect.bisect_left(stays, (made, until))
@@ -255,7 +255,7 @@ def _readers(steps: Iterable[Step]) -> Counter[int]:
 
 
 def _scattered_into_sums(steps: Sequence[Step], constant: Container[int], outputs: Container[int]) -> list[Step]:
-    """Replace `a + zeros.at[i].add(u)`, a gradient of indexing, by `a.at[i].add(u)`."""
+    """Replace `a + zeros.at[i].add(u)`, which gradients of indexing compute, with `a.at[i].add(u)`."""
     readers, left, scattered = _readers(steps), dict(enumerate(steps)), dict[int, int]()
     for number, step in enumerate(steps):
         if step.work.operation == "scatter-add" and step.reads[0] in constant:
@@ -272,11 +272,11 @@ def _scattered_into_sums(steps: Sequence[Step], constant: Container[int], output
 
 
 def _without_transposes(steps: Sequence[Step], outputs: Container[int]) -> list[Step]:
-    """Absorb transposes into products, whose operands and results may have any memory order."""
-    # Elementwise work may stay transposed until a product reads the matrix, or until it is transposed back.
+    """Absorb transposes into products, whose operands and results may have any memory layout."""
+    # A transpose may move past elementwise work to a product, or to a second transpose that cancels the first.
     readers = _readers(steps)
     by_products = _readers(step for step in steps if step.work.operation == "dot_general")
-    #: By buffer: the remaining step that transposes, multiplies or makes it; and the buffer that replaces it.
+    #: For each buffer: the steps that transpose, multiply and make the buffer, and the buffer that replaces it.
     turned, products, makers, instead = (dict[int, int]() for _ in range(4))
     left: list[Step | None] = []
 
@@ -294,7 +294,7 @@ def _without_transposes(steps: Sequence[Step], outputs: Container[int]) -> list[
                 instead[operand] = result
                 left[makers[operand]] = maker._replace(writes=(result,))
                 makers[result] = makers[operand]
-            elif result in outputs:  # nothing changed in between
+            elif result in outputs:  # the two transposes cancel
                 left.append(step._replace(reads=(instead[operand],), work=step.work._replace(operation="copy")))
             else:
                 instead[result] = operand
@@ -327,7 +327,7 @@ def _without_transposes(steps: Sequence[Step], outputs: Container[int]) -> list[
 
 
 def _with_turned_left(step: Step, is_turned: bool) -> Step:
-    """Mark the left matrix of a product as read in another order if its columns are contracted."""
+    """Mark the left matrix of a product as read across its memory order, if the product sums over the leading axis."""
     left, right = (var.aval for var in step.equation.invars)
     (contracted, _), (batch, _) = step.equation.params["dimension_numbers"]
     if len(left.shape) != 2 or batch or len(contracted) != 1 or (contracted[0] == 0) == is_turned:

@@ -1,4 +1,4 @@
-"""The vocabulary of operations that kernels count. Operations of one class cost about the same."""
+"""The vocabulary of operations that kernels count. All operations of a class cost about the same."""
 
 import functools
 import hashlib
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from rlxjax._values import FrozenDict
 
-#: Classes by name -> the operations of each. `name` counts one primitive, `name=one,other` counts several.
-#: A count is a number of real operations, or of elements where nothing is computed, unless a rule says otherwise.
+#: The operations of each class. `name` counts the primitive of this name, `name=first,second` several primitives.
+#: A count is a number of real operations, or of elements if nothing is computed, unless a rule defines another count.
 _CLASSES: Mapping[str, str] = {
     "arithmetic": "add=add,sub,add_any neg=neg,abs,sign,conj mul=mul,square,integer_pow,polynomial,one_minus_square "
     "max=max,min,clamp round=floor,ceil,round,reduce_precision,is_finite compare=eq,ne,lt,le,gt,ge,eq_to,lt_to,le_to "
@@ -41,9 +41,9 @@ _CLASSES: Mapping[str, str] = {
     "rng_bit_generator",
     "indexing": "gather gather_places scatter scatter_places",
 }
-#: Factorisations count matrix elements, FLOP, columns and matrices: each may take most of the time.
+#: Factorisations count matrix elements, FLOP, columns and matrices, because each of these may take most of the time.
 _FACTORISATIONS = [entry.partition("=")[0] for entry in _CLASSES["factorisation"].split()]
-#: The class of each operation, in the order of the vocabulary. Then the operation of each primitive.
+#: The class of each operation, in the order of the vocabulary.
 OPERATIONS: Mapping[str, str] = FrozenDict(
     {entry.partition("=")[0]: name for name, text in _CLASSES.items() for entry in text.split()}
     | {f"{name}_{what}": "factorisation" for name in _FACTORISATIONS for what in ("flop", "columns", "matrices")}
@@ -55,12 +55,12 @@ _OF_PRIMITIVE: Mapping[str, str] = {
     for entry in text.split()
     for primitive in (entry.partition("=")[2] or entry).split(",")
 }
-#: Families of kernels. The last family holds all other kernels.
+#: Families of kernels. Kernels of other families count as "custom".
 FAMILIES = [
     *("elementwise", "reduction", "movement", "gather", "scatter", "cumulative", "window", "matmul"),
     *("convolution", "fft", "sort", "random", "custom", "linear algebra"),
 ]
-#: The operation that counts for an unknown primitive of a family.
+#: The operation that an unknown primitive of a family counts as.
 _OF_FAMILY: Mapping[str, str] = {
     **{"reduction": "reduce", "gather": "gather", "scatter": "scatter", "cumulative": "cumsum"},
     **{"window": "reduce_window", "matmul": "dot_general", "convolution": "conv_general_dilated", "fft": "fft_steps"},
@@ -71,7 +71,7 @@ FAMILY_CODE: Mapping[str, int] = FrozenDict({name: code for code, name in enumer
 
 
 def operation_of(primitive: str, family: str) -> str:
-    """Return the operation that a primitive counts as: by its name, else by its family.
+    """Return the operation that a primitive counts as; the family decides if the primitive is unknown.
 
     Examples:
         >>> operation_of("sub", "elementwise"), operation_of("mine", "reduction"), operation_of("mine", "custom")
@@ -82,6 +82,6 @@ def operation_of(primitive: str, family: str) -> str:
 
 @functools.cache
 def vocabulary_version() -> str:
-    """Return a digest of the vocabulary's names, classes and families, which differs for other vocabularies."""
+    """Return a digest of the vocabulary's names, classes and families; every change of these changes the digest."""
     text = f"{dict(OPERATIONS)} {FAMILIES}"
     return hashlib.sha256(text.encode()).hexdigest()[:12]

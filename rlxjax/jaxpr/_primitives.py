@@ -34,27 +34,27 @@ RENAMES = names(
     "reshape squeeze expand_dims stop_gradient name optimization_barrier sharding_constraint random_wrap "
     "random_unwrap pvary pcast pbroadcast mesh_cast layout_constraint"
 )
-#: Reductions that return their operand if each result reduces one element.
+#: Reductions, which return their operand unchanged if each result has a single element to reduce.
 _SUMMING = names("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor")
-#: Primitives that cost nothing: constants of the program, and ordering.
+#: Primitives that cost nothing, because they give constants of the program or order its effects.
 NOTHING = names("axis_index platform_index create_token after_all dce_sink")
-#: Handwritten kernels, and primitives registered by `register_rule`: their authors declare the counts.
+#: Handwritten kernels, and primitives from `register_rule`. The authors declare the counts.
 CUSTOMS = {"pallas_call", "ffi_call"}
 #: Names that the walk handles itself.
 RESERVED = CALLS | LOOPS | RENAMES | NOTHING
 
 
 def register_rule(primitive: "str | Primitive", rule: CountingRule, *, family: str = "custom") -> None:
-    """Register a counting rule, which `profile_function` then uses for a primitive of your own.
+    """Register a counting rule that `profile_function` uses for your own primitive.
 
     Args:
         primitive: the primitive or its name.
-        rule: takes the shapes and dtypes of the operands, those of the results, and the parameters of
-            the equation; returns `OperationCounts`. An operand has `.shape` and `.dtype`.
-        family: the name under which `by_family` sums the primitive.
+        rule: a function `(inputs, outputs, params) -> OperationCounts`. Each input and output has a `.shape` and a
+            `.dtype`; `params` are the parameters of the equation by name.
+        family: the row of `by_family` that the primitive counts in.
 
     Raises:
-        ValueError: the primitive has a rule already, built in or registered, or the rule cannot be called.
+        ValueError: the primitive already has a rule, or `rule` is not a function.
 
     Examples:
         >>> from jax.extend.core import Primitive
@@ -64,7 +64,7 @@ def register_rule(primitive: "str | Primitive", rule: CountingRule, *, family: s
         >>> register_rule("triple", triple_rule)
         Traceback (most recent call last):
             ...
-        ValueError: primitive: expected one without a rule, got 'triple', which has one
+        ValueError: primitive: expected a primitive without a rule, but 'triple' already has a rule
     """
     name = getattr(primitive, "name", primitive)
     if not isinstance(name, str) or not name:
@@ -72,7 +72,7 @@ def register_rule(primitive: "str | Primitive", rule: CountingRule, *, family: s
     if not callable(rule):
         raise ValueError(f"rule: expected a function of inputs, outputs and params, got {rule!r}")
     if name in RULES or name in RESERVED:
-        raise ValueError(f"primitive: expected one without a rule, got {name!r}, which has one")
+        raise ValueError(f"primitive: expected a primitive without a rule, but {name!r} already has a rule")
 
     def checked(op: Operation) -> OperationCounts:
         counts = rule(*op)
@@ -90,7 +90,7 @@ def register_rule(primitive: "str | Primitive", rule: CountingRule, *, family: s
 UNKNOWN_LINE = "unknown line"
 #: The largest number of stack frames that are searched for a line of the user.
 _MOST_FRAMES = 64
-#: `/folder/file.py:12:3 (function)`, as JAX writes a place.
+#: `/folder/file.py:12:3 (function)`, as JAX writes a source line.
 _PLACE = re.compile(r"(?:.*[/\\])?([^/\\]+?):(\d+)(?::\d+)?(?: |$)")
 
 
@@ -100,7 +100,7 @@ def is_literal(operand: Any) -> bool:
 
 
 def opened(held: Any) -> Any:
-    """Return the open jaxpr of a closed one, or the given open jaxpr."""
+    """Return the open jaxpr of a closed jaxpr; an open jaxpr is returned unchanged."""
     return getattr(held, "jaxpr", held)
 
 
@@ -112,7 +112,7 @@ def inner_jaxprs(equation: Any) -> Iterable[Any]:
 
 
 def scan_layout(equation: Any) -> tuple[int, int]:
-    """Return the numbers of constants and of carried values of a scan. The body reads a slice of each other operand."""
+    """Return the numbers of constants and of carried values of a scan. All other operands are read slice by slice."""
     body = opened(equation.params["jaxpr"])
 
     def same(outside: Sequence[Any], inside: Sequence[Any]) -> int:
@@ -140,7 +140,7 @@ def lowered(traced: Any) -> Any:
 
 
 def implementation(equation: Any) -> Any | None:
-    """Return the jaxpr of a library primitive that is implemented in JAX; None if the primitive has a rule."""
+    """Return the jaxpr that implements a library's primitive; None if the primitive has a rule or no such jaxpr."""
     primitive, params = equation.primitive, equation.params
     if primitive.name in RULES or primitive.name in RESERVED:
         return None
@@ -160,7 +160,7 @@ def _holds(jaxpr: Any, primitive: Any) -> bool:
 
 
 def is_renaming(equation: Any) -> bool:
-    """Whether a result is its operand renamed, with the same order in memory."""
+    """Whether a result only renames the operand, with the same memory layout."""
     name = equation.primitive.name
     if name in ("convert_element_type", "broadcast_in_dim") and len(equation.invars) == 1:
         operand, result = equation.invars[0].aval, equation.outvars[0].aval
@@ -181,12 +181,12 @@ def is_outer_reduction(name: str, op: Operation) -> bool:
 
 
 def source_line(equation: Any, otherwise: str = UNKNOWN_LINE) -> str:
-    """Return the user's source line of an equation, as `file.py:12`, if JAX knows the line."""
-    from jax.extend import source_info_util  # which loads much, Pallas among it
+    """Return the user's source line of an equation, as `file.py:12`; `otherwise` if JAX does not know the line."""
+    from jax.extend import source_info_util  # a slow import, which loads Pallas
 
     try:
         said = source_info_util.summarize(equation.source_info)
-        if said.startswith(PACKAGE):  # the user's line is that of a caller, and callers come first
+        if said.startswith(PACKAGE):  # a caller has the user's line
             callers = source_info_util.summarize(equation.source_info, _MOST_FRAMES).splitlines()
             said = next((one for one in reversed(callers) if not one.startswith(PACKAGE)), "")
     except (AttributeError, TypeError):
@@ -199,7 +199,7 @@ def source_line(equation: Any, otherwise: str = UNKNOWN_LINE) -> str:
 
 
 def _sparse() -> Any:
-    from jax.experimental import sparse  # which loads more of JAX than most need
+    from jax.experimental import sparse  # a slow import that few functions need
 
     return sparse
 

@@ -1,7 +1,7 @@
-"""The profile of a function, the resources that it takes of a target device, and the text of both."""
+"""The profile of a function, the profile of its program on a target device, and the printed text of both."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rlxjax._values import FrozenDict, by_value, counted
@@ -24,10 +24,10 @@ class Disagreement(NamedTuple):
 
     Attributes:
         name: the name of the count.
-        jaxpr: the count of the equations; for traffic, the fused traffic.
-        compiled: the count of XLA's instructions; None if XLA's text does not say the count.
-        xla: the count of XLA's own `cost_analysis()`; None if XLA gives no such figure.
-        reason: a reason for the difference, empty if none is known.
+        jaxpr: the count from the function's equations; for traffic, the fused traffic.
+        compiled: the count from XLA's instructions; None if XLA's text does not contain this count.
+        xla: the count from XLA's own `cost_analysis()`; None if XLA gives no such figure.
+        reason: a reason for the difference; empty if no reason is known.
     """
 
     name: str
@@ -50,20 +50,20 @@ class TargetProfile:
         temporary_bytes: bytes of the temporaries.
         peak_bytes: bytes of arguments, results and temporaries; shared memory counts once.
         collectives: launches and bytes of the collective operations, by name.
-        exchanges: each collective operation, with its devices and the work that overlaps with the operation.
+        exchanges: the collective operations, each with its devices and the work that overlaps with the operation.
         mesh: sizes of the mesh axes by name; empty for one device.
-        coordinates: place of each device in a TPU's torus, in the order of the program's partitions.
-        products: floating-point operations of products, by the kind that bounds their rate, see `PRODUCT_KINDS`.
+        coordinates: place of each TPU in its torus, in the order of the program's partitions.
+        products: floating-point operations of matrix products and convolutions by kind, see `PRODUCT_KINDS`.
         custom: counts of the custom kernels, as their authors declare them.
-        unknown: names of kernels whose work nobody declares.
-        cycles: cycles by the TPU compiler's estimates, with all iterations of loops; None on a GPU.
-        estimates: XLA's own plausible figures: "flops", "bytes accessed", "optimal_seconds", "cycles".
-        left_out: XLA's own implausible figures, each with the reason.
+        unknown: names of custom kernels without declared counts.
+        cycles: the TPU compiler's estimate of all cycles, including all iterations of loops; None for a GPU.
+        estimates: XLA's own figures that are plausible: "flops", "bytes accessed", "optimal_seconds", "cycles".
+        left_out: the reason for each of XLA's figures that is left out as implausible, by name.
         compiler: name and version of the compiler.
-        compile_seconds: seconds of compiling, 0 if the program was cached.
-        gpu: the launches of a call on a GPU.
-        own_cycles: cycles of kernels that do more than pass over their arrays, such as products.
-        others: the remaining kernels of a TPU, whose time follows from their bytes and operations.
+        compile_seconds: compilation time in seconds; 0 if the program was cached.
+        gpu: the launches and kernels of a call on a GPU; None for a TPU.
+        own_cycles: estimated cycles of matrix products, and of other kernels with special code such as sorts.
+        others: the other kernels of a TPU, whose time follows from their bytes and operations; None for a GPU.
     """
 
     device: TargetDevice
@@ -100,7 +100,7 @@ class TargetProfile:
         return f"needs {needs} of {has}: {'fits' if self.fits else 'does not fit'}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the profile as JSON has it; XLA's estimates keep XLA's own names."""
+        """Return the profile as a dict for JSON; XLA's estimates keep XLA's own names."""
         sizes = ("argument_bytes", "output_bytes", "temporary_bytes", "peak_bytes", "fits")
         return {
             "name": self.device.name,
@@ -137,33 +137,32 @@ class FunctionProfile:
     """The operations, bytes, launches and memory of one call of a function; counts are exact integers.
 
     A loop whose trip count depends on data counts as zero iterations and is listed in `unknown_loops`. `uncounted`
-    says in words which other work is missing.
+    says which other work is missing.
 
     At level "compiled", the counts of launches, bytes and memory come from XLA's instructions: `io.kernel_launches`,
     `io.device_traffic_bytes` (equal to `fused_traffic_bytes`), `peak_bytes`, `unknown_loops` and `branches`. XLA's text
-    says no operations, so operations and coverage come from the jaxpr. A row of `by_family` holds the operations of a
+    lists no operations, so operations and coverage come from the jaxpr. A row of `by_family` holds the operations of a
     family of primitives, or the launches and bytes of a kind of instruction ("loop fusion", "copy", "custom-call
-    TopK"), or both if the two names are equal. Captured arrays are part of the compiled program and use no memory of
-    its runs.
+    TopK"), or both if the two names are equal. `peak_bytes` leaves out captured arrays, which are part of the program.
 
     Attributes:
         io: the unfused counts: launches (one for each equation that does work), sync points (callbacks and ordered
             effects), bytes of the results, and traffic (operands and results of each equation).
-        flops: floating-point operations; a fused multiply-add is two.
-        transcendentals: calls of exp, log, sqrt, sin, pow and the like; these are not in `flops`.
+        flops: floating-point operations; a fused multiply-add counts as two.
+        transcendentals: calls of exp, log, sqrt, sin, pow and similar functions; these are not in `flops`.
         integer_ops: operations on integers and booleans.
-        fused_traffic_bytes: bytes of traffic if each value that can be fused into its readers is fused.
-        peak_bytes: bytes of used arguments and constants, results, and the most temporaries that live at once, fused.
+        fused_traffic_bytes: bytes of memory traffic if each value is fused into its readers wherever possible.
+        peak_bytes: peak memory after fusion: used arguments and constants, results, and the temporaries at the peak.
         by_family: counts by family of operation, the most expensive family first.
         by_line: counts by your source line, `file.py:12`, the most expensive line first.
         coverage_equations: share of the equations that a rule counts; an equation in a loop counts once.
         coverage_bytes: share of the unfused bytes that these equations move.
-        equations: number of equations, those of called functions included and unused ones left out.
-        uncosted: primitives without a rule and their numbers of equations; only their bytes count.
+        equations: number of equations, including the equations of called functions and without unused equations.
+        uncosted: number of equations of each primitive without a rule; only the bytes of these count.
         unknown_loops: the loops of unknown length, in order of appearance.
-        branches: the cheapest and the most expensive branch of each conditional; the most expensive one counts.
+        branches: the cheapest and the most expensive branch of each conditional; the latter counts in the totals.
         kernels: the fused kernels of the jaxpr, by kind and size.
-        trips: iterations of loops, plus choices among branches.
+        trips: number of loop iterations, plus the number of times that a conditional picks a branch.
         arrays: number of arrays that a call takes and returns.
         results: number of arrays that a call returns.
         static_ops: floating-point and integer operations; the body of a loop counts once.
@@ -171,7 +170,7 @@ class FunctionProfile:
         disagreements: at level "compiled", the counts that differ between jaxpr, compiled program and XLA's analysis.
         target: the profile of the program on the target device, if you named a target.
         custom: the counts of custom kernels on all devices, as their authors declare them: `pallas_call`, `ffi_call`,
-            and primitives known by `register_rule`.
+            and primitives from `register_rule`.
     """
 
     io: GraphIoProfile
@@ -200,7 +199,7 @@ class FunctionProfile:
 
     @property
     def uncounted(self) -> tuple[str, ...]:
-        """The work that is not counted, a sentence each; predictions from such counts are lower bounds."""
+        """The work that the counts leave out, a sentence each; if there is any, predictions are lower bounds."""
         reasons = []
         for line, starts, turn in self.unknown_loops:
             if starts != 0:
@@ -209,7 +208,7 @@ class FunctionProfile:
                     f"the trip count of the loop at {line} depends on data: give trip_counts; the loop starts {times}, "
                     f"and an iteration takes {count_text(turn.flops)}FLOP and {bytes_text(turn.bytes or 0)}"
                 )
-        for name, times in self.uncosted.items() if self.target is None else ():  # a compiler counts it
+        for name, times in self.uncosted.items() if self.target is None else ():  # a compiler counts these
             said = f"{name} has no rule, so only its bytes count ({counted(times, 'equation')}): see register_rule"
             reasons.append(said)
         for name in () if self.target is None else self.target.unknown:
@@ -217,7 +216,7 @@ class FunctionProfile:
                 f"the work of the kernel {name} is unknown: give pallas_call a cost_estimate, or see register_rule"
             )
         if self.target is not None and self.target.gpu is not None and self.target.gpu.unknown_loops and not reasons:
-            reasons.append("loops whose different trip counts depend on data count as one iteration each")
+            reasons.append("trip counts of some loops depend on data, so each of these loops counts as one iteration")
         if self.io.sync_points:
             reasons.append("the time of Python callbacks on the host is unknown")
         if "collective" in self.by_family and self.target is None:
@@ -225,7 +224,7 @@ class FunctionProfile:
         return tuple(reasons)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the profile as JSON has it: counts, shares of 1, and the profile on a target."""
+        """Return the profile as a dict for JSON: counts, coverage as shares of 1, and the profile on a target."""
         found: dict[str, Any] = {
             "counts": {name: getattr(self, name) for name in ("flops", "transcendentals", "integer_ops")}
             | {
@@ -246,12 +245,13 @@ class FunctionProfile:
     def __str__(self) -> str:
         io: Any = self.io  # of integers
         is_written = self.level == "jaxpr"
-        shares = self.coverage_equations, self.coverage_bytes  # a text of "100 %" means all of them
+        shares = self.coverage_equations, self.coverage_bytes  # "100 %" is printed only for all equations or bytes
         covered, of_traffic = ("100 %" if each == 1 else f"{min(100 * each, 99.99):.2f} %" for each in shares)
         moved, launches = bytes_text(io.device_traffic_bytes), counted(io.kernel_launches, "launch", "launches")
         if is_written:
             moved += f" of memory traffic if nothing is fused, {bytes_text(self.fused_traffic_bytes)} if all is fused"
             launches += f" if nothing is fused, {sum(self.kernels.launches.tolist()):,} if all is fused"
+        rest = f", {of_traffic} of the traffic" if is_written else "; launches and bytes come from the compiled program"
         several = self.target.devices if self.target else 1
         lines = [
             f"{count_text(self.flops)}FLOP, {count_text(self.transcendentals).strip()} transcendentals, "
@@ -260,8 +260,7 @@ class FunctionProfile:
             launches,
             f"{counted(io.sync_points, 'wait')} for the host, {bytes_text(self.peak_bytes)} of memory at the peak, "
             f"{bytes_text(io.host_output_bytes)} of results",
-            f"counted: {covered} of {counted(self.equations, 'equation')}"
-            + (f", {of_traffic} of the traffic" if is_written else "; launches and bytes are the compiled program's"),
+            f"counted: {covered} of {counted(self.equations, 'equation')}{rest}",
             "",
         ]
         headings = ("if nothing is fused" * is_written, "FLOP", "transcendentals", "integer", "traffic", "launches")
@@ -285,11 +284,8 @@ class FunctionProfile:
         return "\n".join(lines)
 
 
-#: The texts of XLA's own figures that are no plain counts.
-_FIGURES: dict[str, Callable[[float], str]] = {
-    "optimal_seconds": lambda seconds: time_text(1e9 * seconds),
-    "bytes accessed": bytes_text,
-}
+#: How to print XLA's own figures that are not counts.
+_FIGURES = {"optimal_seconds": lambda seconds: time_text(1e9 * seconds), "bytes accessed": bytes_text}
 
 
 def _moved(rows: Mapping[str, OperationCounts]) -> dict[str, dict[str, int]]:
@@ -305,6 +301,6 @@ def costliest_first(rows: Mapping[str, OperationCounts]) -> Mapping[str, Operati
 
 
 def count_text(count: float) -> str:
-    """Return a count with three digits, a space and the prefix of its power of a thousand: `2.15 G`."""
+    """Return a count with three digits, a space and an SI prefix, such as `2.15 G`."""
     size, prefix = next(((size, prefix) for size, prefix in _PREFIXES if abs(count) >= 0.9995 * size), (1.0, ""))
     return f"{number_text(count / size, 3)} {prefix}"

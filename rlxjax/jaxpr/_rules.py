@@ -1,4 +1,4 @@
-"""Counting rules: counts of an operation, the record of a rule, and the rules of all primitives except algebra.
+"""Counting rules: the types of counts and of rules, and the rules of all primitives except algebra.
 
 Complex numbers follow the textbook. A product is 4 multiplies and 2 adds. A quotient multiplies by the conjugate and
 divides by the squared modulus (11 operations). exp(x + iy) is exp(x) (cos y + i sin y).
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax.numpy as jnp
 import numpy as np
 
-#: An operand or a result, as a rule reads it: an object with a `shape` and a `dtype`.
+#: The type of operands and results in a rule: any object with a `shape` and a `dtype`.
 Aval: TypeAlias = Any
 #: FLOP and transcendentals.
 Pair: TypeAlias = tuple[int, int]
@@ -22,13 +22,13 @@ class OperationCounts(NamedTuple):
     """Exact integer counts of one operation, or of a group of operations.
 
     Attributes:
-        flops: floating-point operations. An add, a multiply or a comparison counts one, a fused
-            multiply-add two. A complex operation counts its real operations.
+        flops: floating-point operations. An add, a multiply and a comparison count one each, and a fused multiply-add
+            counts two. A complex operation counts its real operations.
         transcendentals: evaluations of exp, log, sqrt, sin, pow, erf and similar functions. These are not in `flops`.
         integer_ops: operations on integers and booleans.
-        bytes: bytes read and written without fusion. A rule may return None: each operand and each result
-            then counts once, and a scalar literal does not count.
-        launches: kernels. An operation that moves no bytes launches none.
+        bytes: bytes read and written without fusion. If a rule returns None, each operand and each result counts once,
+            except scalar literals.
+        launches: number of kernels; 0 for an operation that moves no bytes.
     """
 
     flops: int = 0
@@ -39,7 +39,7 @@ class OperationCounts(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """An equation, as its rule reads it: operands, results and parameters."""
+    """The operands, results and parameters of an equation."""
 
     inputs: Sequence[Aval]
     outputs: Sequence[Aval]
@@ -59,32 +59,32 @@ class Rule(NamedTuple):
 
     #: The name under which a profile sums the operation.
     family: str
-    #: The number of computations, the cost of each for real and complex numbers, and the operand that decides the kind.
+    #: The number of computations, the cost of each for real and complex numbers, and the operand that picks the cost.
     times: Callable[[Operation], int] | None = None
     real: Pair = (1, 0)
     in_complex: Pair = (2, 0)
     of: int = 0
     #: Bytes, if they differ from the sum over operands and results.
     moved: Callable[[Operation], int] | None = None
-    #: A function that gives all counts instead; None for an operation without known counts.
+    #: A function that gives all counts instead; it returns None if the counts are unknown.
     said: Callable[[Operation], OperationCounts | None] | None = None
-    #: The number of leading operands that must be in memory, None for all. Others may be computed inside the kernel.
+    #: The number of leading operands that must be in memory; None means all. The kernel may compute other operands.
     in_memory: int | None = None
-    #: Whether the result must be in memory. Otherwise readers may compute it inside their kernel.
+    #: Whether the result must be in memory. Otherwise readers may compute the result inside their kernel.
     writes_memory: bool = True
     #: Whether the result may reuse the memory of an operand without later readers.
     in_place: bool = False
-    #: Whether compilers store the result for several readers. Other results are recomputed by each reader.
+    #: Whether compilers store the result if it has several readers. Otherwise each reader computes the result again.
     costly: bool = False
-    #: Whether the operation reads as many bytes of its first operand as it gives.
+    #: Whether the operation reads only as many bytes of its first operand as the result has.
     reads_part: bool = False
     #: Scratch bytes.
     workspace: Callable[[Operation], int] | None = None
-    #: For each operand, whether it is read in another memory order.
+    #: For each operand: whether the operation reads the operand in another memory layout.
     reorders: Callable[[Operation], Sequence[bool]] | None = None
-    #: The number of pieces that are computed one by one: matrices, products of a batch, transforms.
+    #: The number of pieces that are computed one after another: matrices, matrix products or transforms.
     pieces: Callable[[Operation], int] | None = None
-    #: Further counts by operation of the vocabulary, or counts that replace the own ones.
+    #: Further counts by operation. A count under the operation's own name replaces the default count.
     also: Callable[[Operation], Mapping[str, int]] | None = None
 
     def counts(self, op: Operation) -> OperationCounts | None:
@@ -97,7 +97,7 @@ class Rule(NamedTuple):
 
 
 def arithmetic(aval: Aval, times: int, real: Pair = (1, 0), in_complex: Pair = (2, 0)) -> OperationCounts:
-    """Return the counts of so many computations on numbers of a dtype."""
+    """Return the counts of `times` computations on numbers with the dtype of `aval`."""
     kind = number_kind(aval.dtype)
     if kind == "integer":
         return OperationCounts(integer_ops=times * sum(real))
@@ -106,7 +106,7 @@ def arithmetic(aval: Aval, times: int, real: Pair = (1, 0), in_complex: Pair = (
 
 
 def names(text: str) -> frozenset[str]:
-    """Return the words of a text as a set of names of primitives."""
+    """Split a text into a set of names."""
     return frozenset(text.split())
 
 
@@ -116,7 +116,7 @@ def elements(aval: Aval) -> int:
 
 
 def nbytes(*avals: Aval) -> int:
-    """Return the bytes of operands. A random key counts its words, a token counts 0."""
+    """Return the total bytes of operands. A random key counts its words, a token counts 0."""
     return sum(elements(aval) * aval.dtype.itemsize for aval in avals if getattr(aval, "shape", None) is not None)
 
 
@@ -135,7 +135,7 @@ def is_real_on_one_side(op: Operation) -> bool:
 
 # --- Elementwise work, reductions, moving and indexing, random numbers, calls out of the program -----------
 
-#: Names -> (FLOP, transcendentals) of a real element, then of a complex element.
+#: By names: (FLOP, transcendentals) for a real element, then for a complex element.
 _ELEMENTWISE: Mapping[str, tuple[Pair, Pair]] = {
     "add sub add_any neg max min eq ne lt le gt ge eq_to lt_to le_to is_finite": ((1, 0), (2, 0)),
     "floor ceil round rem nextafter reduce_precision conj and or xor not population_count clz mulhi "
@@ -164,12 +164,12 @@ _COSTLY = names(
     "exp exp2 expm1 log log1p tanh logistic sqrt rsqrt cbrt div rem pow erf erfc erf_inv atan2 tan asin acos atan sinh "
     "cosh asinh acosh atanh lgamma digamma polygamma zeta bessel_i0e bessel_i1e"
 )
-#: Special functions that XLA computes by iterating over whole arrays until every element has converged -> the values
-#: that each element keeps during the iteration.
+#: Special functions that XLA computes by iterating over whole arrays until every element has converged. The number says
+#: how many values each element stores during the iteration.
 _ITERATED = {
     **{"igamma": 25, "igammac": 25, "igamma_grad_a": 38, "random_gamma_grad": 35, "regularized_incomplete_beta": 9}
 }
-#: Names -> FLOP of reducing one more real element, then one more complex element.
+#: By names: (FLOP, transcendentals) for each further real element, then for each further complex element.
 _COMBINE: Mapping[str, tuple[Pair, Pair]] = {
     **dict.fromkeys(("sum", "max", "min"), ((1, 0), (2, 0))),
     "prod": ((1, 0), (6, 0)),
@@ -196,7 +196,7 @@ def _integer_pow(op: Operation) -> OperationCounts:
 
 
 def _each(op: Operation) -> int:
-    """Return the operations of combining two elements. Each equation of a general reduction's function counts one."""
+    """Return the number of operations that combine two elements: a general reduction counts its equations."""
     return len(op.params["jaxpr"].eqns) if "jaxpr" in op.params else 1
 
 
@@ -207,26 +207,26 @@ def _cumulated(op: Operation) -> int:
 
 
 def _gamma(op: Operation) -> OperationCounts:
-    """Count one accepted trial of Marsaglia and Tsang (2000): a normal and a uniform number, two logs, cube, power."""
+    """Count one accepted trial of Marsaglia and Tsang's method (2000), including a normal and a uniform number."""
     samples = elements(op.result)
     return OperationCounts(14 * samples, 4 * samples, 2 * _THREEFRY_OPS * samples)
 
 
 def _random(ops_per_block: int, words: int = 1) -> Rule:
-    """Return the rule of a generator whose blocks give so many elements each."""
+    """Return the rule of a random generator. Each block of the generator gives `words` elements."""
     return Rule(
         "random", said=lambda op: OperationCounts(integer_ops=sum(map(elements, op.outputs)) * ops_per_block // words)
     )
 
 
 def _random_bits(op: Operation) -> OperationCounts:
-    """Count one Threefry block for each element of two words. Other generators count as Philox."""
+    """Count one Threefry block for each element. Other generators count as Philox."""
     is_threefry = "fry" in str(op.operand.dtype)
     return OperationCounts(integer_ops=elements(op.result) * (_THREEFRY_OPS + 1 if is_threefry else _PHILOX_OPS))
 
 
 def _written(index: int, combine: tuple[Pair, Pair] | None = None) -> Rule:
-    """Count in-place updates as written bytes. Combining updates also reads the old values."""
+    """Return the rule of an in-place update, which moves only updated bytes. Combining also reads the old values."""
     passes = 2 if combine is None else 3
     return Rule(
         "scatter",
@@ -246,7 +246,7 @@ def _scatter(combine: tuple[Pair, Pair] | None = None) -> Rule:
 
 
 def _combining(op: Operation) -> OperationCounts:
-    """Count one operation for each element of one device's part."""
+    """Count one operation for each element on a single device."""
     counts = [arithmetic(aval, elements(aval)) for aval in op.inputs]
     return OperationCounts(sum(c.flops for c in counts), 0, sum(c.integer_ops for c in counts))
 
@@ -266,11 +266,11 @@ _REDUCTION = Rule(  # `n - 1` operations for `n` elements
 #: Bytes of a gather: the result twice, and the indices.
 _TOUCHING = Rule("gather", moved=lambda op: 2 * nbytes(*op.outputs) + nbytes(*op.inputs[1:]))
 _GATHER = _TOUCHING._replace(in_memory=0, writes_memory=False, reads_part=True)
-#: Bytes of the partial results of blocks, and of their copy for other axes.
+#: Scratch: the partial results of blocks, and a copy of these if the array has several axes.
 _CUMULATIVE = Rule("cumulative", _cumulated, workspace=lambda op: (1 + (len(op.result.shape) > 1)) * nbytes(op.result))
-#: `size - 1` operations for each window, including padding.
+#: `size - 1` operations for each window of `size` elements, including padding.
 _WINDOW = Rule("window", lambda op: _results(op) * max(math.prod(op.params["window_dimensions"]) - 1, 0) * _each(op))
-#: For each window: comparisons of its elements, and one add of the source.
+#: For each window: comparisons of the elements, and one add of the source.
 _SELECTION = Rule("window", lambda op: min(map(elements, op.inputs[:2])) * math.prod(op.params["window_dimensions"]))
 
 
@@ -289,7 +289,7 @@ _TABLE: Mapping[str, Rule] = {
     "broadcast_in_dim concatenate pad select_n convert_element_type bitcast_convert_type iota copy copy_p real imag "
     "complex split stack unstack tile device_put empty empty2 new_ref freeze random_clone": _MOVED,
     "slice": _MOVED._replace(reads_part=True),
-    # The results have another memory order, so they never reuse the operand's memory.
+    # The results have another memory layout, so they never reuse the operand's memory.
     "transpose rev": _MOVED._replace(in_place=False),
     "reduce argmax argmin": _REDUCTION,
     "gather": _GATHER._replace(

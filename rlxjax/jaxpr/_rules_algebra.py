@@ -1,8 +1,8 @@
 """Rules of products, convolutions, Fourier transforms, sorting and linear algebra.
 
 FLOP of factorisations are the leading orders in textbooks, rounded down: LAPACK Working Note 41 for direct algorithms;
-Golub and Van Loan, Matrix Computations (4th edition), for iterative ones. A complex multiply-add counts as four real
-ones.
+Golub and Van Loan, Matrix Computations (4th edition), for iterative algorithms. A complex multiply-add counts as four
+real multiply-adds.
 """
 
 import math
@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 
 from ._rules import Operation, Rule, elements, is_real_on_one_side, nbytes
 
-#: A longer transform counts as long.
+#: A transform of more points counts as long.
 _LONG = 2**13
-#: The most channels of a short vector.
+#: The number of channels in a vector load.
 _VECTOR = 4
-#: Prime factors with special FFT code; the relative cost of a step for another factor; and the relative cost of
-#: Bluestein's algorithm (1970), in steps of a smooth transform.
+#: The largest prime factor with special FFT code; the relative cost of a step for a larger factor; the relative cost of
+#: a step in Bluestein's algorithm (1970).
 _WRITTEN_OUT, _OTHER_FACTOR, _BLUESTEIN = 5, 1.1, 3.0
 
 
@@ -31,7 +31,7 @@ def _dot(op: Operation) -> int:
 
 
 def _product_reads(op: Operation) -> dict[str, int]:
-    """Return counts of products, packed elements and results. Products with a vector have counts of their own."""
+    """Return the counts of matrix products, packed elements and results. Products with a vector count separately."""
     (left, _), _ = op.params["dimension_numbers"]
     shared, count = math.prod(op.operand.shape[axis] for axis in left), _products(op)
     sides = [elements(aval) // max(shared * count, 1) for aval in op.inputs[:2]]
@@ -42,7 +42,7 @@ def _product_reads(op: Operation) -> dict[str, int]:
 
 
 def _reordered(op: Operation) -> list[bool]:
-    """Whether an operand's batch axes are not first, or its contracted axes lie between other axes."""
+    """Return for each operand whether batch axes are not first, or contracted axes lie between other axes."""
     reordered = []
     for aval, axes, batch in zip(op.inputs, *op.params["dimension_numbers"], strict=True):
         first, end = len(batch), len(aval.shape)
@@ -60,7 +60,7 @@ def _ragged_dot(op: Operation) -> int:
 
 
 def _window(op: Operation) -> list[tuple[int, ...]]:
-    """Return for each axis of a window: positions, taps, elements, stride, holes, dilation and leading padding."""
+    """Return a tuple for each axis: positions, taps, elements, stride, holes, dilation and leading padding."""
     numbers, params, (operand, kernel) = op.params["dimension_numbers"], op.params, op.inputs
     specs = numbers.out_spec[2:], numbers.rhs_spec[2:], numbers.lhs_spec[2:]
     steps = params["window_strides"], params["lhs_dilation"], params["rhs_dilation"], params["padding"]
@@ -71,7 +71,7 @@ def _window(op: Operation) -> list[tuple[int, ...]]:
 
 
 def _convolution(op: Operation) -> int:
-    """Count one for each result, tap and input channel of a group. Padding counts, holes do not."""
+    """Count one for each result, tap and input channel of a group, including padding but not holes."""
     numbers = op.params["dimension_numbers"]
     products = op.inputs[1].shape[numbers.rhs_spec[1]]
     products *= math.prod(op.result.shape[axis] for axis in numbers.out_spec[:2])
@@ -86,14 +86,14 @@ def _convolution(op: Operation) -> int:
 
 
 def _runs(op: Operation) -> int:
-    """Return the contiguous runs that a convolution reads: one for each position, group and row of the window."""
+    """Return the number of contiguous runs read: one for each image, group, position and row of the window."""
     axes, images = _window(op), op.result.shape[op.params["dimension_numbers"].out_spec[0]]
     positions, rows = math.prod(axis[0] for axis in axes), math.prod(axis[1] for axis in axes[:-1])
     return images * op.params["feature_group_count"] * positions * rows
 
 
 def _window_reads(op: Operation) -> dict[str, int]:
-    """Return the vector loads of a convolution's runs, and the loads of windows over an edge."""
+    """Return the numbers of runs and of vector loads of a convolution, and the loads of windows that cross an edge."""
     axes, channels = _window(op), op.inputs[1].shape[op.params["dimension_numbers"].rhs_spec[1]]
     runs = inside = _runs(op)
     for positions, taps, size, stride, hole, dilation, before in axes:
@@ -105,7 +105,7 @@ def _window_reads(op: Operation) -> dict[str, int]:
 
 
 def _channels_last(op: Operation) -> int:
-    """Count copies of operands in another layout than (batch, space, channels), kernels (space, in, out)."""
+    """Return the bytes of arrays whose layout is not (batch, space, channels), or (space, in, out) for a kernel."""
     numbers, last = op.params["dimension_numbers"], len(op.result.shape) - 1
     image, kernel = (0, last, *range(1, last)), (last, last - 1, *range(last - 1))
     specs = map(tuple, (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec))
@@ -114,7 +114,7 @@ def _channels_last(op: Operation) -> int:
 
 
 def _fft(op: Operation) -> int:
-    """Return `5 n log2 n` FLOP for n complex points (Cooley and Tukey, as FFTW counts), half for a real side."""
+    """Return `5 n log2 n` FLOP for n complex points (Cooley and Tukey, as FFTW counts), half if one side is real."""
     points = math.prod(op.params["fft_lengths"])
     half_flops = (1 if is_real_on_one_side(op) else 2) * 5 * points
     return _points(op) // points * round(half_flops * math.log2(points) / 2) if points else 0
@@ -130,7 +130,7 @@ def _transforms(op: Operation) -> int:
 
 
 def _fft_steps(op: Operation) -> dict[str, int]:
-    """Return the points of an FFT times the sum of its lengths' prime factors, half for a real side."""
+    """Return the points of an FFT times the sum of its lengths' prime factors, half with real input or output."""
     steps = _points(op) * sum(map(_steps_of_a_point, op.params["fft_lengths"]))
     steps = round(steps / 2 if is_real_on_one_side(op) else steps)
     is_long = max(op.params["fft_lengths"], default=1) > _LONG
@@ -138,7 +138,7 @@ def _fft_steps(op: Operation) -> dict[str, int]:
 
 
 def _steps_of_a_point(length: int) -> float:
-    """Return the sum of a length's prime factors, or the equivalent of Bluestein's algorithm if that is less."""
+    """Return the sum of a length's prime factors, or the equivalent for Bluestein's algorithm if this is smaller."""
     smooth_log2 = (2 * length - 1).bit_length()
     of_bluestein = _BLUESTEIN * smooth_log2 * 2**smooth_log2 / length
     total, factor = 0.0, 2
@@ -152,7 +152,7 @@ def _steps_of_a_point(length: int) -> float:
 
 
 def _matrix(flops: Callable[[Operation], int], copies: bool = False, operand: int = 0) -> Rule:
-    """Return the rule of a factorisation: FLOP of one matrix times the batch. Some libraries copy the matrix first."""
+    """Return the rule of a factorisation with the FLOP of a matrix; `copies` if the library first copies the matrix."""
     return Rule(
         "linear algebra",
         lambda op: math.prod(op.inputs[operand].shape[:-2]) * flops(op),
@@ -170,14 +170,14 @@ def _lu_flops(op: Operation) -> int:
 
 
 def _householder_flops(op: Operation, n: int | None = None, k: int | None = None) -> int:
-    """Count k reflectors of an m by n matrix, for R or for Q; by default as many as fit."""
+    """Count the FLOP of k reflectors of an m by n matrix, for R or for Q; by default k = min(m, n)."""
     m, columns = op.operand.shape[-2:]
     n, count = n or columns, min(m, columns) if k is None else k
     return (12 * m * n * count - 6 * (m + n) * count**2 + 4 * count**3) // 3
 
 
 def _svd_flops(op: Operation) -> int:
-    """Return the FLOP of Golub and Reinsch (Golub and Van Loan, figure 8.6.1)."""
+    """Return the FLOP of Golub and Reinsch's algorithm (Golub and Van Loan, figure 8.6.1)."""
     n, m = sorted(op.operand.shape[-2:])
     if not op.params.get("compute_uv", True):
         return (12 * m * n**2 - 4 * n**3) // 3
@@ -199,7 +199,7 @@ def _ormqr_flops(op: Operation) -> int:
 
 
 _PRODUCT = Rule("matmul", _dot, (2, 0), (8, 0))
-#: `n max(1, ceil(log2 k))` comparisons: a heap of k.
+#: `n max(1, ceil(log2 k))` comparisons, for a heap of k elements.
 _TOP_K = Rule("sort", lambda op: elements(op.operand) * max((max(op.params["k"], 1) - 1).bit_length(), 1))
 #: Rules by the name of the primitive.
 RULES: Mapping[str, Rule] = {
@@ -231,11 +231,11 @@ RULES: Mapping[str, Rule] = {
     "geqp3": _matrix(_householder_flops),
     "householder_product": _matrix(lambda op: _householder_flops(op, k=op.inputs[1].shape[-1])),
     "ormqr": _matrix(_ormqr_flops),
-    # The operand in another order; a destroyed operand also needs space for the results.
+    # Scratch: a copy of the operand in another layout, or the results if these are larger.
     "svd": _matrix(_svd_flops)._replace(workspace=lambda op: max(nbytes(op.operand), nbytes(*op.outputs))),
-    # n**2 for each right side, along either axis of the second operand.
+    # n**2 for each right side; the second operand has n elements for each right side.
     "triangular_solve": _matrix(lambda op: math.prod(op.inputs[1].shape[-2:]) * op.operand.shape[-1], copies=True),
-    # The Thomas algorithm takes 8 n for each right side.
+    # The Thomas algorithm takes 8 n FLOP for each right side.
     "tridiagonal_solve": _matrix(lambda op: 8 * math.prod(op.inputs[3].shape[-2:]), operand=3),
     # A rotation of two numbers for each element of the triangle.
     "cholesky_update": _matrix(lambda op: 3 * op.operand.shape[-1] ** 2),

@@ -10,27 +10,25 @@ from ._kernels import kernel_bytes
 from ._rules import OperationCounts
 
 NONE = OperationCounts(bytes=0, launches=0)
-#: Trip counts of loops with unknown trips: by source line, or in order of appearance.
+#: Trip counts that the user gives: by source line, or in order of appearance.
 TripCounts = Mapping[str, int | None] | Sequence[int | None]
 #: Keys of single counts. Other keys are (word, name, position of the count).
 SYNC_POINTS, FUSED_BYTES, CYCLES = ("sync points", "", 0), ("fused bytes", "", 0), ("cycles", "", 0)
-#: Cycles of products, and of kernels that a compiler implements by special code.
+#: Cycles of matrix products, and of other kernels with special code.
 OWN_CYCLES = ("own cycles", "", 0)
-#: Iterations of loops, and branch decisions.
+#: Loop iterations, and choices of a branch.
 TRIPS = ("trips", "", 0)
-#: First words of the keys of exchanges, and of products by their kind.
-EXCHANGE, PRODUCT = "exchange", "product"
-#: First word of the keys of custom kernels, whose authors declare the counts.
-CUSTOM = "custom"
+#: First words of the keys of exchanges, of products by kind, and of custom kernels (whose authors declare the counts).
+EXCHANGE, PRODUCT, CUSTOM = "exchange", "product", "custom"
 
 
 class UnknownLoop(NamedTuple):
-    """A `while` whose number of trips depends on data.
+    """A `while_loop` whose trip count depends on data.
 
     Attributes:
         line: source line of the loop.
-        starts: number of starts; None inside another unknown loop.
-        per_trip: counts of one iteration (body and condition), without inner unknown loops.
+        starts: number of times that the loop starts; None if the loop is inside another unknown loop.
+        per_trip: counts of one iteration (body and condition), without unknown loops inside the body.
     """
 
     line: str
@@ -43,7 +41,7 @@ class BranchSpread(NamedTuple):
 
     Attributes:
         line: source line of the conditional.
-        least: counts of the cheapest branch, compared by FLOP, then bytes.
+        least: counts of the cheapest branch; branches are compared by FLOP, then by bytes.
         most: counts of the most expensive branch.
     """
 
@@ -53,56 +51,54 @@ class BranchSpread(NamedTuple):
 
 
 class Trips:
-    """Trip counts of loops by order of appearance, with a record of the loops that needed a count."""
+    """The trip counts that the user gives, and a record of the loops that asked for a trip count."""
 
     def __init__(self, trip_counts: TripCounts | None) -> None:
         self._is_in_order = isinstance(trip_counts, Sequence) and not isinstance(trip_counts, str)
         if not (self._is_in_order or trip_counts is None or isinstance(trip_counts, Mapping)):
             raise ValueError(f"trip_counts: expected a mapping by line or a sequence of integers, got {trip_counts!r}")
         given: Any = dict(enumerate(trip_counts or ())) if self._is_in_order else trip_counts or {}
-        #: Trip counts by position or by line.
         self._given = {key: n if n is None else as_index(n, "trip_counts") for key, n in given.items()}
-        #: Lines of the loops that needed a count, the counts given, and the known trips by line of other loops.
+        #: (line, trip count) of the loops that asked for a trip count, and of the loops with a known trip count.
         self._asked: list[tuple[str, int | None]] = []
         self.read: list[tuple[str, int | None]] = []
 
     def next(self, line: str) -> int | None:
-        """Return the trips of the next loop, None if not given."""
+        """Return the trip count of the next loop; None if the user gives no count."""
         trips = self._given.get(len(self._asked) if self._is_in_order else line)
         self._asked.append((line, trips))
         return trips
 
     def by_line(self) -> dict[str, int]:
-        """Return the trips by line, for lines whose loops all have the same trips."""
+        """Return the trip count of each line whose loops all have the same trip count."""
         found: dict[str, set[int | None]] = {}
         for line, trips in (*self.read, *self._asked):
             found.setdefault(line, set()).add(trips)
         return {line: trips for line, (trips, *others) in found.items() if trips is not None and not others}
 
     def check_used(self) -> None:
-        """Refuse counts for absent loops, and too few counts."""
+        """Raise a `ValueError` if a given count matches no loop, or if a sequence has too few counts."""
         lines = [line for line, _ in self._asked]
         if self._is_in_order and len(self._given) != len(lines):
             where = f" ({', '.join(lines)})" if lines else ""
-            wanted = f"one for each of the {len(lines)} loops of unknown length{where}"
+            wanted = f"a count for each of the {len(lines)} loops of unknown length{where}"
             raise ValueError(f"trip_counts: expected {wanted}, got {len(self._given)}")
         if not self._is_in_order and (unused := self._given.keys() - lines):
-            raise ValueError(f"trip_counts: expected lines of {lines}, got {min(unused)!r}")
+            raise ValueError(f"trip_counts: expected lines of loops of unknown length, {lines}, got {min(unused)!r}")
 
 
 class Totals:
-    """Totals of one run of a jaxpr or of a part of a compiled program."""
+    """Totals of one run of a jaxpr, or of one run of a computation in a compiled program."""
 
     def __init__(self) -> None:
-        #: Counts by key.
         self.work: Counter[Any] = Counter()
-        #: For a compiled program: kernels by kind, and commands of a GPU's host.
+        #: For a compiled program: counts of kernels, and commands of a GPU's host.
         self.kernels: Counter[Any] = Counter()
         self.commands: Counter[str] = Counter()
-        #: Coverage by rules: each equation once, a loop's body once, bytes each time that they move.
+        #: Coverage by rules: equations and loop bodies count once, bytes count each time that they move.
         self.equations = self.static_ops = self.all_bytes = self.counted_bytes = 0
         self.uncosted: Counter[str] = Counter()
-        #: Starts of each loop with unknown trips; None inside another such loop.
+        #: The number of starts of each unknown loop; None inside another unknown loop.
         self.loop_starts: dict[int, int | None] = {}
         self.spreads: dict[str, BranchSpread] = {}
         #: Bytes of used arguments and constants, and of other memory at the peak.
@@ -135,7 +131,7 @@ class Totals:
                 own[key] += times * count
 
     def meet(self, other: "Totals", times: int | None) -> None:
-        """Add coverage: equations count once, bytes each time that they move. Unknown times (None) count once."""
+        """Add the coverage of a part that runs `times` times; None, an unknown number, counts as one time."""
         for number, starts in other.loop_starts.items():
             self.loop_starts[number] = 0 if times == 0 else starts and times and starts * times
         self.spreads.update(other.spreads)
@@ -147,7 +143,7 @@ class Totals:
         self.uncosted.update(other.uncosted)
 
     def add_loop(self, test: "Totals", turn: "Totals", trips: int | None, line: str, number: int) -> UnknownLoop:
-        """Add a loop; return its counts for one iteration. A loop of unknown trips only counts its first condition."""
+        """Add a loop, and return the counts of an iteration. An unknown loop adds only its first condition."""
         self.add(test, 1 + (trips or 0))
         if trips is None:
             self.meet(turn, None)
@@ -158,7 +154,7 @@ class Totals:
         return UnknownLoop(line, 0, summed(test.sums(), turn.sums()))
 
     def add_branches(self, branches: Sequence["Totals"], line: str) -> "Totals":
-        """Add the most expensive branch of a conditional, by FLOP, bytes, then launches; return the cheapest branch."""
+        """Add the most expensive branch (by FLOP, then bytes, then launches), and return the cheapest branch."""
 
         def order(branch: Totals) -> tuple[Any, ...]:  # a library call may read its bytes several times
             sums = branch.sums()

@@ -1,4 +1,4 @@
-"""The walk over a jaxpr: count each equation that does work, inside calls too, and multiply loops by trip counts."""
+"""The walk over a jaxpr: count each equation that does work, including calls, and multiply loops by trip counts."""
 
 import math
 from collections import Counter
@@ -28,10 +28,10 @@ from ._primitives import (
 from ._rules import CALLBACK, Operation, OperationCounts, Rule, elements, nbytes
 from ._totals import CUSTOM, FUSED_BYTES, NONE, SYNC_POINTS, TRIPS, Totals, Trips, UnknownLoop
 
-#: The most equations of a called jaxpr that are inlined; a larger jaxpr is one step, so that nested calls stay bounded.
+#: The most equations after calls are inlined. A call beyond this limit is a single step, which bounds nested calls.
 _MOST_INLINED = 100_000
 _UNCOSTED = Rule("uncosted", said=lambda op: None)
-#: The rules of a step that contains steps, and of a copy in another order of memory.
+#: The rule of a step that contains other steps, and the rule of a copy into another memory layout.
 _INNER, _REORDERED = Rule("", in_place=True), Rule("movement")
 
 
@@ -45,21 +45,21 @@ class _Placed(NamedTuple):
 
 
 class _Flat:
-    """A jaxpr with inlined calls, as equations between numbered buffers."""
+    """A jaxpr with inlined calls: equations that read and write numbered buffers."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
         self.placed: list[_Placed] = []
         self.constants: dict[int, int] = {}
-        #: Buffers made of literals alone: these need no memory.
+        #: Buffers computed from literals only; these need no memory.
         self.constant: set[int] = set()
-        #: The rule of the equation that makes each buffer; a fused result can have any order of memory.
+        #: The rule of the equation that makes each buffer; a fused result can have any memory layout.
         self.makers: dict[int, Rule] = {}
         #: Buffers that are read in another shape: no elementwise result reuses their memory.
         self.reshaped: set[int] = set()
-        #: Copies of arguments in another order of memory.
+        #: Copies of arguments in another memory layout.
         self.copies: dict[int, int] = {}
-        #: Buffers of one number that is known before the program runs.
+        #: The numbers in buffers of a single element, if these are known before the program runs.
         self.known: dict[int, Number] = {}
         #: The number of equations that move nothing.
         self.free_equations = 0
@@ -128,14 +128,14 @@ class Walk:
         flat, totals = _Flat(), Totals()
         inputs = [flat.new(nbytes(var.aval)) for var in jaxpr.invars]
         flat.known.update(zip(inputs, known, strict=False))
-        # A loop of unknown length is identified by its line; totals without such a loop serve every caller.
+        # Unknown loops are identified by their line, so only totals without a `while` are the same for all callers.
         outputs = self._place(jaxpr, inputs, flat, self._line if self._size(jaxpr)[1] else UNKNOWN_LINE)
         kept = [buffer for buffer in outputs if isinstance(buffer, int)]
         given = [*inputs, *flat.constants.values()]
         totals.equations = flat.free_equations
         steps = [self._step(placed, flat, totals) for placed in _used(flat.placed, kept)]
         steps = folded(steps, flat.constant, {*kept})
-        # Compilers put an argument into the needed order of memory once.
+        # Compilers copy an argument into the needed memory layout only once.
         steps[:0] = [
             Step(None, _REORDERED, (old,), (new,), (old,), 0, work=reordering(flat.sizes[old]))
             for old, new in flat.copies.items()
@@ -297,7 +297,7 @@ class Walk:
         mark_looped(result.work)
 
     def _told_trips(self, params: Mapping[str, Any], known: Sequence[Number]) -> int | None:
-        """Return the trip count of a `while` whose test depends on known numbers alone, else None."""
+        """Return the trip count of a `while` whose test depends on known numbers only; else None."""
         flat, of_test = _Flat(), params["cond_nconsts"]
         operands = [flat.new(0) for _ in known]
         carried = of_test + params["body_nconsts"]
@@ -331,7 +331,7 @@ class Walk:
         branches = [self.totals(opened(branch), known=known) for branch in possible]
         least = result.add_branches(branches, line)
         result.work[TRIPS] += 1
-        # Beside an empty branch, the others are an error check: their callbacks do not run in a call that succeeds.
+        # If one branch is empty, the others report an error: their callbacks do not run in a call that succeeds.
         deciding = branches if any(least.sums()[:4]) else [least]
         result.work[SYNC_POINTS] = max(branch.work[SYNC_POINTS] for branch in deciding)
         result.temp_bytes = max(branch.temp_bytes for branch in branches)
@@ -343,7 +343,7 @@ def _used(placed: Sequence[_Placed], outputs: Iterable[int]) -> list[_Placed]:
     for each in reversed(placed):
         effects = any(type(effect).__name__ != "NamedAxisEffect" for effect in each.equation.effects)
         if effects or not needed.isdisjoint(each.writes):
-            if each.equation.primitive.name == "scan":  # an unused stack is not kept
+            if each.equation.primitive.name == "scan":  # an unused stacked output is not stored
                 _, carried = scan_layout(each.equation)
                 kept = (buffer for buffer in each.writes[carried:] if buffer in needed)
                 each = each._replace(writes=(*each.writes[:carried], *kept))

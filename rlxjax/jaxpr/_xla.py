@@ -1,4 +1,4 @@
-"""Counts of a program that XLA compiled: kernels, bytes and exchanges, read from its text for CPU, TPU and GPU."""
+"""Counts of a program that XLA compiled: kernels, bytes and exchanges, read from XLA's text for a CPU, TPU or GPU."""
 
 import re
 from collections import Counter
@@ -15,7 +15,7 @@ from ._totals import CYCLES, EXCHANGE, OWN_CYCLES, PRODUCT, Totals, UnknownLoop
 from ._xla_kernels import GpuProgram, add_kernels, end_row, products_of, unknown_targets
 from ._xla_text import COLLECTIVES, ENDS, NOTHING, TRANSFERS, Computation, Instruction, computations, frame_lines
 
-#: Operations that a TPU's compiler implements by code of its own.
+#: Operations that a TPU's compiler implements with special code.
 _OWN = names("reduce-window select-and-scatter sort scatter gather rng-bit-generator fft cholesky triangular-solve")
 #: Custom calls that only give another view of memory.
 _VIEWS = ("ConcatBitcast", "AllocateBuffer")
@@ -29,22 +29,18 @@ _DIRECTION = re.compile(r"\bdirection=(\w+)")
 _INTEGERS = {"pred": np.dtype(bool)} | {
     f"{'su'[kind == 'u']}{8 * size}": np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)
 }
-#: Opcodes that may act on a loop counter, as names of primitives. The direction names a comparison.
+#: The primitive for each opcode that may act on a loop counter; the attribute `direction` names comparisons.
 _SCALARS = dict.fromkeys(("copy", "bitcast", "convert", "copy-done", "copy-start", "reshape"), "copy") | {"add": "add"}
 
 
 class CompiledProgram:
-    """The counts of a compiled program, and the parts of the program for which XLA estimates no cycles.
-
-    `trips` gives the iterations of loops whose text does not say them, by source line. On a TPU, instructions on
-    single numbers are no kernels. A text of an unknown form raises a `ValueError`.
-    """
+    """The counts of a compiled program. `trips` holds trip counts by source line for loops whose text states none."""
 
     def __init__(self, text: str, trips: Mapping[str, int], platform: str = "cpu", devices: int = 1) -> None:
-        #: Loops of unknown iterations. `loops` counts all loops except those of exactly one iteration.
+        #: Loops with unknown trip counts, and the number of loops except loops with a single iteration.
         self.unknown_loops: list[UnknownLoop] = []
         self.loops = 0
-        #: Targets of custom calls, in order. `no_cycles` names kinds of kernels without an estimate of cycles.
+        #: Targets of custom calls, in order, and kinds of kernels for which XLA estimates no cycles.
         self.custom_calls: dict[str, None] = {}
         self.no_cycles: dict[str, None] = {}
         self._trips, self._platform, self._devices = trips, platform, devices
@@ -62,7 +58,7 @@ class CompiledProgram:
         self.cycles, self.own_cycles = self.totals.work[CYCLES], self.totals.work[OWN_CYCLES]
         #: Collectives by name: launches, and the bytes that one device reads and writes.
         self.collectives = {name: row for name, row in self.totals.rows("family").items() if name in COLLECTIVES}
-        #: The same collectives as exchanges: the devices that take part, and the work that overlaps.
+        #: The same collectives, with the devices that take part and the work that overlaps.
         self.exchanges = tuple(
             name._replace(times=times) for (what, name, _), times in self.totals.work.items() if what == EXCHANGE
         )
@@ -70,7 +66,7 @@ class CompiledProgram:
         self.products = {name: flop for (what, name, _), flop in self.totals.work.items() if what == PRODUCT}
         starts = self.totals.loop_starts
         self.unknown_loops = [loop._replace(starts=starts.get(i, 0)) for i, loop in enumerate(self.unknown_loops)]
-        #: Kernels and launches of one call. On a TPU the kernels are those without an estimate of cycles.
+        #: Kernels and launches of one call. On a TPU, only kernels without an estimate of cycles.
         self.gpu = GpuProgram(
             len(entry.parameters),
             results,
@@ -80,14 +76,9 @@ class CompiledProgram:
             unknown=unknown_targets(self.custom_calls),
         )
 
-    def _count(self, name: str) -> Totals:
+    def _count(self, name: str, added_to: Totals | None = None) -> Totals:
         """Return the counts of one run of a computation."""
-        totals = Totals()
-        self._run(name, totals)
-        return totals
-
-    def _run(self, name: str, totals: Totals) -> None:
-        computation = self._computations[name]
+        computation, totals = self._computations[name], added_to or Totals()
         begun: dict[str, tuple[Exchange, list[int]]] = {}
         for instruction in computation.instructions.values():
             opcode = instruction.opcode
@@ -95,9 +86,12 @@ class CompiledProgram:
                 self._add(instruction, computation, totals)
             if self._devices > 1 and opcode not in NOTHING:
                 self._exchange(instruction, computation, totals, begun)
-        for exchange, beside in begun.values():
-            totals.work[EXCHANGE, exchange._replace(**_beside(beside)), 0] += 1
+        for exchange, marks in begun.values():
+            cycles, moved, flop = (end - start for start, end in zip(marks[:3], marks[3:], strict=True))
+            beside = exchange._replace(beside_cycles=cycles, beside_bytes=moved, beside_flop=flop)
+            totals.work[EXCHANGE, beside, 0] += 1
         end_row(totals.commands)
+        return totals
 
     def _exchange(
         self,
@@ -106,19 +100,18 @@ class CompiledProgram:
         totals: Totals,
         begun: dict[str, tuple[Exchange, list[int]]],
     ) -> None:
-        """Record an exchange. Work between the first and the last instruction of its channel overlaps with it."""
+        """Record an exchange. Work between the first and last instruction of its channel overlaps with the exchange."""
         if instruction.opcode.endswith(ENDS):
             names = [name for name in instruction.operands if name in begun]
-            if names and instruction.opcode.endswith("-update"):  # which the end names
+            if names and instruction.opcode.endswith("-update"):  # the `-done` refers to its `-update`
                 begun[instruction.name] = begun.pop(names.pop())
         else:
             names = []
             for found, inside in collectives_in(instruction, computation, self._computations):
-                made = exchange_of(found, inside, instruction, self._devices)
-                if made is None:
+                if (made := exchange_of(found, inside, instruction, self._devices)) is None:
                     continue
                 exchange, channel = made
-                # Fusions of one channel are steps of one exchange. An end names its start.
+                # Fusions of the same channel are steps of the same exchange. A `-done` names its `-start`.
                 key = channel if instruction.opcode == "fusion" else instruction.name
                 if key in begun:
                     names.append(key)
@@ -128,7 +121,7 @@ class CompiledProgram:
             begun[name] = begun[name][0], begun[name][1][:3] + [*self._done(totals)]
 
     def _done(self, totals: Totals) -> tuple[int, int, int]:
-        """Return the cycles, bytes and FLOP of products that are counted so far."""
+        """Return the cycles, bytes and FLOP that are counted up to this point."""
         flop = sum(count for (what, *_), count in totals.work.items() if what == PRODUCT)
         rows = totals.rows("family").items()
         return totals.work[OWN_CYCLES], sum(row.bytes or 0 for name, row in rows if name not in COLLECTIVES), flop
@@ -147,7 +140,7 @@ class CompiledProgram:
         elif opcode in ("call", "call-start", "async-start") and (
             inside := called.get("to_apply", called.get("calls"))
         ):
-            self._run(inside, totals)
+            self._count(inside, totals)
         elif self._platform != "tpu" or not _is_scalar(instruction, computation):
             family = self._family(instruction)
             if family in _VIEWS:
@@ -194,12 +187,12 @@ class CompiledProgram:
             totals.add_kernels(test, 1)
 
     def _told_trips(self, loop: Instruction, outside: Computation) -> int | None:
-        """Return the iterations of a `while` that compares a counter with a constant; None for other loops."""
+        """Return the trip count of a `while` that compares a counter with a constant; None for other loops."""
         known: dict[Hashable, Number] = {}
         moves: dict[Hashable, Hashable] = {}
         sides: list[list[Scalar]] = []
         for side in (inside := [self._computations[loop.called[way]] for way in ("condition", "body")]):
-            carried: dict[str, Hashable] = {}  # position of a carried value, by the name that reads it
+            carried: dict[str, Hashable] = {}  # the position of a carried value, by the name that reads the value
             sides.append([])
             for name, each in side.instructions.items():
                 reads = [carried.get(operand, (len(sides), operand)) for operand in each.operands]
@@ -237,14 +230,8 @@ class CompiledProgram:
         return opcode.removesuffix("-start")
 
 
-def _beside(marks: list[int]) -> dict[str, int]:
-    """Return the cycles, bytes and FLOP between two marks, by the names of an exchange's fields."""
-    names = ("beside_cycles", "beside_bytes", "beside_flop")
-    return {name: end - start for name, start, end in zip(names, marks[:3], marks[3:], strict=True)}
-
-
 def _is_scalar(instruction: Instruction, computation: Computation) -> bool:
-    """Whether an instruction only works on single numbers, such as a loop counter."""
+    """Whether an instruction works only on single numbers, such as a loop counter. A TPU runs no kernel for these."""
     if instruction.opcode in ("fusion", "custom-call") or instruction.opcode.removesuffix("-start") in COLLECTIVES:
         return False
     return all(value.bytes <= 8 for value in (instruction, *computation.operands(instruction)))
@@ -255,7 +242,7 @@ def gpu_program(text: str, trips: Mapping[str, int] | None = None) -> GpuProgram
 
     Args:
         text: the result of `jax.stages.Compiled.as_text`.
-        trips: iterations by source line, for loops whose text does not say them. Other such loops count once.
+        trips: trip counts by source line, for loops whose text states none. Loops without a count run once.
 
     Raises:
         ValueError: the text has an unknown form.

@@ -18,25 +18,22 @@ from ._rules import Operation, OperationCounts, elements
 from ._totals import Totals
 from ._xla_text import NOTHING, Array, Computation, Instruction, fused_in
 
-#: The least number of consecutive commands that XLA groups into one CUDA graph.
+#: The least number of consecutive commands that XLA groups into a CUDA graph.
 GRAPH_COMMANDS = 5
 #: The most samples of an FFT that one pass over memory transforms.
 PASS_SAMPLES = 2**13
 #: Kernels of a radix sort for each byte of a key, and kernels before the first byte.
 DIGIT_KERNELS, COUNTING_KERNELS = 2, 2
-#: Thresholds from which XLA calls a library's radix sort on a card that is present, by bytes of a key (from XLA's own
-#: timings on an H100): the least length of a single row; the least length of several rows; the least number of rows of
-#: length 2**17. Shorter rows need more rows.
+#: If a GPU is present, XLA calls a library's radix sort above these thresholds (XLA's own timings on an H100). By bytes
+#: of a key: length of a single row; length of several rows; number of rows of length 2**17 (more if rows are shorter).
 SORTED_BY_DIGITS = {1: (0, 1300, 4), 2: (2**9, 2**12, 10), 4: (22_000, 2**13, 26), 8: (2**17, 2**14, 55)}
 
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
 _BATCHED = re.compile(r'lhs_batch_dim(?:s=\{|ensions":\[)([\d,"]*)')
-_HIGHEST = re.compile(r"operand_precision(?:=\{|\":\[\")(highest)", re.IGNORECASE)
 _PRECISION = re.compile(r"operand_precision(?:=\{|\":\[\")(\w+)", re.IGNORECASE)
-_LABELS = re.compile(r"\bdim_labels=\w+_(\w+)->")
 _WINDOW = re.compile(r"\bwindow=\{size=([\dx]+)")
 _WHOLE_WINDOW, _FIELD = re.compile(r"\bwindow=\{([^}]*)\}"), re.compile(r"(\w+)=(\S+)")
-_ALL_LABELS = re.compile(r"\bdim_labels=(\w+?)_(\w+?)->(\w+)")
+_LABELS = re.compile(r"\bdim_labels=(\w+?)_(\w+?)->(\w+)")
 _FFT = re.compile(r"\bfft_type=(\w+), fft_length=\{([\d,]*)\}")
 _DIMENSIONS = re.compile(r"\bdimensions=\{([\d,]*)\}")
 _SLICES = re.compile(r"\bslice_sizes=\{([\d,]*)\}")
@@ -47,7 +44,7 @@ def _pairs(text: str) -> dict[str, str]:
     return {name: other for name, _, other in (pair.partition("=") for pair in text.split())}
 
 
-#: Names of primitives by opcode, where the names differ, and by parts of custom call targets.
+#: Names of primitives by opcode, if the names differ, and by parts of the targets of custom calls.
 _PRIMITIVES = _pairs(
     "exponential=exp exponential-minus-one=expm1 log-plus-one=log1p sine=sin cosine=cos power=pow negate=neg "
     "subtract=sub multiply=mul divide=div remainder=rem maximum=max minimum=min compare=eq select=select_n "
@@ -61,7 +58,7 @@ _LIBRARY = _pairs(
     "orgqr=householder_product ungqr=householder_product ormqr=ormqr unmqr=ormqr syev=eigh heev=eigh geev=eig "
     "gesvd=svd gesdd=svd cudnn$conv=conv_general_dilated cublas=dot_general"
 )
-#: Kinds of products, each with a peak rate of its own, and the operations that count as products.
+#: Kinds of products, each with its own peak rate, and the operations that count as products.
 PRODUCT_KINDS = ("byte", "half", "float32", "high", "exact", "float64")
 PRODUCT_OPERATIONS = ("dot_general", EXACT, "product_with_vector", "conv_general_dilated")
 #: A fused kernel takes the name of the first of these families that it contains.
@@ -78,16 +75,16 @@ class GpuProgram:
     Attributes:
         arguments: number of argument arrays.
         results: number of result arrays.
-        kernels: kernels that a call launches. Kernels in loops count once an iteration.
-        copies: copies among the kernels that no compiled kernel does.
-        calls: library calls among the kernels (cuBLAS, cuDNN, cuSOLVER).
-        convolutions: cuDNN calls among the library calls.
-        graphs: launches of CUDA graphs.
-        grouped: kernels that CUDA graphs launch.
-        forks: kernels outside of graphs that run on a second stream, beside the next kernels.
-        readbacks: values that the host waits for: conditions, also those of loops with unknown iterations.
-        unknown_loops: loops with unknown iterations; each counts as one iteration.
-        unknown: targets of custom calls without a rule, in order. Only their results are counted.
+        kernels: kernels that a call launches. Kernels in loops count once per iteration.
+        copies: number of kernels that are copies outside compiled kernels, or steps of a library's sort.
+        calls: number of kernels that are library calls (cuBLAS, cuDNN, cuSOLVER).
+        convolutions: number of library calls that are cuDNN calls.
+        graphs: number of launches of CUDA graphs.
+        grouped: number of kernels that CUDA graphs launch.
+        forks: number of kernels outside CUDA graphs that run on a second stream, at the same time as later kernels.
+        readbacks: number of values that the host waits for: conditions of branches and of loops of unknown length.
+        unknown_loops: number of loops with unknown trip counts; each counts as one iteration.
+        unknown: targets of custom calls without a rule, in order; only the results of these calls count.
     """
 
     arguments: int
@@ -105,7 +102,7 @@ class GpuProgram:
 
     @property
     def launches(self) -> int:
-        """Launched kernels, including those in CUDA graphs."""
+        """The number of launched kernels, including kernels in CUDA graphs."""
         return int(self.kernels.launches.sum())
 
 
@@ -115,7 +112,7 @@ def unknown_targets(targets: Iterable[str]) -> tuple[str, ...]:
 
 
 def _library(target: str) -> str:
-    """Return the name of a custom call's rule, or its target where no rule is known."""
+    """Return the name of a custom call's rule, or the target if no rule is known."""
     return next((name for part, name in _LIBRARY.items() if part in target), target)
 
 
@@ -148,10 +145,10 @@ def add_kernels(
         if both := _bytes_by_digits(sort, place, computations, is_pair):
             add_kernel(totals.kernels, 2 * read, read, [copying(read, 4)])  # the copy of the keys
             by_digits, parts, read, written = True, [main._replace(counts={})], both, both
-    if by_digits:  # one pass over the data for each byte of a key, and one to count
+    if by_digits:  # one pass for each byte of a key, and one pass to count
         launches = DIGIT_KERNELS * main.itemsize + COUNTING_KERNELS
         read, written = ((main.itemsize + 1) * each // launches for each in (read, written))
-    elif main.family == "sort" and not target:  # the sort is in place, so XLA copies its operand first
+    elif main.family == "sort" and not target:  # XLA copies the operand first, and then sorts in place
         add_kernel(totals.kernels, 2 * read, read, [copying(read, 4)])
         is_copy = True
     elif transform:
@@ -162,15 +159,15 @@ def add_kernels(
     whole = sum(each.bytes for each in computation.operands(instruction)) + written
     for place in range(launches):
         add_kernel(totals.kernels, read + written, written, [main._replace(counts={})] if place else parts, whole)
-    if scaled := bool(transform and transform[1].startswith("I")):  # by cuBLAS
+    if scaled := bool(transform and transform[1].startswith("I")):  # cuBLAS scales the result
         add_kernel(totals.kernels, 2 * written, written, [Work("elementwise", "mul", 4, counts={"mul": written // 4})])
     is_call = bool(target) and main.family in ("matmul", "convolution", "linear algebra")
-    # CUB queries the card's properties before each launch, which takes as long as a copy.
+    # CUB queries the GPU's properties before each launch, which takes as long as a copy.
     commands.update(
         copies=launches if by_digits else int(is_copy), calls=is_call + scaled, convolutions=int("cudnn" in target)
     )
     forks = instruction.opcode.endswith("-start")
-    if main.family == "matmul" or (not target and main.family not in ("fft", "sort")):  # CUDA graphs may hold these
+    if main.family == "matmul" or (not target and main.family not in ("fft", "sort")):  # a CUDA graph may contain these
         commands.update({"row": 1, "row forks": forks})
     else:
         commands["forks"] += forks
@@ -180,23 +177,21 @@ def add_kernels(
 def _bytes_by_digits(
     sort: Instruction, inside: Computation, computations: Mapping[str, Computation], is_pair: bool
 ) -> int:
-    """Return the bytes of keys and values in one pass of a library's sort; 0 where XLA calls no library.
-
-    XLA calls a library only if a card is present. Indices that XLA adds to keep the order of equal keys do not count.
-    """
+    """Return the bytes of keys and values in one pass of a library's sort; 0 if XLA calls no library."""
+    # Indices that XLA adds to keep the order of equal keys do not count.
     arrays, is_numbered = [each.arrays[0] for each in inside.operands(sort)], inside.operands(sort)[-1].opcode == "iota"
     keys, *values = arrays[: len(arrays) - (is_numbered and len(arrays) > 1 + is_pair)]
     size, added = keys.itemsize, values[0].itemsize if values else 0
-    axes = re.search(rf"dimensions={{{len(keys.sizes) - 1}}}", sort.attributes)  # the last one alone
+    axes = re.search(rf"dimensions={{{len(keys.sizes) - 1}}}", sort.attributes)  # only the last axis
     length = max(keys.sizes[-1:], default=1)
     rows, (one, several, most) = keys.elements // max(length, 1), SORTED_BY_DIGITS.get(size, (math.inf,) * 3)
     is_enough = length > one if rows == 1 else length > several and rows > most * (2**17 / length) ** 0.25
     if not (axes and is_enough) or keys.kind[0] not in "bfsu" or len(values) > 1:
         return 0
     by = computations[sort.called["to_apply"]]
-    if any(each.inside == "nan" for each in by.instructions.values()):  # NaNs last: values packed with keys
+    if any(each.inside == "nan" for each in by.instructions.values()):  # NaNs come last: values are packed with keys
         is_known, added = not values or (size <= 4 and values[0].kind in ("s16", "s32")), max(size, added and 8)
-    else:  # a second key is no value
+    else:  # a second key does not count as a value
         are_places = is_numbered and len(arrays) == 2
         is_second_key = bool(values) and not are_places and by.parameters[2] in by.readers
         is_known = not is_second_key and (not values or keys.kind[0] == "u" or size == added == 4)
@@ -204,7 +199,7 @@ def _bytes_by_digits(
 
 
 def end_row(commands: Counter[str]) -> None:
-    """Count the consecutive commands as one CUDA graph, if they are enough."""
+    """Count the consecutive commands as a CUDA graph, if there are enough commands."""
     row, forks = commands.pop("row", 0), commands.pop("row forks", 0)
     # Joining a second stream takes one more command.
     graph = {"graphs": 1, "grouped": row} if row + forks >= GRAPH_COMMANDS else {"forks": forks}
@@ -223,7 +218,7 @@ def _aval(array: Array) -> jax.ShapeDtypeStruct:
 
 
 def _work(instruction: Instruction, computation: Computation, computations: Mapping[str, Computation]) -> Work:
-    """Return the work of an instruction, by the rule of the primitive with the same meaning."""
+    """Return the work of an instruction, from the rule of the primitive with the same meaning."""
     opcode, target = instruction.opcode.removesuffix("-start"), instruction.target
     name = _PRIMITIVES.get(opcode, opcode.replace("-", "_"))
     if target:
@@ -256,19 +251,19 @@ def _work(instruction: Instruction, computation: Computation, computations: Mapp
         "fft_lengths": sizes(_FFT),
         "k": outputs[0].shape[-1] if outputs[0].shape else 1,
         "dimension_numbers": ((sizes(_CONTRACTED), ()), (sizes(_BATCHED), ())),
-        "precision": "HIGHEST" if _HIGHEST.search(instruction.attributes) else None,
+        "precision": found[1].upper() if (found := _PRECISION.search(instruction.attributes)) else None,
     }
     op = Operation(inputs, outputs, params)
     if name == "conv_general_dilated":  # the text of a cuDNN call lacks some parameters of the rule
         labels, kernel = _LABELS.search(instruction.attributes), inputs[1].shape
-        features = max(kernel[labels[1].index("o")] if labels else 1, 1)
+        features = max(kernel[labels[2].index("o")] if labels else 1, 1)
         flops = 2 * (math.prod(kernel) // features) * elements(outputs[0])
         flops = int(flops * _met_share(instruction.attributes, inputs[0].shape, outputs[0].shape))
         return work_of(name, rule._replace(also=None), OperationCounts(flops), op)
     work = work_of(name, rule, rule.counts(op) or OperationCounts(), op)
-    if name == "dot_general":  # 8-bit floats are no dtype of every NumPy
+    if name == "dot_general":  # not every NumPy has 8-bit floats
         return work._replace(itemsize=max(each.arrays[0].itemsize for each in computation.operands(instruction)[:2]))
-    if name == "sort":  # rows are sorted one by one; a library's radix sort compares nothing
+    if name == "sort":  # rows are sorted one after another; a library's radix sort compares nothing
         length = inputs[0].shape[params["dimension"]] if inputs[0].shape else 1
         work = work._replace(
             itemsize=inputs[0].dtype.itemsize,
@@ -281,10 +276,7 @@ def _work(instruction: Instruction, computation: Computation, computations: Mapp
 def products_of(
     instruction: Instruction, computation: Computation, computations: Mapping[str, Computation]
 ) -> list[tuple[str, int]]:
-    """Return the kind and FLOP of each matrix product or convolution in an instruction.
-
-    The kind is one of `PRODUCT_KINDS`. The dtype of the operands and the requested precision decide the kind.
-    """
+    """Return the kind (see `PRODUCT_KINDS`) and the FLOP of each matrix product or convolution in an instruction."""
     found = []
     for each, inside in fused_in(instruction, computation, computations):
         is_called = any(name in each.target for name in ("gemm", "cublas", "cudnn", "matmul"))
@@ -301,11 +293,9 @@ def products_of(
 
 
 def _met_share(attributes: str, operand: tuple[int, ...], result: tuple[int, ...]) -> float:
-    """Return the share of a convolution's multiplications that read an element, not padding or a hole.
-
-    Compilers write batched products as convolutions, where most multiplications read padding or holes.
-    """
-    window, labels = _WHOLE_WINDOW.search(attributes), _ALL_LABELS.search(attributes)
+    """Return the share of a convolution's multiplications that read elements, not padding or holes."""
+    # Compilers write batched products as convolutions, in which most multiplications read padding or holes.
+    window, labels = _WHOLE_WINDOW.search(attributes), _LABELS.search(attributes)
     if window is None or labels is None:
         return 1.0
     given = dict(_FIELD.findall(window[1]))

@@ -19,16 +19,16 @@ NOTHING = names(
 )
 #: Suffixes of opcodes that continue or end an asynchronous instruction.
 ENDS = ("-done", "-update")
-#: Copies that run beside the next kernels: they move bytes and launch no kernel.
+#: Copies that run at the same time as the next kernels. The copies move bytes but launch no kernel.
 TRANSFERS = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
 #: Opcodes of collectives: devices exchange data.
 COLLECTIVES = names(
     "all-reduce all-gather all-to-all ragged-all-to-all reduce-scatter collective-permute collective-broadcast send "
     "recv"
 )
-#: Opcodes that give one element for each element read. A fusion computes only the elements that are used.
+#: Opcodes with one result element for each element read. A fusion computes only the elements that are used.
 _EACH = names("bitcast convert copy transpose reshape reverse")
-#: Opcodes that read as many bytes of their first operand as they give.
+#: Opcodes that read only as many bytes of their first operand as the result has.
 _PARTS = ("slice", "dynamic-slice", "gather")
 #: Opcodes that update part of their first operand in place, with the position of the operand that holds the update.
 _CHANGES = {"dynamic-update-slice": 1, "scatter": 2}
@@ -44,7 +44,7 @@ _INSTRUCTION = re.compile(r"  (ROOT )?%([\w.\-]+) = (.*)$")
 _OPCODE = re.compile(r" ?([a-z][a-z0-9\-]*)\(")
 #: An array type. A layout such as `{1,0:T(8,128)S(1)}` puts the array outside of the device's main memory.
 _ARRAY = re.compile(r"([a-z]+[0-9]*)\w*\[([\d,<=]*)\](\{[^{}]*S\([1-9]\d*\)[^{}]*\})?")
-#: The files of this package that lower and compile: their callers are no part of a function.
+#: The files of this package that lower and compile. The callers of these files do not belong to the user's function.
 _LOWERING = ("_tracing.py", "_function_profile.py", "_compile.py", "_child.py")
 _FIELD, _PARENTHESIS = re.compile(r"(\w+)=(\d+)"), re.compile(r"[()]")
 
@@ -142,7 +142,7 @@ class Computation:
             made = fused._ends if instruction.is_in_memory else ()
             written = sum(fused._written(end) for end in map(fused.instructions.get, made) if end and end.is_in_memory)
             return sum(fused._read(fused.parameters[i]) for i in reads), written
-        if is_start:  # its result lists operands, results and scratch memory
+        if is_start:  # the result of a start lists operands, results and scratch memory
             read = sum(operands[i].bytes for i in reads)
             if end is None:
                 return read, read
@@ -166,7 +166,7 @@ class Computation:
         return ends
 
     def _read(self, name: str) -> int:
-        """Return the bytes of a value that a fusion reads: all, unless every reader takes only a part."""
+        """Return the bytes of a value that a fusion reads: all bytes, unless every reader reads only a part."""
         whole = self.instructions[name].bytes
         parts = whole if name in self._ends else 0
         for reader in self.readers.get(name, ()):
@@ -224,13 +224,13 @@ def _instruction(name: str, text: str) -> Instruction:
 
 
 def _closing(text: str, start: int) -> int:
-    """Return the position after the parenthesis that closes the one at `start`."""
+    """Return the position after the parenthesis that closes the parenthesis at `start`."""
     depth = 0
     for found in _PARENTHESIS.finditer(text, start):
         depth += 1 if found[0] == "(" else -1
         if depth == 0:
             return found.end()
-    raise ValueError(f"no end of the parenthesis in {text[:60]!r}")
+    raise ValueError(f"no closing parenthesis in {text[:60]!r}")
 
 
 def frame_lines(text: str) -> dict[int, str]:
@@ -247,7 +247,7 @@ def frame_lines(text: str) -> dict[int, str]:
         frame = dict(_FIELD.findall(row))
         place = places[int(frame["file_location_id"])]
         file = files[int(place["file_name_id"])]
-        caller = int(frame.get("parent_frame_id", 0)) - 1  # the text counts them from one, and has 1 for no caller
+        caller = int(frame.get("parent_frame_id", 0)) - 1  # ids start at 1, and 1 means no caller
         if not file.startswith(PACKAGE):
             found[key] = f"{os.path.basename(file)}:{place['line']}"
         elif caller in found and not file.endswith(_LOWERING):
@@ -258,7 +258,7 @@ def frame_lines(text: str) -> dict[int, str]:
 def fused_in(
     instruction: Instruction, computation: Computation, computations: Mapping[str, Computation]
 ) -> list[tuple[Instruction, Computation]]:
-    """Return an instruction, or the instructions inside a fusion or call, each with its computation."""
+    """Return an instruction, or the instructions inside a fusion or call, each with the computation around it."""
     name = {"fusion": "calls", "custom-call-start": "called_computations"}.get(instruction.opcode, "")
     inside = computations.get(instruction.called.get(name, ""))
     if inside is None:

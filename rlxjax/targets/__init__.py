@@ -1,9 +1,8 @@
-"""Predictions for TPUs and GPUs that you need not have.
+"""Predictions for TPUs and GPUs that you do not have.
 
-`target_device` returns a device by its name, and `load_target` reads a device of yours from a file. `compile_for`
-compiles a function for a device. `rank_targets` finds the fastest of several devices, `rank_meshes` the fastest
-division over several devices, and `largest` the largest size that fits. Your prices per hour (`load_prices`) add costs
-to a ranking. The extras `tpu-compiler` and `cuda-compiler` install the compilers.
+`rank_targets` finds the fastest of several devices, `rank_meshes` the fastest division over several devices, and
+`largest` the largest size that fits. Your prices per hour (`load_prices`) add costs to a ranking. This folder
+also has all names of the devices folder, such as `compile_for`.
 """
 
 from rlxjax.devices import CompiledFor as CompiledFor

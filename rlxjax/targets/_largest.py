@@ -19,7 +19,7 @@ from rlxjax.units import bytes_text
 
 #: The most programs that a search compiles, and the most arrays that a result names.
 _COMPILATIONS, _NAMED = 6, 10
-#: The least ratio of the second size to the first, which shows padding, and the most ratio to a size that fits.
+#: The least ratio of the second compiled size to the first, and the largest ratio of any size to a size that fits.
 _FIRST_STEP, _FURTHEST = 16, 64
 
 _OfSize = Callable[..., tuple[Callable[..., Any], tuple[Any, ...]]]
@@ -34,16 +34,16 @@ class LargestSize:
         size: the largest compiled size that fits.
         too_large: the smallest compiled size that does not fit; None if every compiled size fits.
         memory_bytes: memory of the device.
-        compiled: peak memory by size, in the order of compilation; None if the compiler refused a size without figures.
+        compiled: peak memory by size, in the order of compilation; None if the compiler gave no figure.
         made: the compiled program of the largest size, with its target, mesh and memory.
-        parts: bytes at the peak, by part; their sum is `made.peak_bytes`. "state" is the arguments that the function
+        parts: bytes at the peak, by part; their sum is `made.peak_bytes`. "state" holds the arguments that the function
             returns with the same shapes and types, such as parameters and an optimizer's moments. "other arguments"
-            includes padding. "temporaries" includes activations and gradients. "results" is the results that reuse no
-            argument's memory.
-        state: names of the arguments that are state.
+            includes padding. "temporaries" includes activations and gradients. "results" holds the results that do not
+            reuse the memory of an argument.
+        state: names of the arguments that count as state.
         buffers: the largest arrays of the program, which may share memory.
-        donated_bytes: peak memory with donated state; None if this was not compiled.
-        checkpoint_bytes: peak memory with `jax.checkpoint`; None if this was not compiled.
+        donated_bytes: peak memory if the state is donated; None if this program was not compiled.
+        checkpoint_bytes: peak memory with `jax.checkpoint`; None if this program was not compiled.
         notes: the reason for each missing figure, a sentence each.
     """
 
@@ -60,7 +60,7 @@ class LargestSize:
     notes: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the attributes by name, as JSON has them."""
+        """Return the attributes by name, for JSON."""
         same = ("size", "too_large", "memory_bytes", "state", "donated_bytes", "checkpoint_bytes", "notes")
         return {
             "target": self.made.target.name,
@@ -101,16 +101,16 @@ def largest(
     most: int | None = None,
     multiple: int | None = None,
 ) -> LargestSize:
-    """Find the largest size of a function that fits a device that you need not have, and the parts of its memory.
+    """Find the largest size at which a function fits the memory of a device, and the parts of that memory.
 
-    Memory is nearly linear in the size, so six compilations are enough. Up to two more compilations of that size show
-    the memory with donated state, unless the function donates arguments itself, and with `jax.checkpoint`.
+    You do not need the device. Memory is nearly linear in the size, so six compilations are enough. Up to two more
+    compilations of the largest size show the memory with donated state and with `jax.checkpoint`.
 
     Args:
-        fn_of_size: a function of a size that returns a function, jitted or not, and a tuple of its arguments as shapes.
-            If `fn_of_size` has a parameter `checkpoint`, it is also called with `checkpoint=jax.checkpoint`, to apply
-            to a layer or the loss.
-        target: a name, a path to a file of a target, or a `TargetDevice`.
+        fn_of_size: takes a size, and returns a function (jitted or not) and the tuple of its arguments as shapes. If
+            `fn_of_size` has a parameter `checkpoint`, it is also called with `checkpoint=jax.checkpoint`, which you
+            apply to a layer or the loss.
+        target: a name, the path of a file, or a `TargetDevice`.
         mesh: the sizes of a mesh's axes by name, for several devices.
         least: the smallest size; by default `multiple`.
         most: the largest size to consider.
@@ -118,7 +118,7 @@ def largest(
 
     Raises:
         DoesNotFitError: a `ValueError`; the smallest size does not fit.
-        ValueError: one line; bad sizes, a wrong result of `fn_of_size`, or as of `compile_for`.
+        ValueError: a size is not valid, `fn_of_size` returns something else, or as for `compile_for`; one line.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -163,7 +163,7 @@ def largest(
     if (too_large := min(tried.keys() - made.keys(), default=None)) is None:
         notes.append("every compiled size fits")
     elif too_large > found + 1:
-        notes.append(f"{too_large * step:,} does not fit; no size between was compiled")
+        notes.append(f"{too_large * step:,} does not fit; sizes in between were not compiled")
     return LargestSize(
         size=found * step,
         too_large=None if too_large is None else too_large * step,
@@ -178,24 +178,24 @@ def _at(fn_of_size: _OfSize, size: int, **options: Any) -> tuple[Callable[..., A
     """Return a function of a size, jitted, and its arguments."""
     found = fn_of_size(size, **options)
     if not (isinstance(found, tuple) and len(found) == 2 and callable(found[0]) and isinstance(found[1], tuple)):
-        raise ValueError(f"fn_of_size: expected a function and a tuple of its arguments for {size}, got {found!r:.80}")
+        raise ValueError(f"fn_of_size: expected a function and a tuple of arguments for size {size}, got {found!r:.80}")
     fn, args = found
     return fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(fn), args
 
 
 def _next(tried: Mapping[int, int | None], fitting: list[int], memory_bytes: int, last: int | None) -> int | None:
-    """Return the next size to compile, in steps, by a line or a parabola near the limit; None at the end."""
+    """Return the next size to compile, in steps, from a curve through the nearest sizes; None at the end."""
     low, high = fitting[-1], min(tried.keys() - {*fitting}, default=None)
     end = high or (_FURTHEST * low + 1 if last is None else last + 1)
     if low + 1 >= end:
         return None
-    if len(tried) == 1:  # memory per size falls, so this size fits if memory is linear
+    if len(tried) == 1:  # the memory per unit of size falls, so this size should fit
         guess = low * memory_bytes // max(tried[low] or 1, 1)
         return min(max(guess, _FIRST_STEP * low), end - 1)
     *_, before, latest = tried
     middle = (low + end) // 2 if end < 4 * low else math.isqrt(low * end)
     if high and (before in fitting) == (latest in fitting) and latest - before != 1:
-        return middle  # only one end moves: memory is far from the curve
+        return middle  # only one end of the range moves, so the curve predicts badly
     near = fitting[-2:] if low - fitting[-2:][0] > 1 else [fitting[0], low]  # neighbouring sizes give no slope
     places = [*near, high] if high and tried[high] else near
     told = {place: float(tried[place] or 0) for place in places}
@@ -240,13 +240,13 @@ def _explained(
 
     donated_bytes = checkpoint_bytes = None
     if any(one.donated for one in jax.tree.leaves(program.args_info)):
-        notes.append("the function donates arguments itself")
+        notes.append("no figure for donated state: the function donates arguments itself")
     elif state:
         donated_bytes = peak("donated state", jax.jit(fn, donate_argnums=tuple(state)), args)
     if "checkpoint" in inspect.signature(fn_of_size).parameters:
         checkpoint_bytes = peak("checkpoint", *_at(fn_of_size, size, checkpoint=jax.checkpoint))
     else:
-        notes.append("for the peak with rematerialization, give fn_of_size a parameter checkpoint to apply to a layer")
+        notes.append("for the peak with jax.checkpoint, give fn_of_size a parameter checkpoint and apply it to a layer")
     parts = {"state": state_bytes, "other arguments": made.argument_bytes - state_bytes}
     parts |= {"temporaries": made.temporary_bytes, "results": made.output_bytes - made.alias_bytes}
     return {

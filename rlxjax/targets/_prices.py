@@ -1,4 +1,4 @@
-"""The prices of devices per hour, from a file of yours."""
+"""The prices of devices per hour, from your own file."""
 
 import os
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class Prices(Strict):
     prices_per_hour: Mapping[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]]
 
     def cost(self, name: str, devices: int, time_ns: float) -> float | None:
-        """Return the cost of a time in ns on a number of devices; None without a price.
+        """Return the cost of using a number of devices for a time in ns; None without a price.
 
         Examples:
             >>> own = Prices(schema_version=1, currency="USD", prices_per_hour={"tpu-v5e": 2.0})
@@ -40,8 +40,8 @@ def load_prices(path: str | os.PathLike[str]) -> Prices:
     """Return the prices in a file; `docs/prices.example.json` shows the schema, with invented figures.
 
     Raises:
-        ValueError: one line; a file that is missing, is no JSON or violates the schema, a price that is no positive
-            number, or an unknown device.
+        ValueError: the file is missing, is not JSON or violates the schema; a price is not a positive number; a device
+            is unknown. The message is one line.
     """
     mend = 'write {"schema_version": 1, "currency": "USD", "prices_per_hour": {"h100": 4.0}} with your prices'
     found = read_json_file(path, Prices, 1, ValueError, mend, "a file of prices")

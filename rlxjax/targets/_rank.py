@@ -24,7 +24,7 @@ _COLUMNS = 80
 
 @by_value
 class RankedTarget(NamedTuple):
-    """The predictions for a function on one target, or on one mesh; figures are None if the program does not fit.
+    """The predictions for a function on a single target or mesh; figures are None if the program does not fit.
 
     Attributes:
         name: name of the target, or of the mesh, such as "4x2".
@@ -32,8 +32,8 @@ class RankedTarget(NamedTuple):
         mesh: the sizes of the mesh's axes by name; empty for one device.
         time_ns: predicted time of one call that waits for its results, in ns.
         interval_ns: 90 % interval of that time; an infinite upper end means that the time is a lower bound.
-        pipelined_ns: predicted time of a call in a loop that does not wait, in ns.
-        cost: cost of a call in such a loop on all devices; None without a price.
+        pipelined_ns: predicted time of a call in a loop that does not wait for results, in ns.
+        cost: cost of a call in such a loop, on all devices together; None without a price.
         binds: the largest part of a call: "compute", "memory", "collectives" or "host".
         kernels: number of kernels of a call.
         traffic_bytes: memory traffic of a call on one device.
@@ -72,9 +72,9 @@ class TargetRanking:
     """Targets or meshes, ranked by the predicted time of a function; prints as a table of 80 columns.
 
     Attributes:
-        rows: the compiled targets, in three groups: those that fit, those that fit and have only a lower bound of the
-            time, and those that do not fit. The fastest target of a group is first.
-        left_out: the reason for each target that the function was not compiled for, by name.
+        rows: the compiled targets in three groups: targets that fit, targets that fit but have only a lower bound of
+            the time, and targets that do not fit. Within a group, the fastest target is first.
+        left_out: by name of the target, the reason that the function was not compiled for the target.
         title: heading of the first column.
         currency: currency of the costs; empty without prices.
         deadline_ns: time limit of a call, in ns, or None.
@@ -100,7 +100,7 @@ class TargetRanking:
         return min(costs, key=costs.__getitem__, default=None)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the attributes by name, as JSON has them."""
+        """Return the attributes by name, for JSON."""
         found = {name: getattr(self, name) for name in ("title", "currency", "deadline_ns", "best", "cheapest")}
         rows = [row._asdict() | {"mesh": dict(row.mesh)} for row in self.rows]
         return found | {"rows": rows, "left_out": dict(self.left_out)}
@@ -151,9 +151,9 @@ def rank_targets(
     prices: Prices | str | os.PathLike[str] | None = None,
     deadline_s: float | None = None,
 ) -> TargetRanking:
-    """Rank devices that you need not have by the predicted time of a function, compiled for each of them.
+    """Rank devices by the predicted time of a function that is compiled for each device; you do not need the devices.
 
-    `rank_devices` compares families of devices by built-in coefficients, and compiles nothing.
+    `rank_devices` compares families of devices with built-in coefficients, and compiles nothing.
 
     Args:
         fn: the function, jitted or not.
@@ -165,7 +165,7 @@ def rank_targets(
         deadline_s: time limit of a call that waits for its results, in seconds.
 
     Raises:
-        ValueError: no target, an unknown target, a function that does not trace, or bad prices or deadline.
+        ValueError: a target is missing or unknown; the function does not trace; prices or deadline are not valid.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -193,7 +193,7 @@ def rank_meshes(
     prices: Prices | str | os.PathLike[str] | None = None,
     deadline_s: float | None = None,
 ) -> TargetRanking:
-    """Rank the divisions of a function, such as a training step, over several devices that you need not have.
+    """Rank divisions of a function over several devices by predicted time; you do not need the devices.
 
     Args:
         fn: the function, jitted or not.
@@ -203,13 +203,13 @@ def rank_meshes(
         devices: number of devices, at least 1.
         axes: the names of the mesh's axes; every division of `devices` over these axes is compiled.
         meshes: the sizes of axes by name for each mesh to compare, in place of all divisions.
-        trip_counts: as of `rank_targets`.
-        prices: as of `rank_targets`.
-        deadline_s: as of `rank_targets`.
+        trip_counts: as for `rank_targets`.
+        prices: as for `rank_targets`.
+        deadline_s: as for `rank_targets`.
 
     Raises:
-        ValueError: as of `rank_targets`, or devices and axes that make no mesh. A mesh that does not compile is left
-            out, with the reason.
+        ValueError: as for `rank_targets`, or the devices and axes do not form a mesh. A mesh that does not compile is
+            listed in `left_out`, with the reason.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -230,7 +230,7 @@ def rank_meshes(
         meshes = [dict(zip(names, division, strict=True)) for division in divisions if math.prod(division) == devices]
     given = list(meshes)
     if not given or not all(isinstance(mesh, Mapping) and mesh for mesh in given):
-        raise ValueError(f"meshes: expected sizes of axes by their names, got {meshes!r}")
+        raise ValueError(f"meshes: expected sizes of axes by name for each mesh, got {meshes!r}")
     if any(tuple(mesh) != tuple(given[0]) for mesh in given):
         raise ValueError(f"meshes: expected the same axes in each mesh, with size 1 for an unused axis, got {given}")
     asked = {
@@ -257,7 +257,7 @@ def _ranked(
     prices: Prices | str | os.PathLike[str] | None,
     deadline_s: float | None,
 ) -> TargetRanking:
-    """Return the ranking of devices, with their arguments and mesh, by name."""
+    """Predict the time on each device, with its arguments and mesh, and return the ranking."""
     known = load_prices(prices) if isinstance(prices, (str, os.PathLike)) else prices
     if deadline_s is not None and not 0 < deadline_s < math.inf:
         raise ValueError(f"deadline_s: expected a positive number of seconds, got {deadline_s!r}")
