@@ -1,13 +1,13 @@
 """Learn the weights that machines share from timed corpora, and judge them on held-out programs.
 
-    python -m benchmarks.learned_weights CORPUS [CORPUS ...] [--functions SAMPLES ...] [--write] [--steps 250]
-        [--json FILE]
+    python -m benchmarks.learned_weights [CORPUS ...] [--functions SAMPLES ...] [--only WEIGHT ...] [--write]
+        [--steps 250] [--json FILE]
 
 CORPUS is a file of `benchmarks.corpus`; files with equal fingerprints come from one machine. SAMPLES come from `rlxjax
 calibrate`; only cells that are not held out are used. The first fit leaves out the programs of some templates, about
 one in ten. Errors are without the pace of each batch. The first halves are for learning, and the noise is the
 difference to the second halves. `--write` then learns from all programs and writes the file in the package. The same
-files give the same weights.
+files give the same weights. `--only` learns the named weights and keeps all others of that file.
 """
 
 import json
@@ -23,6 +23,7 @@ import numpy as np
 
 import rlxjax as rx
 from benchmarks._common import options, write
+from benchmarks._learning import STEPS, Learned, TimedPrograms, learned_weights, timed_programs
 from benchmarks.corpus import Corpus, read_corpus
 from calibrate.samples import SampleLog, quantile_ns, read_samples
 from calibrate.suites.functions import timed_functions
@@ -30,8 +31,7 @@ from rlxjax.calibration import sha256_of, write_text_file
 from rlxjax.fit import COVERED, COVERED_SDS, predicted_ns
 from rlxjax.jaxpr import FunctionProfile
 from rlxjax.models import kernel_runs
-from rlxjax.models._learning import STEPS, Learned, TimedPrograms, learned_weights, timed_programs
-from rlxjax.models._weights import SHIPPED
+from rlxjax.models._weights import SHIPPED, read_weights
 
 #: Templates of held-out programs.
 HELD_OUT_TEMPLATES = 8
@@ -104,7 +104,8 @@ def errors(learned: Learned, groups: Sequence[TimedPrograms]) -> dict[str, Any]:
     taken = np.concatenate([group.time_ns / np.exp(learned.pace[group.batch]) for group in groups])
     influence = np.concatenate([group.influence for group in groups])
     counted = influence > 0
-    for name, chosen in (("seen", counted), ("held out by kind", ~counted)):
+    parts = {"seen": counted, "held out by kind": ~counted}
+    for name, chosen in ((name, chosen) for name, chosen in parts.items() if chosen.any()):
         each, far = np.abs(said / taken - 1.0)[chosen], np.abs(np.log(said / taken))[chosen]
         found[name] = {"timings": len(each), "median": float(np.median(each)), "mean": float(each.mean())}
         # 90 % of a normal distribution lie within this number of standard deviations.
@@ -132,7 +133,10 @@ def noise_of(corpora: Sequence[Corpus]) -> dict[str, float]:
 def main() -> None:
     """Run the command."""
     parser = options(__doc__, steps=STEPS)
-    parser.add_argument("corpora", nargs="+", type=Path)
+    parser.add_argument("corpora", nargs="*", type=Path)
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="weights to learn; the file in the package has the others"
+    )
     parser.add_argument("--functions", nargs="*", type=Path, default=[])
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
@@ -146,12 +150,13 @@ def main() -> None:
         prints += [each] if each not in prints else []
     timings = timings_of(corpora, prints)
     for log, each in zip(logs, logged, strict=True):
-        timings += timings_of_functions(log, prints.index(each), 1 + max(one.batch for one in timings))
+        timings += timings_of_functions(log, prints.index(each), 1 + max((one.batch for one in timings), default=-1))
     templates = sorted({name for one in timings for name in one.templates})
     out = set(np.random.default_rng(0).permutation(templates)[:HELD_OUT_TEMPLATES])
     groups = groups_of(timings, np.array([out.isdisjoint(one.templates) for one in timings]))
     start = time.perf_counter()
-    learned = learned_weights(groups, steps=given.steps)
+    known = read_weights(SHIPPED) if given.only else None
+    learned = learned_weights(groups, steps=given.steps, known=known, only=given.only)
     found = {
         **errors(learned, groups),
         "halves apart": noise_of(corpora),
@@ -162,7 +167,8 @@ def main() -> None:
     write(given.json, found)
     if given.write:
         files = ["--functions", *map(str, given.functions)] if given.functions else []
-        asked = [*map(str, given.corpora), *files, "--write"]
+        only = ["--only", *given.only] if given.only else []
+        asked = [*map(str, given.corpora), *files, *only, "--write"]
         provenance = {
             "command": shlex.join(["python", "-m", "benchmarks.learned_weights", *asked]),
             "dates": sorted({corpus.header["date"] for corpus in corpora}),
@@ -171,8 +177,10 @@ def main() -> None:
             "programs": len({(one.machine, one.number) for one in timings}),
             "timings": len(timings),
         }
-        scatter = found["seen"]["scatter"]
-        learned = learned_weights(groups_of(timings, np.ones(len(timings))), provenance, given.steps, scatter)
+        if known is not None:
+            provenance = {**known.provenance, "later": {"weights": given.only, **provenance}}
+        groups, scatter = groups_of(timings, np.ones(len(timings))), found["seen"]["scatter"]
+        learned = learned_weights(groups, provenance, given.steps, scatter, known, given.only)
         write_text_file(learned.known.text(), SHIPPED)
         print(f"written: {SHIPPED}")
 

@@ -253,7 +253,9 @@ def fit_and_write(
     beside = path.with_name(f"{path.stem}.{model.name}.{'earlier' if is_written else 'worse'}.json")
     if not is_written:
         more = f"Measure more with `{again}` and a larger --budget, or take this fit with `{taken}`."
-        notes.append(f"{path} was not changed: {why} This fit is in {beside}. {more}")
+        notes.append(
+            f"{path} was not {'changed' if path.exists() else 'written'}: {why} This fit is in {beside}. {more}"
+        )
     elif model.name in content.models or left_out:
         write_text_file(read_file(path).decode(), beside)
         notes.append(f"The earlier calibration is kept as {beside}.")

@@ -1,4 +1,4 @@
-"""Whether a calibration still holds: its machine, and a few cells timed again by the job's own protocol."""
+"""Validation of a calibration: its machine, and a few cells that are timed again by the job's protocol."""
 
 import dataclasses
 import math
@@ -32,27 +32,27 @@ from .terminal import Deadline, Progress
 
 #: The verdicts, by their exit status.
 GOOD, DRIFTED, NOT_THIS_MACHINE, INCONCLUSIVE = STATUSES = "good", "drifted", "not this machine", "inconclusive"
-#: Seconds that a check takes at least, and those kept back for the micro-benchmarks at the end.
+#: The least seconds of a check, and the seconds reserved for the micro-benchmarks at its end.
 MIN_BUDGET_S, RESERVE_S = 5.0, 2.0
-#: A drift has to be larger than this, in the logarithm, and than so many standard deviations of a mean.
+#: A drift exceeds this logarithm, plus this many standard deviations.
 LEAST_DRIFT, SURE_SDS = 0.09, 2.0
-#: Variance of a median of normal values, of that of their mean; relative noise of a run that was timed in one round.
+#: Variance of a median relative to a mean, of normal values; relative noise of a cell after one round.
 MEDIAN_VARIANCE, UNKNOWN_NOISE = math.pi / 2.0, 0.1
-#: Noise of a few looks at the canaries, in the logarithm: a pace of this size is believed by half, a larger one more;
-#: and the pace that is worth a word.
+#: Logarithmic noise of a few canary times: half of a change of pace of this size counts, and more of a larger change;
+#: and the least change of pace that is printed.
 PACE_NOISE, PACE_SAID = 0.07, 0.05
-#: A micro-benchmark, alone, varies by such a factor.
+#: The chance range of one micro-benchmark, as a factor.
 CANARY_FACTOR = 1.5
-#: Cells of a suite that are timed again, and at least; the longest run of one.
+#: Cells of a suite that are timed again, their least count, and the longest run.
 CELLS, LEAST_CELLS, LONGEST_RUN_NS = 24, 8, 2e8
-#: Share of the time left that making ready may take, and seconds left for measuring each suite.
+#: The largest share of the remaining time for compiling, and the least seconds for measuring each suite.
 READY_SHARE, LEAST_MEASURING_S = 0.5, 2.0
-#: Options of the job that are given again where a calibration is made anew.
+#: Options of a calibrate command that its renewal repeats.
 KEPT_OPTIONS = ("--budget", "--device", "--model", "--suite", "--only")
 
 
 class Drift(NamedTuple):
-    """How many times longer something takes than the calibration says; between `low` and `high` it may be chance."""
+    """Measured over predicted time; a factor between `low` and `high` may be chance."""
 
     factor: float
     low: float
@@ -66,7 +66,7 @@ class Drift(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Validation:
-    """What a check found: drifts at this pace and of micro-benchmarks, what differs, and the commands of sections."""
+    """The result of a check: drifts of models and micro-benchmarks, differences, and the commands of sections."""
 
     word: str
     models: Mapping[str, Drift] = dataclasses.field(default_factory=dict)
@@ -101,7 +101,7 @@ class Validation:
             said.append(f"Micro-benchmarks: {'; '.join(longer)}.")
         said += self.not_timed
         if self.software:
-            said.append(f"It was made with other software: {'; '.join(self.software)}.")
+            said.append(f"The calibration was made with other software: {'; '.join(self.software)}.")
         if self.models:
             said.append(f"by {os.fspath(file)}")
         if self.word == INCONCLUSIVE:
@@ -131,7 +131,7 @@ class Validation:
 def check(
     file: FilePath, *, started_s: float, budget_s: float, progress: Progress, suites: Sequence[Suite] = ()
 ) -> Validation:
-    """Return whether a calibration file is good here, timing a few cells of each model if it is of this machine."""
+    """Return whether a calibration file holds on this machine, by timing a few cells of each model."""
     if not MIN_BUDGET_S <= budget_s < float("inf"):
         raise ValueError(f"--budget: expected at least {MIN_BUDGET_S:g} seconds, got {budget_s:g}")
     content, here = read_calibration_file(file), current_fingerprint()
@@ -147,17 +147,17 @@ def check(
     for name, section in content.models.items():
         try:
             if section.samples is None:
-                raise ValueError("it names no samples")
+                raise ValueError("its section names no samples")
             suite = suite_of_file(section.samples.suite, name, suites)
             if suite.model.name != name:
-                raise ValueError(f"it is fitted to what was compiled of {suite.model.name}")
+                raise ValueError(f"it is fitted to the compiled programs of {suite.model.name}")
             found[name] = suite
         except ValueError as error:
-            not_timed.append(f"{name} was not timed again: {error}.")
+            not_timed.append(f"{name} was not validated: {error}.")
         if section.given:
-            not_timed.append(f"Runs of {', '.join(section.given)} were not timed again.")
+            not_timed.append(f"Runs of {', '.join(section.given)} were not validated.")
     if not found:
-        raise ValueError(f"{file}: nothing of it can be timed again: {' '.join(not_timed)}")
+        raise ValueError(f"{file}: no section can be validated: {' '.join(not_timed)}")
     calibration = Calibration.from_file(content, [suite.model for suite in found.values()])
     known = {name: (suite, calibration.of(name)) for name, suite in found.items()}
     logs, machine = timed_again(known, Deadline(started_s + budget_s - RESERVE_S), progress)
@@ -176,9 +176,9 @@ def check(
 def timed_again(
     known: Mapping[str, tuple[Suite, CalibratedModel]], deadline: Deadline, progress: Progress
 ) -> tuple[dict[str, SampleLog], SampleLog]:
-    """Return timings of a few cells of each suite, of one round at least, and of the micro-benchmarks; none is kept."""
+    """Return timings of a few cells of each suite, at least one round, and of the micro-benchmarks."""
     logs, machine = {}, SampleLog.new(next(iter(known.values()))[0], "machine")
-    # Half of the repeats come last: a slow spell does not hit all of them.
+    # Half of the repeats come last, so that a slow minute does not hit all repeats.
     with progress.phase("micro-benchmarks"):
         time_micro(machine, MICRO_REPEATS // 2)
     for left, (name, (suite, calibrated)) in zip(range(len(known), 0, -1), known.items(), strict=True):
@@ -189,7 +189,7 @@ def timed_again(
         if ends.interrupted:
             raise KeyboardInterrupt
         if not log.cells:
-            raise ValueError(f"{name}: no cell could be run. {refused[0]}")
+            raise ValueError(f"{name}: no cell ran. {refused[0]}")
         machine.canaries += log.canaries
         logs[name] = log
     with progress.phase("micro-benchmarks again"):
@@ -204,10 +204,7 @@ def verdict_of(
     others: float | None = None,
     then: MachineSection | None = None,
 ) -> Validation:
-    """Return the verdict on drifts. A drift on a machine that is busier than `then` is inconclusive.
-
-    Micro-benchmarks decide nothing.
-    """
+    """Return the verdict on drifts of models; a drift on a machine that is busier than `then` is inconclusive."""
     shared = {name: canary_ns[name] / then_ns for name, then_ns in canary_then_ns.items() if name in canary_ns}
     canaries = {name: Drift(factor, 1.0 / CANARY_FACTOR, CANARY_FACTOR) for name, factor in shared.items()}
     busy, is_off = busier(others, then), any(drift.is_off for drift in models.values())
@@ -220,15 +217,10 @@ def drift_of(
 ) -> Drift:
     """Return the median ratio of measured to predicted times, without the machine's pace, and its uncertainty.
 
-    Args:
-        measured_ns: times of a few cells in ns.
-        expected: their predictions.
-        noise: relative noise of each time.
-        slower: how many times slower the canaries run than at the calibration.
-        pace_sd: standard deviation of the logarithm of the machine's speed at the calibration.
+    `pace_sd` is the standard deviation of the logarithm of the machine's speed at the calibration.
     """
     pace = np.log(slower)
-    believed = pace**3 / (pace**2 + PACE_NOISE**2)  # runs follow the canaries as far as that is more than noise
+    believed = pace**3 / (pace**2 + PACE_NOISE**2)  # runs follow the canaries beyond their noise
     log_ratios = np.log(measured_ns / np.asarray(expected.time_ns)) - believed
     weights = 1.0 / (np.asarray(expected.spread) ** 2 + np.nan_to_num(noise, nan=UNKNOWN_NOISE) ** 2)
     shared = np.sum((weights @ np.asarray(expected.scores) / weights.sum()) ** 2)
@@ -240,7 +232,7 @@ def drift_of(
 
 
 def chosen_cells(suite: Suite, calibrated: CalibratedModel) -> list[Cell]:
-    """Return a few cells within the calibrated domain: whole works, spread evenly over the times that they take."""
+    """Return a few cells within the calibrated domain: whole works, spread evenly over their predicted times."""
     limit_bytes = memory_limit_bytes()
     works = by_work([cell for cell in suite.cells() if cell.n_bytes <= limit_bytes])
     inside = [work for work in works.values() if all(calibrated.in_domain(**dict[str, Any](c.inputs)) for c in work)]
@@ -251,7 +243,7 @@ def chosen_cells(suite: Suite, calibrated: CalibratedModel) -> list[Cell]:
         slowest_ns[cell.work] = max(time_ns, slowest_ns.get(cell.work, 0.0))
     by_time = sorted((name for name, ns in slowest_ns.items() if ns <= LONGEST_RUN_NS), key=slowest_ns.__getitem__)
     if not by_time:
-        raise ValueError(f"{suite.model.name}: no cell of the calibration's domain can be timed here")
+        raise ValueError(f"{suite.model.name}: no cell within the calibration's domain can run here")
     width = max(map(len, works.values()))
     places = np.unique(np.linspace(0, len(by_time) - 1, math.ceil(CELLS / width)).round().astype(int))
     order = np.random.default_rng(0).permutation(places)
@@ -259,7 +251,7 @@ def chosen_cells(suite: Suite, calibrated: CalibratedModel) -> list[Cell]:
 
 
 def renewal(file: str | os.PathLike[str], commands: Sequence[str] = ()) -> str:
-    """Return the commands that make a calibration anew, with the options of those that made its sections."""
+    """Return the commands that calibrate again, with the options of the sections' commands."""
     job, anew = ["rlxjax", "calibrate"], []
     for given in map(shlex.split, commands or [""]):
         pairs = zip(given[2:], given[3:], strict=False) if given[:2] == job else ()

@@ -1,4 +1,4 @@
-"""The commands that measure and fit, and the command line of all. Bad input is one line and exit status 2."""
+"""The commands that measure and fit, and the entry points. Bad input gives one line and exit status 2."""
 
 import contextlib
 import sys
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 
     from .judge import Outcome
 
-#: Exit status of a calibration that is not good enough, where that was asked.
+#: Exit status of a calibration that is not ready, with --strict.
 NOT_READY_STATUS = 3
-#: Seconds of the calibrate job for each suite, and the least; the suites that are timed unless others are given; and
-#: how many times as much of the time above the least a suite gets as another one.
+#: Seconds of the calibrate job for each suite, and the least; the default suites; and the weights by which suites share
+#: the time above the least, 1 unless given.
 MODEL_BUDGET_S, MIN_BUDGET_S, SHIPPED, SHARES = 60.0, 10.0, ("functions", "welch"), {"functions": 4.0}
-#: The commands as the help lists them.
+#: The order of the commands in the help.
 ORDER = ["profile", "advise", "evaluate", "fleet", "calibrate", "refit", "validate", "report", "predict", "explain"]
-_FITTED = {1: "a fit did not converge, and was not written", 3: "with --strict: not good enough"}
+_FITTED = {1: "a fit did not converge, and was not written", 3: "with --strict: not ready"}
 
 
 def _print_version(is_asked: bool | None) -> None:
@@ -64,32 +64,32 @@ def commands(
         bool | None, Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
     ] = None,
 ) -> None:
-    """Decide, with numbers measured on this machine, whether fusing work on a device pays."""
+    """Count, predict and measure JAX functions, and decide which should be one program."""
 
 
 @command(
     "rlxjax calibrate",
     "rlxjax calibrate --only functions --budget 30",
-    statuses=_FITTED | {130: "interrupted; what was measured until then is printed and written"},
+    statuses=_FITTED | {130: "interrupted; the fit of the samples until then is printed"},
 )
 def calibrate(
     context: typer.Context,
     device: Annotated[str | None, Option(help="JAX platform to calibrate: cpu, gpu, cuda, rocm or tpu.")] = None,
     budget: Annotated[
         float | None,
-        Option(help="Seconds for all of it, compiling and fitting included; 60 for each suite unless given."),
+        Option(help="Seconds in all, with compilation and the fits; by default 60 for each suite, most for functions."),
     ] = None,
     only: Annotated[
         Literal["welch", "functions", "collectives"] | None,
-        Option(help="One suite; the first two unless given, and collectives where JAX has several local devices."),
+        Option(help="One suite. By default functions and welch; with several local devices also collectives."),
     ] = None,
     suite: Annotated[
         list[str] | None,
-        Option(help="A suite of your own in their place, as module:NAME or installed; may be given again."),
+        Option(help="Your own suite instead, as module:NAME or an entry point. Repeatable."),
     ] = None,
-    out: Annotated[FilePath | None, Option(help="The calibration file; by default where rlxjax looks for it.")] = None,
-    resume: Annotated[bool, Option("--resume", help="Go on with the samples of an earlier run.")] = False,
-    model: Annotated[list[FilePath] | None, Option(help="A learned FFT to time as well; may be given again.")] = None,
+    out: Annotated[FilePath | None, Option(help="The calibration file. By default the file that rlxjax loads.")] = None,
+    resume: Annotated[bool, Option("--resume", help="Continue with the samples of an earlier run.")] = False,
+    model: Annotated[list[FilePath] | None, Option(help="A learned FFT to time as well. Repeatable.")] = None,
     prior: Prior = None,
     force: Force = False,
     strict: Strict = False,
@@ -99,11 +99,11 @@ def calibrate(
 ) -> None:
     """Measure this machine, fit the latency model of each suite, and write the calibration file.
 
-    What the file says of another model of this machine stays. --model is for Welch peaks, whose fit starts from what
-    other machines say. Measuring ends early once the errors are small.
+    A better earlier fit stays: the new fit is then written beside the file. Sections of other models stay. Measuring
+    ends early once the errors are small. --model is for Welch peaks.
     """
     if only is not None and suite:
-        raise ValueError("--only: expected no --suite beside it")
+        raise ValueError("--only: expected either --only or --suite, got both")
     names = suite or ([only] if only else list(SHIPPED))
     budget_s, least_s = MODEL_BUDGET_S * len(names) if budget is None else budget, MIN_BUDGET_S * len(names)
     if not least_s <= budget_s < float("inf"):
@@ -154,14 +154,12 @@ def calibrate(
 @command("rlxjax refit calibration-cpu.functions.samples.jsonl --verbose", statuses=_FITTED)
 def refit(
     context: typer.Context,
-    samples: Annotated[FilePath, Argument(help="A samples file of calibrate, of any machine.")],
+    samples: Annotated[FilePath, Argument(help="A samples file of `calibrate`, from any machine.")],
     out: Annotated[
-        FilePath | None, Option(help="The calibration file; by default NAME.json beside NAME.MODEL.samples.jsonl.")
+        FilePath | None, Option(help="The calibration file. By default NAME.json beside NAME.MODEL.samples.jsonl.")
     ] = None,
     prior: Prior = None,
-    suite: Annotated[
-        str | None, Option(help="The suite of the samples, as module:NAME, where it is one of your own.")
-    ] = None,
+    suite: Annotated[str | None, Option(help="Your own suite of the samples, as module:NAME.")] = None,
     force: Force = False,
     strict: Strict = False,
     verbose: Verbose = False,
@@ -170,7 +168,7 @@ def refit(
 ) -> None:
     """Fit a latency model to kept samples again, and write the calibration of their machine.
 
-    For a section of a calibration file that this version does not read, say. Nothing is measured.
+    Use it for a section that this version of rlxjax does not read. Nothing is measured.
     """
     progress = Progress(is_quiet=quiet)
     with progress.waiting("starting JAX"):
@@ -194,17 +192,17 @@ def refit(
         0: "it holds",
         1: "it drifted",
         2: "another machine's, or bad input",
-        3: "inconclusive: times drifted, and the machine is busier than then",
+        3: "inconclusive: a drift, and a busier machine than at the calibration",
     },
 )
 def validate(
     file: File = None,
-    budget: Annotated[float, Option(help="Seconds for all of it, compiling included.")] = 20.0,
+    budget: Annotated[float, Option(help="Seconds in all, with compilation.")] = 20.0,
     suite: Suites = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check that a calibration file is sound and still holds here, by timing a few runs again."""
+    """Check that a calibration file still holds on this machine, by timing a few runs again."""
     progress = Progress(ends_s=_STARTED_S + budget, is_quiet=quiet)
     with progress.waiting("starting JAX"):
         file = calibration_file(file)
@@ -237,7 +235,7 @@ def calibrate_main() -> None:
 
 @contextlib.contextmanager
 def _told(context: typer.Context) -> "Iterator[Callable[[str, Outcome], None]]":
-    """Yield what prints each model's outcome at once, and JSON at the end; then end with the exit status of all."""
+    """Yield a function that prints each model's outcome; then print JSON and exit with the status of all models."""
     outcomes: dict[str, Outcome] = {}
     strict, verbose, quiet, as_json = (context.params[name] for name in OF_PRINTING)
 
@@ -261,7 +259,7 @@ def _told(context: typer.Context) -> "Iterator[Callable[[str, Outcome], None]]":
     finally:
         echo()
     if any(outcome.is_interrupted for outcome in outcomes.values()):
-        raise KeyboardInterrupt("this is of what was measured so far")
+        raise KeyboardInterrupt("the output is of the samples so far")
     if not all(outcome.is_written or outcome.section.fit.converged for outcome in outcomes.values()):
         raise typer.Exit(NOT_WRITTEN_STATUS)
     if strict and not all(outcome.verdict.is_ready for outcome in outcomes.values()):

@@ -1,6 +1,6 @@
-"""The calibrations of a fleet: timings of many devices in, a file for each and the prior that they share out.
+"""The calibrations of a fleet: from timings of many devices, a file for each device and their common prior.
 
-A prior is pooled from some of the devices first; then every device is fitted with it, group by group, by any pool of
+The job pools a prior from some devices, and then fits every device with that prior, group by group, on a pool of
 processes.
 """
 
@@ -49,26 +49,26 @@ from rlxjax.tables import Fleet, connected, on_ray
 from .command_line import set_up_jax
 from .terminal import Progress
 
-#: Devices that are fitted together, and those that the prior is pooled from at most, evenly spread: of so many the
-#: mean is known to an eighth of what devices differ by.
+#: Devices of a group that is fitted in one program, and the most devices behind the prior, evenly spread: 64 devices
+#: give the mean to an eighth of the spread of devices.
 GROUP_DEVICES, POOLED_DEVICES = 32, 64
-#: A device is left out if the noise of its timings is so many times the median of such fits, and more than the least.
+#: A device is left out if its noise exceeds this many times the median noise, and this least noise.
 MOST_NOISE_RATIO, LEAST_MOST_NOISE = 4.0, 0.1
-#: Devices that are left out and named on standard error at most; a file names all.
+#: The most left-out devices on standard error; a file names all.
 SHOWN = 20
-#: What the folder holds beside a file a device: what begins and is unfinished, too, and names that are no file's.
+#: Files of the folder beside the devices' files.
 PRIOR, LEFT_OUT, RENAMED, UNFINISHED = "prior", "left-out", "renamed", "unfinished"
-#: Names of devices that are names of files everywhere, and bytes of one at most, an ending and a digest beside it.
+#: Device names that are valid file names on every system, and the most bytes of a name without ending and digest.
 _FILE_NAME, MOST_NAME_BYTES = re.compile(r"\w([\w .+@=,()-]*[\w+@=,()-])?"), 180
 
-#: What calls a function with each of some values, here or in other processes, and gives the results in any order.
+#: A function that maps a function over values, in any processes and order.
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
-#: What gives one for so many values at most.
+#: A function that makes a map for at most so many values.
 Pool = Callable[[int], contextlib.AbstractContextManager[Map]]
 
 
 class FleetOutcome(NamedTuple):
-    """What was done: where everything is, devices in all, and those left out with the reason."""
+    """The result of a fleet job: the folder, the count of devices, and the left-out devices with reasons."""
 
     out: FilePath
     devices: int
@@ -77,7 +77,7 @@ class FleetOutcome(NamedTuple):
     def sentences(self) -> list[str]:
         return [
             f"{self.devices - len(self.left_out):,} of {self.devices:,} devices have a calibration in {self.out}.",
-            f"{PRIOR}.json there is what they say of a further device: `rlxjax calibrate --prior` takes it.",
+            f"{PRIOR}.json in that folder is the prior of a further device, for `rlxjax calibrate --prior`.",
         ]
 
     def as_dict(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class FleetOutcome(NamedTuple):
 
 
 def check_folder(out: FilePath) -> None:
-    """Refuse a place for calibrations that is no new or empty folder, nor one that a job left unfinished."""
+    """Refuse an output folder unless it is new, empty, or of an unfinished job."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"expected a folder for the calibrations of a fleet, got the file {out}")
     held = sorted(one.name for one in out.iterdir()) if out.exists() else []
@@ -102,7 +102,7 @@ def check_folder(out: FilePath) -> None:
 def run(
     fleet: Fleet, out: FilePath, *, known: LatencyPrior[Any] | None, command: str, progress: Progress, pool: Pool
 ) -> FleetOutcome:
-    """Write a calibration of every device whose timings fit, the pooled prior, and why others are left out."""
+    """Write a calibration of every device whose timings fit, the pooled prior, and the reasons for left-out devices."""
     check_folder(out)
     known = fleet.model.prior if known is None else known
     with progress.phase("reading the devices"):
@@ -130,9 +130,9 @@ def _in_groups(devices: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def file_names(devices: Iterable[str]) -> dict[str, str]:
-    """Return what each device's file is called: as the device, or its name made safe, which ends in a digest.
+    """Return the file name of each device: the device's name, or a safe name that ends in a digest.
 
-    So do names that differ in case or the form of accents alone, which some systems take for one.
+    Names that differ only in case or accents end in a digest too, since some systems take them for one name.
     """
 
     def folded(name: str) -> str:
@@ -154,7 +154,7 @@ def file_names(devices: Iterable[str]) -> dict[str, str]:
 def pooled(
     fleet: Fleet, devices: Sequence[str], known: LatencyPrior[Any], command: str, out: FilePath, each: Map
 ) -> tuple[LatencyPrior[Any], float]:
-    """Pool a prior from some devices and write it; return it, and the most noise that a device may have."""
+    """Pool a prior from some devices and write it; return the prior and the largest allowed noise."""
     some = devices[:: max(1, -(-len(devices) // POOLED_DEVICES))]
     found, reasons = [], {}
     for fits, refused in each(functools.partial(fitted, fleet, known), _in_groups(some)):
@@ -184,8 +184,8 @@ def fit_group(
     command: str,
     files: dict[str, FilePath],
 ) -> tuple[list[Any], dict[str, str]]:
-    """Fit devices, and write a calibration each; return nothing, and why others are left out, by device."""
-    # The pooled prior is near: from its medians one start is enough for most.
+    """Fit devices and write their calibrations; return an empty list, and by device the reasons for leaving it out."""
+    # The pooled prior is close, so one start is enough for most devices.
     found, left_out = fitted(fleet, prior, [*files], n_starts=1)
     if again := [device for device, fit, _ in found if _refused_fit(fit, most_noise)]:
         found = [one for one in found if one[0] not in again] + fitted(fleet, prior, again)[0]
@@ -221,17 +221,17 @@ def _refused_fit(fit: PosteriorFit, most_noise: float) -> str | None:
         return fit.terms.message.removesuffix(".")
     if fit.terms.noise_sd > most_noise:
         off, most = (100 * np.expm1(share) for share in (fit.terms.noise_sd, most_noise))
-        return f"its times are off their predictions by {off:.0f} %, where {most:.0f} % is the most for this fleet"
+        return f"its times differ from their predictions by {off:.0f} %, and this fleet allows {most:.0f} %"
     return None
 
 
 @contextlib.contextmanager
 def pool_of(most: int) -> Iterator[Map]:
-    """Give a map over processes of this machine, each with JAX set up; over this one where one is enough."""
+    """Give a map over processes of this machine, each with JAX set up, or over this process if one is enough."""
     if (workers := min(current_fingerprint().cores, most)) < 2:
         yield map
         return
-    # A processor's own threads would wait for those of the other processes.
+    # Threads of one process would wait for threads of the others.
     own = os.environ.get("OPENBLAS_NUM_THREADS")
     os.environ["OPENBLAS_NUM_THREADS"] = own or "1"
     try:
@@ -239,7 +239,9 @@ def pool_of(most: int) -> Iterator[Map]:
             try:
                 yield pool.map
             except BrokenProcessPool:
-                raise OSError("a process that fits devices was killed, or ran out of memory; run this again") from None
+                raise OSError(
+                    "a process that fits devices was killed, or ran out of memory; run the command again"
+                ) from None
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
@@ -249,7 +251,7 @@ def pool_of(most: int) -> Iterator[Map]:
 
 
 def _set_up_process() -> None:
-    """Set JAX up on one processor: threads of several processes would wait for each other."""
+    """Set JAX up on one processor, since threads of several processes would wait for each other."""
     if hasattr(os, "sched_setaffinity"):
         own = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {own[int(current_process().name.rpartition("-")[2]) % len(own)]})
@@ -257,7 +259,7 @@ def _set_up_process() -> None:
 
 
 def on_ray_pool(address: str | None) -> Pool:
-    """Return what gives a map over the actors of a Ray cluster."""
+    """Return a pool over the actors of a Ray cluster."""
 
     def worker(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         set_up_jax("cpu")

@@ -1,7 +1,7 @@
-"""Ctrl-C: one line and status 130, whenever it comes. Every command begins here, before JAX is imported.
+"""Ctrl-C at any moment: one line and exit status 130. Every command begins here, before JAX is imported.
 
-No exception is raised for it: raised inside an import, or where compiled code calls Python, it would end the process
-with a traceback or a crash, or get lost.
+The handler raises no exception: inside an import, or where compiled code calls Python, an exception would end in a
+traceback or a crash, or get lost.
 """
 
 import contextlib
@@ -11,27 +11,27 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 
-TYPE_CHECKING = False  # that of `typing` takes as long to import as all else here
+TYPE_CHECKING = False  # importing `typing` would double the import time
 if TYPE_CHECKING:
     from .terminal import Deadline
 
 INTERRUPTED_STATUS = 130
-#: What is done when a command ends early, the last one first: each may return what the line says besides.
+#: Functions that Ctrl-C calls, the last one first; each may return a text for the line.
 _last_acts: list[Callable[[], str | None]] = []
 
 
 def main(command: str = "main") -> None:
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background ignores it
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell lets background jobs ignore Ctrl-C
         signal.signal(signal.SIGINT, _end)
     try:
         getattr(importlib.import_module(".cli", __package__), command)()
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done, and said
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the output is complete
 
 
 @contextlib.contextmanager
 def last_act(act: Callable[[], str | None]) -> Iterator[None]:
-    """Do something should Ctrl-C end the command meanwhile."""
+    """Call a function if Ctrl-C ends the command inside the block."""
     _last_acts.append(act)
     try:
         yield
@@ -41,7 +41,7 @@ def last_act(act: Callable[[], str | None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def heeded(deadline: "Deadline") -> Iterator[None]:
-    """Let Ctrl-C interrupt a deadline, so that work stops by itself and keeps what it has; a second one ends all."""
+    """Let Ctrl-C interrupt a deadline, so that work ends and keeps its results; a second Ctrl-C ends the command."""
 
     def interrupt(*_: object) -> None:
         signal.signal(signal.SIGINT, before)
@@ -62,7 +62,7 @@ def _end(*_: object) -> None:
     for act in reversed(_last_acts):
         with contextlib.suppress(Exception):
             said += [text for text in [act()] if text]
-    bar_gone = "\r\x1b[K\x1b[?25h" if sys.stderr.isatty() else ""  # the line of a progress bar, which hides the cursor
+    bar_gone = "\r\x1b[K\x1b[?25h" if sys.stderr.isatty() else ""  # a progress bar hides the cursor
     with contextlib.suppress(OSError):
         os.write(2, f"{bar_gone}{'; '.join(said)}\n".encode(errors="replace"))
     os._exit(INTERRUPTED_STATUS)

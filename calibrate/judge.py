@@ -243,41 +243,33 @@ def busier(others: float | None, then: MachineSection | None) -> str:
 
 
 def why_worse(found: Fitted, cells: Sequence[Cell], section: ModelSection, rival: CalibrationFile) -> str:
-    """Return why a file predicts runs of the fit's model, `cells`, better than a fit; empty if the fit is no worse.
-
-    The rival is a calibration or a population's. Two fits of the same samples are equally good.
-    """
+    """Return why a calibration, or a population, predicts cells better than a fit of other samples; else nothing."""
     model = found.whole.posterior.model
-    both, held_out = (section, rival.models[model.name]), "held-out cells"
-    mine, its = (one.samples for one in both)
-    if mine and its and mine.sha256 == its.sha256:
-        return ""
-    counts = [{held_out: sum(own.held_out_cells for own in one.held_out.values())} for one in both]
-    if mine and its:
-        counts = [{"visits": one.timings} | count for one, count in zip((mine, its), counts, strict=True)]
-    for what, count in counts[0].items():
-        if count < LEAST_SHARE * (earlier := counts[1][what]):
-            return f"The fit is based on {count:,} {what}, the earlier one on {earlier:,}."
+    earlier = rival.models[model.name]
+    if section.samples and earlier.samples:
+        if section.samples.sha256 == earlier.samples.sha256:
+            return ""
+        if section.samples.timings < LEAST_SHARE * earlier.samples.timings:
+            return f"The fit has {section.samples.timings:,} visits, the earlier one {earlier.samples.timings:,}."
+    mine, its = (sum(own.held_out_cells for own in one.held_out.values()) for one in (section, earlier))
+    if mine < LEAST_SHARE * its:
+        return f"The fit has {mine} held-out cells, the earlier one {its}."
     runs, known = cell_runs(model, cells), Calibration.from_file(rival, [model]).of(model.name).posterior
-    now, then = (COVERED_SDS * np.median(estimate(one, runs).log_sd()) for one in (found.whole.posterior, known))
-    if now <= MOST_WIDER * then:
-        return ""
-    wide = (number_text(math.exp(min(reach, 99.0)), 2) for reach in (now, then))
-    return "A typical 90 % interval reaches a factor of {} each way, and {} without this fit.".format(*wide)
+    now, then = (COVERED_SDS * float(np.median(estimate(one, runs).log_sd())) for one in (found.whole.posterior, known))
+    wide = [number_text(math.exp(min(reach, 99.0)), 2) for reach in (now, then)]
+    said = "A typical 90 % interval reaches a factor of {} each way, and {} without this fit.".format(*wide)
+    return said if now > MOST_WIDER * then else ""
 
 
 def what_holds(summaries: Mapping[str, ErrorSummary], most_error: float) -> list[str]:
     """Return sentences: groups with a held-out error up to `most_error`, with a larger error, and without an error."""
     out = {name: own.held_out for name, own in summaries.items() if own.held_out is not None}
-    texts = {name: f"{name} ({100 * error:.0f} %)" for name, error in out.items()}
-    kinds = {
-        "You may use predictions of these groups (held-out error)": [
-            texts[name] for name, error in out.items() if error <= most_error
-        ],
-        "Use only the intervals of these groups": [texts[name] for name, error in out.items() if error > most_error],
-        "No cell was held out of these groups": [name for name in summaries if name not in out],
-    }
-    return [f"{said}: {', '.join(names)}." for said, names in kinds.items() if names]
+    good, bad = ([name for name in out if (out[name] <= most_error) == is_good] for is_good in (True, False))
+    kinds = {"You may use predictions of these groups (held-out error)": good}
+    kinds |= {"Use only the intervals of these groups": bad}
+    kinds |= {"No cell was held out of these groups": [name for name in summaries if name not in out]}
+    texts = {name: f"{name} ({100 * out[name]:.0f} %)" if name in out else name for name in summaries}
+    return [f"{said}: {', '.join(map(texts.__getitem__, names))}." for said, names in kinds.items() if names]
 
 
 def what_pays(calibrated: CalibratedModel, inputs: Mapping[str, Any]) -> list[str]:
@@ -354,7 +346,7 @@ def print_outcome(outcome: Outcome, console: Console, *, is_verbose: bool = Fals
         *details,
         *outcome.notes,
         f"{counted(samples.timings, 'visit')} ({counts}) in {outcome.samples_path}",
-        f"calibration: {outcome.path}{'' if outcome.is_written else ', unchanged'}",
+        *([f"calibration: {outcome.path}"] if outcome.is_written else []),
     ):
         say(f"  {text}", to=console)
 

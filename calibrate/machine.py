@@ -1,4 +1,4 @@
-"""What a machine does whatever is timed: launches, waits, transfers and small programs, its pace, and its gate."""
+"""Micro-benchmarks of a machine: launches, waits, transfers and small programs, its pace, and its gate."""
 
 import functools
 import time
@@ -18,26 +18,25 @@ from rlxjax.welch import SELECTIONS, WelchPeakParams, mean_power, selected_peaks
 
 from .samples import Canary, Micro, SampleLog
 
-#: Float32 elements of the arrays that are uploaded and read back, and, far beyond any cache, copied.
+#: Float32 elements of the arrays for transfers, and of the array for copies, which exceeds any cache.
 TRANSFER_ELEMENTS, COPY_ELEMENTS, ELEMENT_BYTES = 2**22, 2**25, 4
 MICRO_REPEATS = 15
-#: Without these there is no gate, and nothing to start a fit from.
+#: The micro-benchmarks that the gate and the start of a fit need.
 NEEDED_MICRO = ("launch", "roundtrip", "copy", "readback")
-#: Runs in a row of a transform, of which the quickest counts: its rows are in the caches.
+#: Runs in a row of a transform; the quickest counts, whose rows are in the caches.
 RUNS_IN_A_ROW = 10
-#: Rows, bins and k of two selections of peaks: one scans many bins, the other ranks many peaks.
+#: Rows, bins and k of two selections of peaks: the first scans many bins, the second ranks many peaks.
 WIDE_SELECTION, DEEP_SELECTION = (64, 2049, 1), (256, 129, 64)
-#: Rows and n_fft of two transforms, from signal to powers: within a processor's first cache, and beyond.
+#: Rows and n_fft of two transforms, from signal to powers: inside a processor's first cache, and outside.
 SHORT_TRANSFORM, LONG_TRANSFORM = (64, 1024), (8, 8192)
-#: The micro-benchmarks that tell the pace, seconds between two looks, and the share of looks that a time is not below.
+#: The micro-benchmarks that tell the pace, the seconds between two looks at them, and the quantile of their times.
 CANARIES, EVERY_S, LOW_QUANTILE = ("top_k deep", "top_k wide", "maxima deep", "upload"), 1.0, 0.25
-#: Standard deviation of the logarithm of a machine's speed from one minute to the next, where nothing is known of this
-#: one; it counts as so many looks.
+#: Prior standard deviation of the logarithm of a machine's speed from one minute to the next, and its weight in looks.
 PACE_LOG_SD, PACE_LOOKS = 0.05, 10
 
 
 def time_micro(log: SampleLog, repeats: int = MICRO_REPEATS) -> None:
-    """Time every micro-benchmark, interleaved, until each has so many repeats, and keep each."""
+    """Time the micro-benchmarks in turn until each has this many repeats, and keep each time."""
     with quiet_collector():
         for repeat in range(repeats):
             for name, run in micro_benchmarks().items():
@@ -46,7 +45,7 @@ def time_micro(log: SampleLog, repeats: int = MICRO_REPEATS) -> None:
 
 
 def micro_times_ns(log: SampleLog) -> dict[str, float]:
-    """Return the least of each micro-benchmark's repeats in ns, of canaries a low quantile of the looks."""
+    """Return the least time of each micro-benchmark in ns; for canaries, a low quantile over the looks."""
     found = {name: min(times_ns) for name, times_ns in log.micro.items()}
     for name in CANARIES:
         if looks := [look.times_ns[name] for look in log.canaries if name in look.times_ns]:
@@ -57,8 +56,8 @@ def micro_times_ns(log: SampleLog) -> dict[str, float]:
 def gate_rates(micro_ns: Mapping[str, float]) -> dict[str, float]:
     """Return the measured coefficients of the IO gate, by name: ns, and bytes per ns."""
     if missing := [name for name in NEEDED_MICRO if name not in micro_ns]:
-        mend = "measure more with `rlxjax calibrate --resume`"
-        raise ValueError(f"the samples hold no micro-benchmark of {', '.join(missing)}: {mend}")
+        advice = "measure more with `rlxjax calibrate --resume`"
+        raise ValueError(f"the samples hold no micro-benchmark of {', '.join(missing)}: {advice}")
     return {
         "dispatch_ns": micro_ns["launch"],
         "roundtrip_ns": micro_ns["roundtrip"],
@@ -68,12 +67,12 @@ def gate_rates(micro_ns: Mapping[str, float]) -> dict[str, float]:
 
 
 def measured_gate(micro_ns: Mapping[str, float], platform: str) -> dict[str, GateCoefficient]:
-    """Return the IO gate with this machine's rates: an added sync point costs its round trip alone, any gain counts."""
+    """Return the IO gate with this machine's rates: a sync point costs its round trip, and any gain counts."""
     measured = gate_rates(micro_ns)
     chosen = {"unified_memory": False, "host_thunk_penalty_ns": 0.0, "min_gain_ns": 0.0}
     gate = IoFusionGate.checked(**measured, **chosen)
     provenance = dict.fromkeys(measured, Provenance.MEASURED) | dict.fromkeys(chosen, Provenance.ARCH_DEFAULT)
-    if platform == "cpu":  # what the host reads is where it is: a view's time says nothing of a readback
+    if platform == "cpu":  # the host reads a view, so its time is no readback
         provenance["host_readback_bw"] = Provenance.UNCALIBRATED
     return {
         name: GateCoefficient(value=float(getattr(gate, name)), unit=unit, provenance=provenance[name])
@@ -83,13 +82,13 @@ def measured_gate(micro_ns: Mapping[str, float], platform: str) -> dict[str, Gat
 
 @functools.cache
 def micro_benchmarks() -> dict[str, Callable[[], float]]:
-    """Return what times one repeat of each in ns, by name; all are compiled and have run."""
+    """Return by name the functions that time one repeat in ns; all are compiled and have run."""
     rng, increment = np.random.default_rng(0), jax.jit(lambda x: x + 1.0)
     sizes = (8, TRANSFER_ELEMENTS, COPY_ELEMENTS)
     small, medium, large = (jax.block_until_ready(jnp.zeros((size,), jnp.float32)) for size in sizes)
     on_host = np.ones((TRANSFER_ELEMENTS,), np.float32)
 
-    def launched() -> Any:  # right after another launch: a copy leaves nothing in the caches
+    def launched() -> Any:  # right after another launch, since a copy empties the caches
         increment(small).block_until_ready()
         return increment(small)
 
@@ -106,7 +105,7 @@ def micro_benchmarks() -> dict[str, Callable[[], float]]:
         "roundtrip": lambda: _timed(launched().block_until_ready),
         "copy": _timing(increment, large),
         "upload": _timing(jax.device_put, on_host),
-        # An array remembers the host copy that it gave out: every repeat reads a new one.
+        # JAX keeps the host copy of an array, so every repeat reads a new array.
         "readback": lambda: _timed(functools.partial(np.asarray, increment(medium).block_until_ready())),
     }
     for name, (rows, bins, k) in {"wide": WIDE_SELECTION, "deep": DEEP_SELECTION}.items():
@@ -135,22 +134,22 @@ def _timed(run: Callable[[], object]) -> float:
 
 
 def slowness(now_ns: Mapping[str, float], then_ns: Mapping[str, float]) -> float | None:
-    """Return how many times longer the canaries take than another time, in the geometric mean; None without any."""
+    """Return how many times slower the canaries run, as a geometric mean; None without canaries."""
     ratios = [now_ns[name] / then_ns[name] for name in CANARIES if name in now_ns and name in then_ns]
     return float(np.exp(np.mean(np.log(ratios)))) if ratios else None
 
 
 def used_by_others(log: SampleLog) -> float | None:
-    """Return the processors that other processes kept busy, in the mean over looks; None without two of these."""
+    """Return the processors that other processes kept busy, on average; None without two looks."""
     others = [look.others for look in log.canaries[1:]]
     return float(np.mean(others)) if others else None
 
 
 def pace_of(log: SampleLog, earlier: MachineSection | None) -> Pace:
-    """Return how fast the machine was while samples were taken; its quickest, earlier ones too, is the usual speed."""
+    """Return the speed of the machine during the samples, relative to its fastest earlier calibration."""
     looks = np.log([[look.times_ns[name] for name in CANARIES] for look in log.canaries])
     changes = np.mean(looks - np.median(looks, 0), -1) if len(looks) else np.zeros(0)
-    # Of looks a second apart; those of a minute differ as much at least.
+    # The looks are a second apart; looks a minute apart differ at least as much.
     squares = np.sum(np.minimum(np.abs(changes), 2.0 * PACE_LOG_SD) ** 2) + PACE_LOOKS * PACE_LOG_SD**2
     now_ns = micro_times_ns(log) if log.canaries else {}
     then_ns = earlier.pace.usual_ns if earlier is not None and earlier.pace is not None else {}
@@ -165,7 +164,7 @@ def pace_of(log: SampleLog, earlier: MachineSection | None) -> Pace:
 
 
 class CanaryWatch:
-    """Looks at the pace at once, then every second or so, and keeps what it sees with the samples."""
+    """Times the canaries at once and then about every second, and keeps the times with the samples."""
 
     def __init__(self, log: SampleLog):
         self._log, self._next_s, self._own = log, 0.0, psutil.Process()
@@ -178,6 +177,6 @@ class CanaryWatch:
             self._next_s = time.perf_counter() + EVERY_S
 
     def _others(self) -> float:
-        """Return how many processors other processes kept busy, in the mean since the last time."""
+        """Return the processors that other processes kept busy since the last look."""
         busy = psutil.cpu_percent() * (psutil.cpu_count() or 1) - self._own.cpu_percent()
         return max(busy / 100.0, 0.0)

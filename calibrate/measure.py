@@ -1,7 +1,7 @@
-"""The cells of a campaign: the order in which they are measured, how they are made ready, and rounds of them.
+"""The cells of a campaign: their order, their programs, and rounds of visits.
 
-Protocol: every program is compiled and run before it is timed; each round visits every cell in a new random order, so
-that a slow spell of the machine hits all alike; the same number of rounds counts for every cell; every call is kept.
+Every program is compiled and run before its first timing. Each round visits every cell in a new random order, so that a
+slow minute of the machine hits all cells alike. Every cell has the same count of rounds, and every call is kept.
 """
 
 import itertools
@@ -34,24 +34,24 @@ from .machine import CanaryWatch
 from .samples import SampleLog, Visit
 from .terminal import Deadline
 
-#: Works that the fit sees for each held-out one.
+#: Works that the fit sees for each held-out work.
 SEEN_PER_HELD_OUT = 2
-#: Spread of runs and size of the correction that the design supposes.
+#: Spread of runs and size of the correction that the design assumes.
 DESIGN_SPREAD, DESIGN_CORRECTION_SD = 0.05, 0.025
-#: Works that are chosen for the sake of the times of all, after one for each unknown.
+#: Works chosen to predict all times, after one work for each unknown.
 FOR_TIMES = 32
-#: Seconds that a cell takes before its first timing, compiling included, and the runs expected of it.
+#: Seconds of a cell before its first timing, with compilation, and its expected runs.
 READY_S, EXPECTED_RUNS = 0.2, 20
-#: Seconds that a cell may take until it has run twice, and those after the deadline.
+#: The most seconds of a cell until its second run has ended, before and after the deadline.
 CELL_LIMIT_S, GRACE_S = 30.0, 3.0
-#: Of each result, so many numbers at most are compared between two runs, to this relative tolerance.
+#: The most numbers of a result that are compared between two runs, and the relative tolerance.
 COMPARED, TOLERANCE = 4096, 1e-3
-#: Share of the free memory that one run may use.
+#: The largest share of the free memory for one run.
 MEMORY_SHARE = 0.25
 
 
 def by_work(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
-    """Return the cells of each work, in the order in which the first of them comes."""
+    """Return the cells of each work; works are in the order of their first cells."""
     works: dict[str, list[Cell]] = {}
     for cell in cells:
         works.setdefault(cell.work, []).append(cell)
@@ -61,10 +61,10 @@ def by_work(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
 def measuring_order(
     suite: Suite, cells: Sequence[Cell], prior: LatencyPrior, facts: Facts, rng: np.random.Generator
 ) -> list[Cell]:
-    """Return the cells in the order in which to make them ready: works whole, those that are shown first.
+    """Return the cells in the order of compilation: whole works, the shown works first.
 
-    Of the others that the fit sees, one of each group comes first, then those that say most for their time, then the
-    rest in random order; each third place is a held-out work's, the groups taking turns.
+    Then comes one seen work of each group, then the most informative works for their time, then all others in random
+    order. Every third work is held out, from each group in turn.
     """
     works = by_work(cells)
     first = [name for name in suite.shown if name in works]
@@ -91,7 +91,7 @@ def measuring_order(
 
 
 def _expected(suite: Suite, blocks: Sequence[Sequence[Cell]], prior: LatencyPrior, facts: Facts) -> LatencyEstimate:
-    """Return what the prior says of works, `[works, cells]`; what is beyond a work's cells has an infinite spread."""
+    """Return the prior's estimates, `[works, cells]`; places beyond a work's cells have an infinite spread."""
     posterior = prior_posterior(suite.model, prior, DESIGN_SPREAD, DESIGN_CORRECTION_SD, facts)
     width = max(map(len, blocks))
     cells = [cell for block in blocks for cell in (*block, *[block[0]] * (width - len(block)))]
@@ -102,7 +102,7 @@ def _expected(suite: Suite, blocks: Sequence[Sequence[Cell]], prior: LatencyPrio
 
 
 def _design(blocks: LatencyEstimate, count: int, n_first: int, n_unknowns: int) -> list[int]:
-    """Return an order of the first blocks, so many, once the last ones are timed; all are targets."""
+    """Return an order of the first `count` blocks, given that the last `n_first` are timed; all are targets."""
 
     def part(which: Sequence[int]) -> LatencyEstimate:
         return LatencyEstimate(*(column[np.asarray(which)] for column in blocks))
@@ -119,7 +119,7 @@ def _design(blocks: LatencyEstimate, count: int, n_first: int, n_unknowns: int) 
 
 
 class Ready(NamedTuple):
-    """Cells that were compiled and run, by name: the programs, ns of a second run of each, why others are left out."""
+    """Compiled cells by name: the programs, the ns of their second runs, and why other cells are left out."""
 
     programs: dict[str, Callable[[], Any]]
     times_ns: dict[str, int]
@@ -135,10 +135,10 @@ def made_ready(
     at_least: int = 0,
     n_threads: int = 1,
 ) -> Ready:
-    """Compile and run cells in their order until the deadline, but so many at least.
+    """Compile and run cells in their order until the deadline, and at least `at_least` cells.
 
-    A program that raises, takes longer than `CELL_LIMIT_S` (`GRACE_S` once there are enough and the deadline has come),
-    and goes on beside the others, or gives another result the second time is refused.
+    A program is refused if it raises, gives another result the second time, or takes longer than `CELL_LIMIT_S`. The
+    limit is `GRACE_S` after the deadline. A program beyond the limit goes on beside the others.
     """
     waiting, running, tried, done = list(reversed(cells)), {}, {}, queue.SimpleQueue()
     while True:
@@ -157,26 +157,26 @@ def made_ready(
         except queue.Empty:
             pass
         else:
-            if running.pop(name, None) is not None:  # else it was given up
+            if running.pop(name, None) is not None:  # else refused already
                 tried[name] = result
                 advance()
         limit_s = GRACE_S if left_s < -GRACE_S and made >= at_least else CELL_LIMIT_S
         for name in [name for name, begun_s in running.items() if time.perf_counter() - begun_s > limit_s]:
             del running[name]
-            tried[name] = f"it did not run twice within {limit_s:g} seconds, and still runs beside others"
+            tried[name] = f"two runs took longer than {limit_s:g} seconds, and the program still runs beside others"
     good = {cell.name: tried[cell.name] for cell in cells if isinstance(tried.get(cell.name), tuple)}
     programs, times_ns = ({name: one[place] for name, one in good.items()} for place in (0, 1))
     return Ready(programs, times_ns, {name: why for name, why in tried.items() if isinstance(why, str)})
 
 
 def _tried(suite: Suite, cell: Cell) -> tuple[Callable[[], Any], int] | str:
-    """Return the program of a cell and the time of its second run in ns, or why it is none."""
+    """Return the program of a cell and the ns of its second run, or why the program is refused."""
     try:
         program = suite.program(cell)
         first = jax.block_until_ready(program())
         taken = call_ns(program)
         if not _alike(first, jax.block_until_ready(program())):
-            return "it gives other results each time"
+            return "its results differ between two runs"
     except Exception as error:  # noqa: BLE001
         return _raised(error)
     return program, taken
@@ -187,7 +187,7 @@ def _raised(error: Exception) -> str:
 
 
 def _alike(first: Any, second: Any) -> bool:
-    """Whether two results are the same, by a few of their numbers."""
+    """Whether a few numbers of two results are equal."""
 
     def few(result: Any) -> np.ndarray:
         if jnp.issubdtype(getattr(result, "dtype", float), jax.dtypes.prng_key):
@@ -211,7 +211,7 @@ def measure_rounds(
     advance: Callable[[], None],
     is_enough: Callable[[], bool] = lambda: False,
 ) -> dict[str, str]:
-    """Measure rounds, unfinished ones first, until it is enough or the deadline; return why cells were left out."""
+    """Measure rounds, unfinished rounds first, until `is_enough` or the deadline; return why cells are left out."""
     refused: dict[str, str] = {}
     canary, has_round = CanaryWatch(log), bool(log.complete_rounds())
     unfinished = [place for place, visits in enumerate(log.rounds) if visits and log.cells_left(place)]

@@ -401,14 +401,11 @@ def advise(
     else:
         options = {"--arg": arg, "--args": args, "--calibration": calibration, "--trips": trips}
         options["--min-gain"] = min_gain or None
-        words = [*stages, *_words(options), "--measure", "undecided"]
-        say(advice.text(shlex.join(["rlxjax", "advise", *words])))
+        listed = [
+            (name, own) for name, value in options.items() for own in (value if isinstance(value, list) else [value])
+        ]
+        words = [str(word) for name, own in listed if own is not None for word in (name, own)]
+        say(advice.text(shlex.join(["rlxjax", "advise", *stages, *words, "--measure", "undecided"])))
         if known is not None:
             say_source(known, "functions")
     raise typer.Exit(0 if advice.verdict in ("fuse", "group", "keep") else UNSURE_STATUS)
-
-
-def _words(options: dict[str, Any]) -> list[str]:
-    """Return given options as words of a command."""
-    listed = {name: value if isinstance(value, list) else [value] for name, value in options.items() if value}
-    return [str(word) for name, values in listed.items() for value in values for word in (name, value)]

@@ -1,4 +1,4 @@
-"""The raw samples of a campaign, one JSON line each, appended as it is taken; and what each cell takes by them."""
+"""The raw samples of a campaign, one JSON line each, appended at once; and the time of each cell."""
 
 import contextlib
 import dataclasses
@@ -28,13 +28,13 @@ from rlxjax.calibration import (
 from rlxjax.clock import PROTOCOL, QUARTILE, mean_ns
 from rlxjax.fit import Cell, Facts, Suite
 
-#: Steps that tell a cell's time from the machine's pace; visits in a row whose median is the pace amid them, odd.
+#: Steps that separate a cell's time from the machine's pace, and the odd count of neighbouring visits for a pace.
 PACE_STEPS, PACE_VISITS = 3, 21
 
 
 @dataclasses.dataclass(frozen=True)
 class Visits:
-    """Visits in the order they were made, `[visits]`: the round, the cell below `n_cells`, and the time of each."""
+    """Visits in their order, `[visits]`: the round, the cell below `n_cells`, and the time of each visit."""
 
     round: np.ndarray
     cell: np.ndarray
@@ -43,7 +43,7 @@ class Visits:
 
     @classmethod
     def of_rounds(cls, times_ns: np.ndarray) -> "Visits":
-        """Return rounds of one visit a cell, in the order of cells, from `[rounds, cells]`."""
+        """Return rounds with one visit of each cell in order, from times `[rounds, cells]`."""
         times_ns = np.asarray(times_ns, np.float64)
         return cls(*np.divmod(np.arange(times_ns.size), times_ns.shape[1]), times_ns.ravel(), times_ns.shape[1])
 
@@ -56,9 +56,9 @@ class Visits:
 
 
 def quantile_ns(visits: Visits) -> np.ndarray:
-    """Return what each cell takes in ns, float64 `[cells]`: the lower quartile of its visits at one pace.
+    """Return the time of each cell in ns, float64 `[cells]`: the lower quartile of its visits without the pace.
 
-    The pace is how much slower than their cells' quartiles the visits around one are, in the median. It is taken out.
+    The pace at a visit is the median, over the visits around it, of their times relative to their cells' quartiles.
     """
     order = np.argsort(visits.cell, kind="stable")
     starts = np.searchsorted(visits.cell[order], np.arange(1, visits.n_cells))
@@ -75,7 +75,7 @@ def quantile_ns(visits: Visits) -> np.ndarray:
 
 
 def noise_floor(visits: Visits) -> np.ndarray:
-    """Return the relative difference of each cell's times by even and by odd rounds, `[cells]`; NaN of one round."""
+    """Return the relative difference of each cell's times in even and in odd rounds, `[cells]`; NaN after one round."""
     rounds = visits.rounds()
     if (half := len(rounds) // 2) == 0:
         return np.full(visits.n_cells, np.nan)
@@ -84,15 +84,15 @@ def noise_floor(visits: Visits) -> np.ndarray:
 
 
 SAMPLES_VERSION = 5
-#: Samples are named so, after the calibration's name and the model's, and may be compressed.
+#: The end of a samples file's name, after the names of the calibration and the model; the file may be compressed.
 SUFFIX = ".samples.jsonl"
-ANEW = "leave out --resume to start anew"
+ANEW = "leave out --resume to start again"
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 ShortName = Annotated[str, Field(max_length=64)]
 
 
 class Header(Strict):
-    """The first line: what was timed, on what, how the machine schedules, and the files that programs ran (SHA-256)."""
+    """The first line: the suite, the machine, its schedule, and the SHA-256 of files that programs ran."""
 
     kind: Literal["header"] = "header"
     version: Literal[5] = SAMPLES_VERSION
@@ -117,7 +117,7 @@ class KeptCell(Strict):
 
 
 class Cells(Strict):
-    """The cells that every round visits from here on."""
+    """The cells that all later rounds visit."""
 
     kind: Literal["cells"] = "cells"
     cells: list[KeptCell]
@@ -132,7 +132,7 @@ class Micro(Strict):
 
 
 class Canary(Strict):
-    """A look at the machine's pace: micro-benchmarks once more, and the processors that others used since then."""
+    """A look at the machine's pace: times of micro-benchmarks, and the processors that other processes used since."""
 
     kind: Literal["canary"] = "canary"
     times_ns: dict[ShortName, Positive]
@@ -148,14 +148,14 @@ class Visit(Strict):
     times_ns: Annotated[list[Annotated[int, Field(ge=1, lt=2**63)]], Field(min_length=1)]
 
 
-#: What comes after the header.
+#: A line after the header.
 Line = Cells | Micro | Canary | Visit
 _LINE = TypeAdapter(Annotated[Header | Line, Field(discriminator="kind")])
 
 
 @dataclasses.dataclass
 class SampleLog:
-    """The samples of one campaign: cells that every round visits, visits (cell, ns), micro-benchmarks and looks."""
+    """The samples of one campaign: cells, rounds of visits (cell, ns), micro-benchmarks, and looks at the pace."""
 
     header: Header
     cells: list[Cell] = dataclasses.field(default_factory=list)
@@ -166,7 +166,7 @@ class SampleLog:
 
     @classmethod
     def new(cls, suite: Suite, name: str) -> "SampleLog":
-        """Return a log without samples of a suite, by the name that a command line has for it."""
+        """Return a log without samples of a suite; the name is that on a command line."""
         facts = {name: np.asarray(fact, float).tolist() for name, fact in suite.facts().items()}
         about = {"fingerprint": current_fingerprint(), "facts": facts, "given": dict(suite.given)}
         return cls(Header(suite=name, runner=suite.runner, protocol=PROTOCOL, **about))
@@ -185,23 +185,23 @@ class SampleLog:
         return [cell.name for cell in self.cells if cell.name not in done]
 
     def complete_rounds(self) -> list[list[tuple[str, float]]]:
-        """Return the rounds in which every cell was visited; none before cells are chosen."""
+        """Return the rounds that visited every cell; none before the cells are chosen."""
         return [one for place, one in enumerate(self.rounds) if self.cells and not self.cells_left(place)]
 
     def timed(self) -> tuple[list[Cell], Visits]:
-        """Return the cells that were timed and the visits of the complete rounds; of the longest where none is."""
+        """Return the timed cells and the visits of the complete rounds, or of the longest round if none is complete."""
         whole = self.complete_rounds() or [max(self.rounds, key=len, default=[])]
         visited = {name for name, _ in whole[0]}
         cells = [cell for cell in self.cells if cell.name in visited]
         places = {cell.name: place for place, cell in enumerate(cells)}
-        # A first round that was not finished may hold cells that were dropped when it was resumed.
+        # An unfinished first round may hold cells that a resumed job dropped.
         made = [(at, places[name], time_ns) for at, one in enumerate(whole) for name, time_ns in one if name in places]
         round_, cell, time_ns = np.array(made, float).reshape(-1, 3).T
         return cells, Visits(round_.astype(int), cell.astype(int), time_ns, len(cells))
 
     @contextlib.contextmanager
     def kept_in(self, path: FilePath, *, append: bool) -> Iterator[FilePath | None]:
-        """Write each line that is added to a file, at once; yield where earlier samples at its path were put."""
+        """Append each added line to a file at once; yield the new path of earlier samples."""
         aside = None if append else set_aside(path)
         try:
             self._file = open(path, "ab" if append else "xb", buffering=0)  # noqa: SIM115
@@ -216,7 +216,7 @@ class SampleLog:
     def _write(self, line: Header | Line) -> None:
         rest = f"{line.model_dump_json()}\n".encode()
         try:
-            while self._file and rest:  # of which a full disk takes a part
+            while self._file and rest:  # a full disk takes a part
                 rest = rest[self._file.write(rest) :]
         except OSError as reason:
             raise not_written(self._file.name, reason) from None
@@ -229,7 +229,7 @@ class SampleLog:
         self.keep(Cells(cells=[KeptCell.model_validate(cell, from_attributes=True) for cell in cells]))
 
     def add(self, line: Line) -> None:
-        """Add what a line says, unless it cannot follow those before."""
+        """Add the content of a line; refuse a line that cannot follow the earlier lines."""
         match line:
             case Micro():
                 self.micro.setdefault(line.name, []).append(line.time_ns)
@@ -249,10 +249,10 @@ class SampleLog:
 
 
 def read_samples(
-    path: FilePath, *, mend: str = "take samples with `rlxjax calibrate`", mend_tail: bool = False
+    path: FilePath, *, advice: str = "take samples with `rlxjax calibrate`", cut_tail: bool = False
 ) -> SampleLog:
-    """Read a samples file, compressed if its name ends in `.gz`; a last line that was cut short is left out."""
-    content = read_file(path, mend=mend)
+    """Read a samples file, compressed if its name ends in `.gz`; a truncated last line is left out."""
+    content = read_file(path, mend=advice)
     whole = content[: content.rfind(b"\n") + 1]
     log = None
     for number, text in enumerate(whole.splitlines(), 1):
@@ -267,17 +267,17 @@ def read_samples(
                 log.add(line)
         except ValueError as error:
             reason = first_refusal(error) if isinstance(error, ValidationError) else error
-            raise ValueError(f"{path}: line {number}: {reason}; {mend}") from None
+            raise ValueError(f"{path}: line {number}: {reason}; {advice}") from None
     if log is None:
-        raise ValueError(f"{path}: holds no header; {mend}")
-    if mend_tail and len(whole) < len(content):
+        raise ValueError(f"{path}: holds no header; {advice}")
+    if cut_tail and len(whole) < len(content):
         os.truncate(path, len(whole))
     return log
 
 
 def resumed(path: FilePath, wanted: Header, cells: Sequence[Cell]) -> SampleLog:
-    """Read samples to go on with; those of another suite, version, machine or grid, or of other files, are refused."""
-    log = read_samples(path, mend=ANEW, mend_tail=True)
+    """Read samples to continue with; refuse those of another suite, version, machine, grid, or of other files."""
+    log = read_samples(path, advice=ANEW, cut_tail=True)
     for name in ("suite", "runner", "protocol"):
         got, expected = getattr(log.header, name), getattr(wanted, name)
         if got != expected:
@@ -293,12 +293,12 @@ def resumed(path: FilePath, wanted: Header, cells: Sequence[Cell]) -> SampleLog:
 
 
 def samples_path(calibration: FilePath, model: str) -> FilePath:
-    """Return where the job keeps the samples of a model: beside the calibration, as `a.welch.samples.jsonl`."""
+    """Return the path of a model's samples, beside the calibration `a.json`: `a.welch.samples.jsonl`."""
     return calibration.with_name(f"{calibration.stem}.{model}{SUFFIX}")
 
 
 def calibration_of(samples: FilePath) -> FilePath:
-    """Return the calibration file that a samples file belongs to: beside it, of the same name."""
+    """Return the path of the calibration file beside a samples file, by its name."""
     rest = samples.name.removesuffix(".gz")
     name, _, model = rest.removesuffix(SUFFIX).rpartition(".")
     if not (rest.endswith(SUFFIX) and name and model):

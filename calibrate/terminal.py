@@ -44,11 +44,6 @@ def plain(text: object) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in str(text))
 
 
-def ns(time_ns: float) -> str:
-    """Return a time in whole ns."""
-    return f"{time_ns:,.0f}"
-
-
 def json_text(found: Any) -> str:
     """Return an answer as JSON; a number that is not finite becomes null.
 
@@ -160,10 +155,7 @@ class Progress:
     def phase(
         self, name: str, deadline: Deadline | None = None, total: int | None = None, what: str = "round"
     ) -> Iterator[Callable[[], None]]:
-        """Show a phase; yield the function to call after each step. With a deadline, the bar shows time.
-
-        `what` names a step where no total is known.
-        """
+        """Show a phase of steps `what`; yield the function to call after each. With a deadline, the bar shows time."""
         begun_s, steps = time.perf_counter(), 0
         span_s = None if deadline is None else max(deadline.left_s(), 0.1)
 

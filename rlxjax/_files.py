@@ -99,8 +99,7 @@ def read_file(path: str | os.PathLike[str], error: type[ValueError] = ValueError
     """Return the content of a file, decompressed if its name ends in `.gz`.
 
     Raises:
-        ValueError: of the type `error`, one line that ends with `mend`, the advice on how to fix the problem: the path
-            is no file, the file cannot be read, or it is too large.
+        ValueError: of the type `error`, one line with the advice `mend`; the file is missing, unreadable or too large.
     """
     try:
         content = _content_of(path)
@@ -135,9 +134,8 @@ def read_json(path: AnyPath, version: int | None, error: type[ValueError], mend:
     except UnicodeDecodeError as reason:
         raise error(f"{path}: cannot be read ({reason}); {mend}") from None
     except json.JSONDecodeError as reason:
-        raise error(
-            f"{path}: line {reason.lineno}: not whole JSON ({reason.msg}); the file may be truncated: {mend}"
-        ) from None
+        where = f"line {reason.lineno}: not whole JSON ({reason.msg})"
+        raise error(f"{path}: {where}; the file may be truncated: {mend}") from None
     except (ValueError, RecursionError) as reason:
         raise error(f"{path}: not {what} ({reason}); {mend}") from None
     if not isinstance(content, dict):

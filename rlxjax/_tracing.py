@@ -41,17 +41,14 @@ def jitted(
 def wrong_count(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Return "normalise takes 1 argument, got 2" where a function's signature refuses a call; nothing otherwise."""
     try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # a builtin has none
+        inspect.signature(fn).bind(*args, **kwargs)
+    except ValueError:  # a builtin has no signature
         return ""
-    try:
-        signature.bind(*args, **kwargs)
     except TypeError as error:
-        parameters = signature.parameters.values()
-        name = getattr(fn, "__name__", type(fn).__name__)
-        positional = [own for own in parameters if own.kind in (own.POSITIONAL_ONLY, own.POSITIONAL_OR_KEYWORD)]
-        most, least = len(positional), sum(own.default is own.empty for own in positional)
-        is_open = any(own.kind is own.VAR_POSITIONAL for own in parameters)
+        name, own = getattr(fn, "__name__", type(fn).__name__), inspect.Parameter
+        kinds = [(each.kind, each.default is own.empty) for each in inspect.signature(fn).parameters.values()]
+        needed = [is_needed for kind, is_needed in kinds if kind in (own.POSITIONAL_ONLY, own.POSITIONAL_OR_KEYWORD)]
+        most, least, is_open = len(needed), sum(needed), own.VAR_POSITIONAL in dict(kinds)
         if kwargs or least <= len(args) <= (math.inf if is_open else most):  # a keyword is at fault
             return f"{name} does not take these arguments: {error}"
         start = "at least " if is_open else f"{least} to " if least < most else ""
@@ -60,14 +57,12 @@ def wrong_count(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 
 @contextlib.contextmanager
-def refusals_in_one_line(
-    fn: Callable[..., Any], args: tuple[Any, ...] | None = None, kwargs: dict[str, Any] | None = None
-) -> Iterator[None]:
+def refusals_in_one_line(fn: Callable[..., Any], *call: Any) -> Iterator[None]:
     """Turn an exception of a function that is being traced into a `ValueError` of one line."""
     try:
         yield
     except Exception as error:  # noqa: BLE001  (a user's function may raise anything)
-        if isinstance(error, TypeError) and args is not None and (wrong := wrong_count(fn, args, kwargs or {})):
+        if isinstance(error, TypeError) and call and (wrong := wrong_count(fn, *call)):
             raise ValueError(f"fn: {wrong}") from error
         name = getattr(fn, "__name__", type(fn).__name__)
         reason = str(error).strip().partition("\n")[0]

@@ -138,11 +138,6 @@ def _is_array(value: object) -> bool:
     return isinstance(value, (np.ndarray, np.generic, jax.Array))
 
 
-def whole_ns(time_ns: float) -> str:
-    """Return a time in whole ns, as people write it: `1,339,812`."""
-    return f"{time_ns:z,.0f}"
-
-
 def counted(count: int, one: str, several: str | None = None) -> str:
     """Return a count and its noun: `1 launch`, `1,200 calls`."""
     return f"{count:,} {one if count == 1 else several or one + 's'}"

@@ -1,20 +1,11 @@
 """Packages that only some features need: the extras of `pyproject.toml`."""
 
-import contextlib
 import importlib.util
 import shlex
 
 
 def require(package: str, extra: str) -> None:
-    """Check that a package is installed.
-
-    Args:
-        package: the name that Python imports.
-        extra: the extra that installs the package.
-
-    Raises:
-        ImportError: the package is not installed; one line with the command that installs the extra.
-    """
+    """Raise `ImportError`, one line with the command that installs the extra, if a package is not installed."""
     if importlib.util.find_spec(package) is None:
         raise ImportError(f"{package} is not installed; get it with `{install_command(extra)}`")
 
@@ -28,9 +19,9 @@ def install_command(extra: str) -> str:
     """
     from importlib import metadata  # takes as long to import as the package
 
-    lines = []
-    with contextlib.suppress(metadata.PackageNotFoundError):  # a source tree that is not installed
-        lines = metadata.requires("rlxjax") or []
-    parts = (line.partition(";") for line in lines)
+    try:
+        parts = [line.partition(";") for line in metadata.requires("rlxjax") or ()]
+    except metadata.PackageNotFoundError:  # a source tree that is not installed
+        parts = []
     wanted = [requirement.strip() for requirement, _, marker in parts if marker.strip() == f"extra == '{extra}'"]
     return shlex.join(["pip", "install", *(wanted or [f".[{extra}]"])])

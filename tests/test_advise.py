@@ -206,11 +206,11 @@ def test_one_of_a_thing_is_not_told_as_several():
     forms = (Grouping("together", 1.0, (1.0, 2.0), 1.0, compile_s=0.5e-9), Grouping("apart", 2.0, (1.0, 3.0), 2.0))
     said = {"verdict": "fuse", "reason_code": "saves_launches", "reason": "so", "compared": "together"}
     pays = rx.Advice("together", "measured", 0.9, rounds=1, alternatives=forms, **said)
-    assert "compiling takes 0.500 ns and pays off after 1 call\n" in str(pays)
+    assert "; compiling takes 0.500 ns and pays off after 1 call\n" in str(pays)
     assert "decided by measuring in 1 round\n" in str(pays)
     one, two = (
-        "saves 1 call, 1 launch; adds 1 recomputed number",
-        "saves 2 calls, 2 launches; adds 2 recomputed numbers",
+        "saves 1 call, 1 launch\nadds 1 recomputed number",
+        "saves 2 calls, 2 launches\nadds 2 recomputed numbers",
     )
     for count, said in ((1, one), (2, two), (-1, "adds 1 call, 1 launch\n")):
         counts = dict.fromkeys(("saved_calls", "saved_launches", "recomputed_elements"), count)

@@ -265,7 +265,7 @@ def test_ctrl_c_fits_what_was_measured_a_resumed_run_goes_on_and_what_there_is_i
     assert again.samples.rounds == 3
     assert again.fitted.cells == first.fitted.cells
     for one, second, status, said in (
-        (first, None, 130, "interrupted; this is of what was measured so far"),
+        (first, None, 130, "interrupted; the output is of the samples so far"),
         (outcome, ValueError("no suite"), 2, "error: no suite"),
         (outcome, KeyboardInterrupt("kept in f"), 130, "interrupted; kept in f"),
     ):
@@ -319,8 +319,8 @@ def test_the_better_of_two_fits_is_the_file_and_the_other_lies_beside_it(tmp_pat
     kept_at, wild = good.samples_path, {cell.name: np.exp(rng.normal(0, 1)) for cell in SUITE.cells()}
     few = type("Few", (ToySuite,), {"cells": lambda _: SUITE.cells()[:12]})()
     for suite, samples, said in (
-        (SUITE, {"rounds": 1}, f"The fit is based on {len(SUITE.cells())} visits, the earlier one on "),
-        (few, {"rounds": 8}, " visits, the earlier one on "),
+        (SUITE, {"rounds": 1}, f"The fit has {len(SUITE.cells())} visits, the earlier one "),
+        (few, {"rounds": 40}, " held-out cells, the earlier one "),
         (SUITE, {"rounds": 3, "factors": wild}, "A typical 90 % interval reaches a factor of "),
     ):
         made_up(path, suite, **samples)
@@ -403,8 +403,8 @@ def test_a_program_that_raises_hangs_or_differs_is_named_and_the_others_go_on(tm
     assert said == {
         "it raises is left out: it raises RuntimeError: no such luck.",
         "it raises later is left out: it raises RuntimeError: no more.",
-        "it hangs is left out: it did not run twice within 0.5 seconds, and still runs beside others.",
-        "it differs is left out: it gives other results each time.",
+        "it hangs is left out: two runs took longer than 0.5 seconds, and the program still runs beside others.",
+        "it differs is left out: its results differ between two runs.",
     }
     assert found.is_written
     assert not {cell.name for cell in found.fitted.cells} & set(BAD)
@@ -416,7 +416,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written(tmp_path, mon
     good = ToySuite.cells
     for cells, options, said in (
         (good, {"prior": tmp_path / "other.json"}, "other.json"),
-        (good, {"resume": True}, "c.toy.samples.jsonl: no such file; leave out --resume to start anew"),
+        (good, {"resume": True}, "c.toy.samples.jsonl: no such file; leave out --resume to start again"),
         (lambda _: [], {}, "with cells, got none"),
         (lambda _: [odd], {}, "a is left out: .*abacus"),
         (lambda _: [3], {}, "one of type int"),

@@ -195,14 +195,14 @@ def test_another_machine_is_not_this_one_and_other_software_is_named_and_does_no
     assert (printed["verdict"], printed["models"]) == ("not this machine", {})
     result = invoke(file(jax="0.0.1", thread_flags={"A": "1"}))
     assert result.exit_code == 0
-    assert "It was made with other software: thread_flags" in " ".join(result.stdout.split())
+    assert "The calibration was made with other software: thread_flags" in " ".join(result.stdout.split())
     assert "jax '0.0.1' there" in " ".join(result.stdout.split())
 
 
 def test_a_suite_that_is_not_given_and_a_budget_that_is_too_short_are_refused(file):
     result = CliRunner().invoke(app, ["validate", str(file())])
     assert result.exit_code == 2
-    said = f"toy was not timed again: give its suite with --suite module:NAME (the file calls it {NAME})"
+    said = f"toy was not validated: give its suite with --suite module:NAME (the file calls it {NAME})"
     assert said in result.stderr
     for budget in ("4", "nan", "inf", "-1"):
         result = invoke(file(), "--budget", budget)

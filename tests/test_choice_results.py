@@ -185,8 +185,8 @@ def test_arrays_are_compared_whatever_holds_them_and_another_structure_is_said_i
     structure = "its structure is {} instead of {}, where * is an array"
     for one, other, said in (
         ((x, n), (n, x), "array 0 is int32[4] instead of float32[2, 3]"),
-        (x, x.astype(jnp.int32), "the array is int32[2, 3] instead of float32[2, 3]"),
-        (y, y[None], "the array is float32[1] instead of float32[]"),
+        (x, x.astype(jnp.int32), "array 0 is int32[2, 3] instead of float32[2, 3]"),
+        (y, y[None], "array 0 is float32[1] instead of float32[]"),
         ((x, n), (x, n, n), "3 arrays instead of 2"),
         ((x, None), (x,), structure.format("[*]", "[*, None]")),
         (x, [x], structure.format("[*]", "*")),

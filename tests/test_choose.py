@@ -385,7 +385,7 @@ BAD_WAYS = (
     ({"a": jax.jit(lambda x, y: x)}, "none of them runs: a: <lambda> takes 2 arguments, got 1"),
 )
 BAD_THIRD = (
-    (lambda x: x[0], "expected the same result of all, but 'c' differs from 'product': the array is .*check=False"),
+    (lambda x: x[0], "expected the same result of all, but 'c' differs from 'product': array 0 is .*check=False"),
     (lambda x: (x, x), "expected the same result of all, but 'c' differs from 'product': 2 arrays instead of 1"),
     (lambda x: x * 2.1, "expected the same .* 'c' differs from 'product': .* off by 0.1 at .0, 0., .*check=False"),
     (printing, "expected no side effects where 'c' is to be measured .*measure='never'"),

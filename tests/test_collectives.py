@@ -197,7 +197,7 @@ def test_what_cannot_be_is_refused_in_one_line():
         "groups: expected the devices of each group": ("all_gather", 1, [], [NVLINK]),
         "links: expected one that joins the devices 0 and 8": ("all_gather", 1, [(0, 8)], [NVLINK]),
         "coordinates: expected those of all devices in the torus of ICI": ("all_gather", 1, [(0, 1)], [torus(4)]),
-        "collectives: expected several local devices, got one; a CPU has eight by XLA_FLAGS": None,
+        "collectives: expected several local devices, got one; a CPU has eight with XLA_FLAGS": None,
     }.items():
         with pytest.raises(ValueError, match=f"^{said}") as caught:
             collective_inputs(*given_) if given_ else suite_of("collectives").cells()

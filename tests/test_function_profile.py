@@ -342,7 +342,7 @@ def test_a_table_names_what_its_counts_assume_and_prints_bytes_as_people_read_th
     lines = str(profile).splitlines()
     assert lines[1].startswith(f"{bytes_text(profile.io.device_traffic_bytes)} of memory traffic if nothing is fused, ")
     assert lines[2].startswith(f"{profile.io.kernel_launches} launches if nothing is fused, ")
-    assert lines[4] == f"rules cover 100 % of {profile.equations} equations and 100 % of the traffic"
+    assert lines[4] == f"counted: 100 % of {profile.equations} equations, 100 % of the traffic"
     assert lines[6].startswith("if nothing is fused ")
     assert "nothing is fused" not in str(rx.profile_function(jnp.sin, real(8), level="compiled"))
     assert len([line for line in lines if line.startswith("test_function_profile.py:")]) <= 10

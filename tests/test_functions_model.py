@@ -18,6 +18,7 @@ from rlxjax.calibration import CalibratedModel, Calibration, predict_profiles
 from rlxjax.fit import prior_posterior
 from rlxjax.jaxpr import OPERATIONS
 from rlxjax.models import FFT, FUNCTIONS, function_runs
+from rlxjax.units import interval_text
 
 
 def calibration(model=FUNCTIONS, most=1e12):
@@ -248,7 +249,8 @@ def test_a_prediction_is_the_sum_of_its_terms_within_its_interval_and_is_extrapo
     np.testing.assert_allclose(sum(found.terms_ns.values()), found.time_ns, rtol=FLOAT64_RTOL)
     assert list(found.terms_ns.values()) == sorted(found.terms_ns.values(), reverse=True)
     assert found.in_domain
-    assert str(found).splitlines()[0].endswith(")")
+    said = interval_text(found.time_ns, found.low_ns, found.high_ns)
+    assert str(found).splitlines()[0] == f"predicted: {said} a call; in brackets the 90 % interval"
     assert calibration().predict_function(mlp, real(6400, 128), real(128, 128)).time_ns > found.time_ns
     beyond = calibration(most=1.0).predict_function(mlp, real(64, 128), real(128, 128))
     assert not beyond.in_domain

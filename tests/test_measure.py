@@ -102,7 +102,7 @@ def test_numbers_that_are_no_numbers_and_trees_of_results_are_compared():
     suite = type("Results", (ToySuite,), {"program": lambda _, cell: results[cell.name]})()
     ready = made_ready(suite, CELLS[:3], Deadline(time.perf_counter() + 60.0))
     assert list(ready.programs) == NAMES[:2]
-    assert ready.refused == {NAMES[2]: "it gives other results each time"}
+    assert ready.refused == {NAMES[2]: "its results differ between two runs"}
 
 
 def test_a_visit_is_a_loop_of_calls_that_ends_by_time_or_number_and_takes_the_mean_of_the_later_ones(monkeypatch):

@@ -158,7 +158,7 @@ def test_a_calibration_of_another_device_is_refused_for_a_target(target):
     asked = ["profile", "math:sin", "--arg", "f32[4]", "--target", target, "--calibration", str(path)]
     result = CliRunner().invoke(app, asked)
     assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1), result.output
-    assert "--calibration: expected one of " in result.stderr
+    assert "--calibration: expected a calibration of " in result.stderr
     assert "of NVIDIA H100" in result.stderr
 
 

@@ -63,11 +63,11 @@ def test_a_file_cut_anywhere_after_its_header_loses_at_most_one_line_and_goes_on
     ends = [place + 1 for place, byte in enumerate(content) if byte == ord("\n")]
     for length in sorted({*ends, *(end - 1 for end in ends[1:]), *range(ends[0], len(content), 7)}):
         path.write_bytes(content[:length])
-        log = read_samples(path, mend_tail=True)
+        log = read_samples(path, cut_tail=True)
         kept = sum(map(len, log.rounds)) + len(log.micro) + len(log.canaries) + bool(log.cells)
         assert kept == content[:length].count(b"\n") - 1
         assert path.read_bytes() == content[: content[:length].rfind(b"\n") + 1]
-    log = read_samples(path, mend_tail=True)
+    log = read_samples(path, cut_tail=True)
     with log.kept_in(path, append=True):
         for count in range(1, 4):  # every line is on disk before the next sample
             log.keep(Visit(round=2, cell=OTHER, times_ns=[count, 5]))
@@ -141,7 +141,7 @@ def test_a_bad_line_ends_the_resumed_job_in_one_line(written):
     assert result.exit_code == 2
     (line,) = result.stderr.strip().splitlines()
     assert f"{path}: line {len(content.splitlines())}: visit." in line
-    assert "leave out --resume to start anew" in line
+    assert "leave out --resume to start again" in line
     assert path.read_text() == content
     assert not out.exists()
 
@@ -153,7 +153,7 @@ def test_samples_of_another_machine_grid_suite_or_version_are_not_resumed(writte
     for change, cells, said in (
         ({"fingerprint": here}, CELLS, "'0.1' here.*leave out --resume"),
         ({"suite": "a:B"}, CELLS, "samples of suite _campaigns:SUITE, and this is suite a:B"),
-        ({"runner": 7}, CELLS, "samples of runner 1, and this is runner 7; leave out --resume to start anew"),
+        ({"runner": 7}, CELLS, "samples of runner 1, and this is runner 7; leave out --resume to start again"),
         ({"protocol": 7}, CELLS, "samples of protocol 2, and this is protocol 7"),
         ({"given": {"a.json": "0" * 64}}, CELLS, "other learned models; give the same --model"),
         ({}, CELLS[:1], "another grid"),

@@ -84,7 +84,7 @@ def test_a_learned_fft_is_timed_at_its_length_and_its_work_is_a_fact_of_the_samp
         assert [facts[name][place] for name in ("learned_n_fft", "learned_flop", "learned_live_bins")] == [
             model.n_fft, *work
         ]  # fmt: skip
-    with pytest.raises(ValueError, match="is the second one for n_fft 256"):
+    with pytest.raises(ValueError, match="has n_fft 256, as another file has"):
         suite_of("welch", [files[0], saved_model(tmp_path, 256, 9)])
 
     calibrated = rx.calibration.prior_calibration("cpu").of("welch").with_facts(**suite.facts())

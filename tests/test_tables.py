@@ -184,7 +184,8 @@ def test_a_field_is_read_from_a_path_as_what_it_is_used_for(tmp_path):
     works_ns = np.stack([np.outer([2, 4], work_ns).ravel(), np.full(8, 5.0)], -1)
     columns = {"arrays": np.repeat([2, 4], 4), "launches": [[1, 2]] * 8, "arithmetic_work_ns": works_ns}
     table = read(tmp_path / "out")
-    assert table.column_names == ["time_ns", "low_ns", "high_ns"]
+    assert table.column_names == ["launches", "arithmetic_work_ns", "arrays", "time_ns", "low_ns", "high_ns"]
+    assert table["arrays"].to_pylist() == [2] * 4 + [4] * 4
     np.testing.assert_allclose(table["time_ns"], np.asarray(known.predict_ns("jitted", **columns)), **SINGLE)
     keys = [("depth=2.5", "loop"), ("depth=1e0", "tile"), ("depth=1", "loop"), ("depth=1e99", "tile")]
     for key, strategy in keys:

@@ -180,7 +180,7 @@ def test_an_exchange_takes_time_and_what_runs_beside_hides_it(predicted):
         assert predicted(start, *long, done, TANH, target=target, devices=8).binds != "collectives"
         twice = predicted(*[f"%g{place} = f32[8192,8192] all-gather(%x), {ALL}" for place in (1, 2)], TANH, devices=8)
         assert twice.time_ns > predicted(TANH, devices=8).time_ns
-    with pytest.raises(ValueError, match="expected links in its data") as refused:
+    with pytest.raises(ValueError, match="expected data of links between devices") as refused:
         predicted(
             f"%g = f32[8192,8192] all-gather(%x), {ALL}", TANH, target=V5E.model_copy(update={"links": ()}), devices=8
         )

@@ -13,6 +13,7 @@ import pytest
 from _shapes import real
 from _tolerances import FLOAT64_RTOL, assert_close, assert_gradient_is_the_finite_difference
 
+from benchmarks._learning import learned_weights, timed_programs
 from rlxjax.calibration import CalibratedModel, predict_profiles
 from rlxjax.fit import estimate, predicted_ns, prior_posterior
 from rlxjax.jaxpr import OPERATIONS, profile_function, stacked
@@ -25,7 +26,6 @@ from rlxjax.models import (
     read_weights,
     untimed_operations,
 )
-from rlxjax.models._learning import learned_weights, timed_programs
 from rlxjax.models._weights import KnownWeights, wide_weights
 from rlxjax.tables import evaluate
 
@@ -106,6 +106,28 @@ def test_a_prediction_grows_with_every_count_and_with_more_kernels():
     assert np.all(JITTED(alone, MACHINE, dataclasses.replace(KERNELS, **twice)) > before)
 
 
+def test_a_loop_dispatches_its_kernels_once_its_iterations_move_much_or_call_a_library():
+    def dispatched(step, *shapes):
+        def run(x, *rest):
+            return jax.lax.scan(lambda x, _: (step(x, *rest), None), x, None, length=64)[0]
+
+        profile = profile_function(run, *(real(*shape) for shape in shapes))
+        runs = function_runs([profile])
+        return float(runs.inputs["dispatched"].sum()) / 64, runs
+
+    few, runs = dispatched(lambda x: jnp.tanh(x) * 0.5, (4,))
+    many, _ = dispatched(lambda x: jnp.tanh(x) * 0.5, (4096,))
+    assert few < 0.1 * many
+    small_products, of_products = dispatched(lambda x, a: jnp.tanh(a @ (a @ (a @ x))), (6, 6), (6, 6))
+    vectors, _ = dispatched(lambda x, a: jnp.tanh(a @ (a @ (a @ x))), (64,), (64, 64))
+    transforms, _ = dispatched(lambda x: jnp.fft.irfft(jnp.fft.rfft(x) * 0.5), (16,))
+    assert min(small_products, transforms) > 5 * vectors > 5 * many
+    # 500 steps of a small Kalman filter took 2.5 ms: iterations of library calls take microseconds, not 0.2 of one.
+    time_ns = estimate(prior_posterior(FUNCTIONS), of_products).time_ns[0]
+    assert 1e3 < time_ns / 64 < 1e4
+    assert time_ns > 5 * estimate(prior_posterior(FUNCTIONS), runs).time_ns[0]
+
+
 def test_a_file_gives_the_weights_back_and_another_one_is_refused_in_a_sentence(tmp_path):
     medians = {field.name: 2.0 for field in dataclasses.fields(MACHINE)}
     known = KnownWeights(WEIGHTS, medians, dict.fromkeys(medians, 0.5), 0.25, {"corpora": ["one"]})
@@ -116,7 +138,7 @@ def test_a_file_gives_the_weights_back_and_another_one_is_refused_in_a_sentence(
     assert (back.scatter, back.provenance) == (known.scatter, known.provenance)
     content = json.loads(known.text())
     for text, said in (
-        (json.dumps(content | {"vocabulary": "other"}), "got version 2 of other"),
+        (json.dumps(content | {"vocabulary": "other"}), "got version 3 of other"),
         (json.dumps(content | {"version": 99}), "got version 99 of"),
         (json.dumps({key: content[key] for key in content if key != "weights"}), "no file of weights (KeyError: "),
         (json.dumps(content | {"coefficients": {"call_ns": 3.0}}), "no file of weights (TypeError: "),

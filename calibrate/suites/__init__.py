@@ -1,4 +1,4 @@
-"""What a command line names: suites to time, latency models, functions of modules, and arrays by dtype and shape."""
+"""Names on a command line: suites, latency models, functions of modules, and arrays by dtype and shape."""
 
 import contextlib
 import importlib
@@ -18,9 +18,9 @@ from rlxjax.calibration import CalibrationFile
 from rlxjax.fit import LatencyModel, Suite
 from rlxjax.models import BUILT_IN
 
-#: The entry points by which an installed package offers suites.
+#: The entry point group for suites of installed packages.
 ENTRY_POINTS = "rlxjax.suites"
-#: The suites that ship: the class of each, in the module of its name.
+#: The classes of the suites of rlxjax, by their module.
 SHIPPED = {"welch": "WelchSuite", "functions": "FunctionsSuite", "collectives": "CollectivesSuite"}
 #: The words that short dtype names abbreviate: `f32`, and `s32` and `f8e4m3fn` as XLA prints them.
 _WORDS = {"bf": "bfloat", "f": "float", "i": "int", "s": "int", "u": "uint", "c": "complex"}
@@ -29,12 +29,12 @@ _SHAPE = re.compile(r"(\w+)\[\s*(\d{1,18}(?:\s*,\s*\d{1,18})*)?\s*\]", re.ASCII)
 
 
 def suite_of(name: str, models: Sequence[FilePath] = ()) -> Suite:
-    """Return a suite that a command line names: `module:NAME` is imported, from the current folder too."""
+    """Return a suite by its name; `module:NAME` is imported, also from the current folder."""
     return _installed(name, models) or _suite(named(name, "--suite"), name)
 
 
 def suite_of_file(name: str, model: str, given: Iterable[Suite] = ()) -> Suite:
-    """Return a suite that a file names, which imports nothing: one that was given, that ships or is installed."""
+    """Return the suite that a file names, from the given, shipped or installed suites; import nothing else."""
     own = [suite for suite in given if model in ("", suite.model.name)]
     if found := own[0] if own else _installed(name):
         return found
@@ -42,7 +42,7 @@ def suite_of_file(name: str, model: str, given: Iterable[Suite] = ()) -> Suite:
 
 
 def _installed(name: str, models: Sequence[FilePath] = ()) -> Suite | None:
-    """Return a suite that ships, or that an installed package offers by this name."""
+    """Return a suite of rlxjax or of an installed package."""
     if name in SHIPPED:
         made = getattr(importlib.import_module(f".{name}", __package__), SHIPPED[name])
         return made(models) if name == "welch" else made()
@@ -63,7 +63,7 @@ def _suite(found: Any, name: str) -> Suite:
 
 
 def models_of(content: CalibrationFile, given: Sequence[Suite] = ()) -> tuple[list[LatencyModel], list[str]]:
-    """Return the models of a file's sections, those of users by their suites, and a sentence for each not found."""
+    """Return the models of a file's sections, and a sentence for each section without a known model."""
     models: dict[str, LatencyModel] = {**BUILT_IN, **{suite.model.name: suite.model for suite in given}}
     left_out = []
     for name, section in content.models.items():
@@ -89,7 +89,7 @@ def latency_model(name: str) -> LatencyModel:
 
 
 def named(text: str, what: str, kind: Any = object) -> Any:
-    """Return what `module:name` names, a function where that is asked; the module may lie in the current folder."""
+    """Return the object `module:name`, of a type; the module may be in the current folder."""
     module_name, _, name = text.partition(":")
     if not (module_name and name):
         raise ValueError(f"{what}: expected module:name, got {text!r}")
@@ -114,7 +114,7 @@ def users_code(refusal: str) -> Iterator[None]:
 
 
 def arguments_of(shapes: list[str], tuple_name: str | None) -> tuple[Any, ...]:
-    """Return the arguments that a command line gives, as shapes or by the name of a tuple."""
+    """Return the arguments on a command line: shapes, or the name of a tuple."""
     if tuple_name is None:
         return tuple(map(shape_of, shapes))
     if shapes:
@@ -129,7 +129,7 @@ def arguments_of(shapes: list[str], tuple_name: str | None) -> tuple[Any, ...]:
 
 
 def arguments_of_size(name: str, shapes: list[str], function_name: str | None) -> Callable[[int], tuple[Any, ...]]:
-    """Return a function from a size to the arguments in which it has a name, or that a function of it returns."""
+    """Return a function from a size to arguments: shapes with the size's name, or a function of the size."""
     if function_name is None:
         place = re.compile(rf"(?<=[\[,]){re.escape(name)}(?=[\],])")
         if not any(map(place.search, shapes)):

@@ -1,4 +1,4 @@
-"""Collectives of all local devices, called with arrays that lie on them: five kinds, by sizes and groups."""
+"""Collectives of all local devices on their own arrays: five kinds, by sizes and groups."""
 
 import dataclasses
 import threading
@@ -14,14 +14,14 @@ from rlxjax.devices import Link, target_device, target_names
 from rlxjax.fit import Cell, LatencyPrior, Suite, wide_prior
 from rlxjax.models import COLLECTIVES, collective_inputs, memory_link
 
-#: Bytes as `collective_inputs` counts them, those that the fit never sees, and devices of a group.
+#: Bytes as `collective_inputs` counts them, the held-out bytes, and devices of a group.
 SIZES, HELD_OUT = tuple(2**n for n in (14, 16, 18, 20, 21, 22, 23, 24, 26)), (2**16, 2**20, 2**22)
 GROUP_SIZES = (2, 4, 8)
-#: Larger arrays leave a CPU's caches, and its allocator takes new pages for them in every call: that is no collective.
+#: Larger arrays leave a CPU's caches, and every call takes new pages for them.
 MOST_CPU_BYTES = 2**23
-#: What one call takes on a CPU whose devices are threads.
+#: The time of one call on a CPU with threads as devices.
 CPU_START_NS = 3e5
-#: What each device of a group of so many does.
+#: The work of each device in a group of a size.
 _RUN: Mapping[str, Callable[[jax.Array, int], jax.Array]] = {
     "all_reduce": lambda x, _: lax.psum(x, "group"),
     "all_gather": lambda x, _: lax.all_gather(x, "group", tiled=True),
@@ -29,7 +29,7 @@ _RUN: Mapping[str, Callable[[jax.Array, int], jax.Array]] = {
     "all_to_all": lambda x, _: lax.all_to_all(x, "group", 0, 0, tiled=True),
     "permute": lambda x, size: lax.ppermute(x, "group", [(place, (place + 1) % size) for place in range(size)]),
 }
-#: Programs of several devices never end if two devices begin them in another order.
+#: Programs of several devices hang if two devices begin the programs in different order.
 _one_at_a_time = threading.Lock()
 
 
@@ -43,7 +43,7 @@ class CollectivesSuite(Suite):
         """Return every collective.
 
         Raises:
-            ValueError: one local device, or devices whose links nobody describes.
+            ValueError: one local device, or devices with unknown links.
         """
         devices, (links, coordinates) = jax.local_device_count(), joined()
         sizes = [n_bytes for n_bytes in SIZES if jax.default_backend() != "cpu" or n_bytes <= MOST_CPU_BYTES]
@@ -60,7 +60,7 @@ class CollectivesSuite(Suite):
         return cells
 
     def program(self, cell: Cell) -> Callable[[], Any]:
-        """Return what runs a collective in all groups at once."""
+        """Return a function that runs a collective in all groups at once."""
         n_bytes, size = (int(word) for word in cell.name.split() if word.isdecimal())
         devices, rows = np.array(jax.local_devices()), PartitionSpec(("groups", "group"))
         mesh = Mesh(devices.reshape(-1, size), ("groups", "group"))
@@ -75,7 +75,7 @@ class CollectivesSuite(Suite):
         return call
 
     def start(self, micro_ns: Mapping[str, float]) -> LatencyPrior[Any]:
-        """Return the model's prior; of a CPU a wide one, since no data sheet has its links."""
+        """Return the model's prior, or a wide prior on a CPU, since no data sheet has its links."""
         del micro_ns
         if jax.default_backend() != "cpu":
             return COLLECTIVES.prior
@@ -83,15 +83,15 @@ class CollectivesSuite(Suite):
 
 
 def joined() -> tuple[Sequence[Link], Sequence[tuple[int, ...]]]:
-    """Return what joins the local devices, and their places in a torus; refuse one device and unknown links."""
+    """Return the links of the local devices, and their places in a torus; refuse one device and unknown links."""
     devices = jax.local_devices()
     if len(devices) == 1:
-        more = "a CPU has eight by XLA_FLAGS=--xla_force_host_platform_device_count=8"
+        more = "a CPU has eight with XLA_FLAGS=--xla_force_host_platform_device_count=8"
         raise ValueError(f"collectives: expected several local devices, got one; {more}")
     if devices[0].platform == "cpu":
         return [memory_link(len(devices))], ()
     kind = f"-{'-'.join(devices[0].device_kind.lower().replace(' lite', 'e').split())}-"
     links = [link for name in target_names() if f"-{name}-" in kind for link in target_device(name).links]
     if not links:
-        raise ValueError(f"collectives: expected devices whose links are known, got {devices[0].device_kind}")
+        raise ValueError(f"collectives: expected devices with known links, got {devices[0].device_kind}")
     return links, [tuple(device.coords) for device in devices if hasattr(device, "coords")]

@@ -1,4 +1,4 @@
-"""Ordinary JAX functions to time: a table of kinds and sizes."""
+"""The suite of ordinary JAX functions: a table of kinds and sizes."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ from rlxjax.models import FUNCTIONS, GPU_KERNELS, function_runs, gpu_facts_of_ki
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """An argument: its shape and dtype, and the values that are valid for it."""
+    """An argument: shape, dtype and kind of values."""
 
     shape: tuple[int, ...]
     dtype: Any = np.float32
@@ -66,12 +66,12 @@ def _normals(dtype: Any, *shapes: tuple[int, ...]) -> tuple[Draw, ...]:
 
 
 def _of(fn: Callable[..., Any], count: int = 1, values: str = "normal") -> Make:
-    """Return a maker of a function of arrays that all have the shape that the size says."""
+    """Return a maker of a function of arrays of one shape, the size."""
     return lambda dtype, *shape: (fn, (Draw(shape, dtype, values),) * count)
 
 
 def _rows(fn: Callable[..., Any], of_elements: bool = False) -> Make:
-    """Return a maker of a function of an array and indices of rows, one for each result or each element of it."""
+    """Return a maker of a function of an array and row indices, one for each result row or element."""
 
     def make(dtype: Any, rows: int, width: int, count: int) -> Any:
         indices = Draw((count, width) if of_elements else (count,), np.int32, below=rows)
@@ -96,7 +96,7 @@ def _convolution(numbers: tuple[str, str, str], depthwise: bool = False, stride:
 
 
 def _matrices(fn: Callable[..., Any], values: str = "normal") -> Make:
-    """Return a maker of a function of a square matrix and, where the size has them, columns of a right side."""
+    """Return a maker of a function of a square matrix and an optional right side; the size is `n` or `n x columns`."""
     return lambda dtype, n, *columns: (fn, (Draw((n, n), dtype, values), *(Draw((n, m), dtype) for m in columns)))
 
 
@@ -117,6 +117,44 @@ def _gru(dtype: Any, steps: int, batch: int, width: int) -> Any:
     return run, _normals(dtype, (steps, batch, width), (batch, width), (width, 3 * width), (width, 3 * width))
 
 
+def _repeated(step: Callable[..., jax.Array], shapes: Callable[..., Any]) -> Make:
+    """Return a maker of a loop that applies a step to its first argument; the size begins with the iterations."""
+
+    def make(dtype: Any, steps: int, *size: int) -> Any:
+        drawn = shapes(*size)
+        return lambda x, *others: lax.fori_loop(0, steps, lambda _, x: step(x, *others), x), _normals(dtype, *drawn)
+
+    return make
+
+
+def _filter_step(p: jax.Array, f: jax.Array, h: jax.Array) -> jax.Array:
+    """Return the covariance after a step of a Kalman filter."""
+    p = jnp.tanh(f @ p @ f.T)
+    s = h @ p @ h.T
+    return p - jnp.linalg.solve(s @ s.T + jnp.eye(len(s), dtype=s.dtype), h @ p).T @ h @ p
+
+
+def _descend(w: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+    return w - 1e-3 * jax.grad(lambda w: jnp.square(jnp.tanh(x @ w) - y).mean())(w)
+
+
+def _walk(x: jax.Array, key: jax.Array) -> jax.Array:
+    """Return the end of a random walk of 64 steps that a normal density guides."""
+
+    def step(x: jax.Array, key: jax.Array) -> tuple[jax.Array, None]:
+        new = x + 0.1 * jax.random.normal(key, x.shape, x.dtype)
+        return jnp.where(jnp.log(jax.random.uniform(key)) < jnp.sum(x * x - new * new), new, x), None
+
+    return lax.scan(step, x, jax.random.split(key, 64))[0]
+
+
+def _convolution_slopes(dtype: Any, batch: int, side: int, channels: int, filters: int) -> Any:
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.square(jax.nn.relu(lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC))).mean()
+
+    return jax.grad(loss, (0, 1)), _normals(dtype, (3, 3, channels, filters), (batch, side, side, channels))
+
+
 def _smooth(x: jax.Array) -> jax.Array:
     def step(mean: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
         mean = 0.9 * mean + 0.1 * value
@@ -135,7 +173,7 @@ def _layer_norm(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
 
 
 def _layers(dtype: Any, width: int, depth: int, values: str = "normal") -> list[dict[str, Draw]]:
-    """Return the arguments that are square dense layers."""
+    """Return the arguments of square dense layers."""
     return [{"w": Draw((width, width), dtype, values), "b": Draw((width,), dtype, values)} for _ in range(depth)]
 
 
@@ -146,7 +184,7 @@ def _mlp(layers: list[dict[str, jax.Array]], x: jax.Array) -> jax.Array:
 
 
 def _mlp_step(layers: list[dict[str, jax.Array]], x: jax.Array, y: jax.Array) -> Any:
-    """Return the loss, and the layers after a step of gradient descent."""
+    """Return the loss and the updated layers of one step of gradient descent."""
     loss, gradient = jax.value_and_grad(lambda layers: jnp.square(_mlp(layers, x) - y).mean())(layers)
     return loss, jax.tree.map(lambda weight, slope: weight - 1e-2 * slope, layers, gradient)
 
@@ -157,7 +195,7 @@ def _adam(weight: jax.Array, slope: jax.Array, mean: jax.Array, square: jax.Arra
 
 
 def _clipped_momentum(weights: Any, slopes: Any, velocities: Any) -> Any:
-    """Return weights and velocities after a step whose slopes together have a norm of at most 1."""
+    """Return weights and velocities after a step with the gradient norm clipped to 1."""
     norm = jnp.sqrt(sum(jnp.sum(jnp.square(slope)) for slope in jax.tree.leaves(slopes)))
     velocities = jax.tree.map(lambda v, slope: 0.9 * v + slope / jnp.maximum(norm, 1), velocities, slopes)
     return jax.tree.map(lambda weight, v: weight - 1e-2 * v, weights, velocities), velocities
@@ -203,6 +241,26 @@ KINDS = (
     Kind("scan", "gru", _gru, "16x1x8 64x4x32 256x16x64* 1024x1x32 64x64x128"),
     Kind("scan", "smooth", _of(_smooth), "16x8 128x1024 1024x64* 512x8192"),
     Kind("scan", "fixed point", _of(lambda x: lax.fori_loop(0, 64, lambda _, y: jnp.cos(y) * x, x)), "16 4096", True),
+    Kind("scan", "filter steps", _repeated(_filter_step, lambda n, m: ((n, n), (n, n), (m, n))), "128x6x3 64x12x4*"),
+    Kind("scan", "products", _repeated(lambda x, a: jnp.tanh(a @ (a @ (a @ x))), lambda n: ((n, n),) * 2),
+         "256x6 128x16* 64x48"),
+    Kind("scan", "power iteration", _repeated(lambda x, a: (a @ x) / jnp.linalg.norm(x), lambda n: ((n,), (n, n))),
+         "256x32 128x128*"),
+    Kind("scan", "descent steps", _repeated(_descend, lambda n, m: ((n,), (m, n), (m,))), "128x10x100 64x20x500*"),
+    Kind("scan", "scaled rows", _repeated(lambda x: x / (1 + jnp.square(x).sum(-1, keepdims=True)), lambda *n: (n,)),
+         "256x4x100 64x32x256*"),
+    Kind("scan", "factors", _repeated(lambda x: jnp.linalg.cholesky(x * x.T / 9 + 9 * jnp.eye(len(x), dtype=x.dtype)),
+         lambda n: ((n, n),)), "128x8 64x24*"),
+    Kind("scan", "transforms", _repeated(lambda x: jnp.fft.irfft(jnp.fft.rfft(x) * 0.5), lambda n: ((n,),)),
+         "128x16 64x256 32x2048*"),
+    Kind("scan", "sorted", _repeated(lambda x: jnp.sort(jnp.cos(9 * x)), lambda n: ((n,),)), "128x16 64x256*"),
+    Kind("scan", "convolved", _repeated(lambda x, w: jnp.tanh(jnp.convolve(x, w, mode="same")),
+         lambda n, m: ((n,), (m,))), "128x64x5 64x1024x9*"),
+    Kind("scan", "random walk", lambda d, n: (_walk, (Draw((n,), d), Draw((), values="key"))), "8 64*"),
+    Kind("convolution", "convolution slopes", _convolution_slopes, "8x14x8x16 32x28x1x8 4x8x32x32 16x14x16x16*"),
+    Kind("convolution", "pool slopes", lambda d, *shape: (jax.grad(lambda x: jnp.square(lax.reduce_window(
+        x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")).sum()), _normals(d, shape)),
+        "4x8x8x4 16x16x16x16 32x28x28x8*"),
     Kind("fft", "rfft", _of(jnp.fft.rfft), "1x64 64x1024 256x4096* 8x65536"),
     Kind("fft", "fft", _of(jnp.fft.fft), "128x512:complex64 32x16384:complex64 64x1024:complex128*"),
     Kind("fft", "fft2", _of(jnp.fft.fft2), "32x32:complex64 256x256:complex64 1024x1024:complex64"),
@@ -258,7 +316,7 @@ KINDS = (
 
 
 class TimedFunction(NamedTuple):
-    """A function of the suite at one size: what it mostly does, its arguments as trees of `Draw`, whether held out."""
+    """A function of the suite at one size: family, callable, arguments as trees of `Draw`, and whether held out."""
 
     family: str
     fn: Callable[..., Any]
@@ -273,7 +331,7 @@ class TimedFunction(NamedTuple):
 
 
 def timed_functions(kinds: Sequence[Kind] = KINDS) -> dict[str, TimedFunction]:
-    """Return functions by name, in a fixed order; those of 64 bits only where JAX has these enabled."""
+    """Return functions by name, in a fixed order; 64-bit functions only if JAX has 64-bit types enabled."""
     found = {}
     for kind in kinds:
         for size in kind.sizes.split():
@@ -288,7 +346,7 @@ def timed_functions(kinds: Sequence[Kind] = KINDS) -> dict[str, TimedFunction]:
 
 
 class KernelsSuite(Suite):
-    """The functions of the suite as a GPU's compiler made them: fitted to the same samples, never timed by itself."""
+    """The compiled GPU programs of the suite: a model to fit to the same samples, never timed separately."""
 
     model = GPU_KERNELS
     most_error = 0.25
@@ -300,7 +358,7 @@ class KernelsSuite(Suite):
         return []
 
     def kept(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Return cells with what their programs launch; one that does not say, and has no text, is refused."""
+        """Return cells with the launches of their programs; refuse a cell without launches or program text."""
 
         def inputs(cell: Cell) -> Mapping[str, float]:
             if not cell.compiled and cell.name not in self._texts:
@@ -311,7 +369,7 @@ class KernelsSuite(Suite):
 
 
 class FunctionsSuite(Suite):
-    """Ordinary functions, jitted, called with arrays of the device; their inputs are the counts of their profiles."""
+    """Jitted functions with arrays on the device; the inputs are the counts of their profiles."""
 
     model = FUNCTIONS
     most_error = 0.25
@@ -334,7 +392,7 @@ class FunctionsSuite(Suite):
         return functools.partial(jax.jit(function.fn), *jax.device_put(function.arguments(np.random.default_rng(0))))
 
     def kept(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Return cells with the counts of their functions' profiles; one that the suite does not have is refused."""
+        """Return cells with the counts of the function profiles; refuse a cell of an unknown function."""
         if unknown := [cell.name for cell in cells if cell.name not in self._functions]:
             raise ValueError(f"holds {unknown[0]!r}, which is no function of this suite")
         return [dataclasses.replace(self._cell(cell.name), compiled=cell.compiled) for cell in cells]
@@ -347,7 +405,7 @@ class FunctionsSuite(Suite):
             return cell
         # JAX has compiled it for the first call.
         text = program.func.lower(*program.args).compile().as_text()  # pyright: ignore[reportFunctionMemberAccess]
-        with contextlib.suppress(ValueError):  # of another JAX, whose text is written otherwise
+        with contextlib.suppress(ValueError):  # another JAX may write the text differently
             return dataclasses.replace(cell, compiled=gpu_inputs(gpu_program(text or "")))
         return cell
 

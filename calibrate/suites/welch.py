@@ -1,4 +1,4 @@
-"""Welch peaks, from a NumPy signal to NumPy peaks: a grid of sizes, by every way to compute them."""
+"""Welch peaks, from a NumPy signal to NumPy peaks: a grid of sizes, by every strategy."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ from ..machine import (
     gate_rates,
 )
 
-#: What is timed of each workload, by what tables call it: the variant, and the segments of a row.
+#: The variant and the segments of a row, by the name in tables.
 TIMED = {
     "ultra": ("host", ULTRA_SEGMENTS),
     "fast": ("host", FAST_SEGMENTS),
@@ -34,21 +34,21 @@ TIMED = {
     "block": ("block", FAST_SEGMENTS),
     "learned": ("learned", FAST_SEGMENTS),
 }
-#: Sizes of the cells, some padded, some no power of two, and the most samples of a segment of all rows.
+#: Sizes of the cells, and the most samples of one segment of all rows.
 GRID_BATCHES = (1, 2, 5, 9, 16, 27, 64, 100, 180, 256, 500, 1024, 3000, 8192, 32_768, 131_072)
 GRID_N_FFTS = (64, 96, 128, 160, 256, 384, 400, 480, 512, 1000, 1024, 1200, 1536, 2048, 4096)
 GRID_KS = (1, 4, 16, 64)
 GRID_SAMPLES = 2**23
-#: Sizes that the fit never sees: they lie inside the range of the others, or at its edge.
+#: Sizes that the fit never sees, inside the range of the other sizes or at its edge.
 HELD_OUT_BATCHES, HELD_OUT_N_FFTS = (2, 100, 8192), (128, 160, 400, 1200, 4096)
 #: The workloads of the table at the end.
 SHOWN_BATCHES, SHOWN_N_FFT, SHOWN_K = (1, 64, 1024, 8192), 256, 16
 
 
 class WelchSuite(Suite):
-    """Every batch and n_fft of the grid, up to `GRID_SAMPLES`, with one number of peaks in turn, by every strategy.
+    """Every batch and n_fft of the grid up to `GRID_SAMPLES`, each with one of the numbers of peaks, by every strategy.
 
-    `models` are files of learned FFTs to time as well, each of another segment length.
+    `models` are files of learned FFTs to time as well, each with its own segment length.
     """
 
     model = WELCH
@@ -60,12 +60,12 @@ class WelchSuite(Suite):
         for file in models:
             model = load_learned_fft(file)
             if model.n_fft in self._learned:
-                raise ValueError(f"--model: {file} is the second one for n_fft {model.n_fft}")
+                raise ValueError(f"--model: {file} has n_fft {model.n_fft}, as another file has")
             self._learned[model.n_fft] = model
         self.given = {file.name: sha256_of(file) for file in models}
 
     def cells(self) -> list[Cell]:
-        """Return every cell of the grid: learned ones for models' lengths, maxima where they are used."""
+        """Return every cell of the grid: learned cells for the models' lengths, and maxima on platforms with them."""
         platform = jax.default_backend()
         return [
             welch_cell(group, batch, n_fft, k)
@@ -78,7 +78,7 @@ class WelchSuite(Suite):
         ]
 
     def program(self, cell: Cell) -> Callable[[], Any]:
-        keep_programs(2**31)  # the grid's take 1 GB, and each is visited in every round
+        keep_programs(2**31)  # every round visits all programs of the grid, which take 1 GB
         sizes = {name: int(size) for name, size in cell.inputs.items()}
         params = WelchPeakParams(sizes["n_fft"], sizes["n_segments"], sizes["k"])
         signal = _tone()[: sizes["batch"] * params.frame_len].reshape(sizes["batch"], params.frame_len)
@@ -86,7 +86,7 @@ class WelchSuite(Suite):
         return functools.partial(welch_peaks, signal, params, cell.variant, model=learned)
 
     def facts(self) -> Facts:
-        """Return how the runner schedules here, and what the learned FFTs take that it was given."""
+        """Return the schedule of this machine, and the work of the given learned FFTs."""
         here, facts = current_fingerprint(), dict(WELCH.facts)
         facts |= {name: fact for name, fact in schedule(here.platform)._asdict().items() if name in facts}
         facts["processors"] = here.cores if here.platform == "cpu" else 1
@@ -98,7 +98,7 @@ class WelchSuite(Suite):
         }
 
     def start(self, micro_ns: Mapping[str, float]) -> LatencyPrior:
-        """Return the model's own prior with other values where a micro-benchmark measured a coefficient by itself."""
+        """Return the model's prior, with the coefficients that micro-benchmarks measured directly."""
         rates, upload_bytes = gate_rates(micro_ns), ELEMENT_BYTES * TRANSFER_ELEMENTS
         waits_ns = rates["dispatch_ns"] + rates["roundtrip_ns"]
         found = {"memory_bytes_per_ns": rates["memory_bw"], "copy_bytes_per_ns": upload_bytes / micro_ns["upload"]}
@@ -123,7 +123,7 @@ def welch_cell(group: str, batch: int, n_fft: int, k: int) -> Cell:
 
 @functools.cache
 def _tone() -> np.ndarray:
-    """Return float32 samples of a tone in noise, as many as the largest signal of the grid has."""
+    """Return a tone in noise, float32, with the length of the largest signal of the grid."""
     sizes = [(batch, n_fft) for batch in GRID_BATCHES for n_fft in GRID_N_FFTS if batch * n_fft <= GRID_SAMPLES]
     count = max(batch * WelchPeakParams.fast(n_fft, 1).frame_len for batch, n_fft in sizes)
     radians = 2 * np.pi * 0.11 * np.arange(count, dtype=np.float64)

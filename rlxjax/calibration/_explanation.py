@@ -1,4 +1,4 @@
-"""An explanation of a pick: the terms of each strategy's time, the margin, and the changes that turn the pick.
+"""An explanation of a pick: the terms of each strategy's time, the margin, and the changes that change the pick.
 
 The pick changes where two predictions cross. The crossover along the model's first input has an uncertainty: since
 `log a = log b` defines `log x`, its derivative by an unknown is
@@ -66,7 +66,7 @@ class Flip:
         kind: "input" or "coefficient".
         value: the current value.
         unit: the unit of the value.
-        factor: the factor of the change; None if no factor from 1/100 to 100 turns the pick.
+        factor: the factor of the change; None if no factor from 1/100 to 100 changes the pick.
         log_sd: standard deviation of the logarithm of the coefficient; None for inputs, which are known.
         sds: the size of the change in these standard deviations.
         is_jump: whether the predictions jump past each other instead of becoming equal.
@@ -154,7 +154,7 @@ class Explanation:
 
 
 def explain(calibrated: CalibratedModel, *inputs: float, **given: float | None) -> Explanation:
-    """Explain the pick for one workload: the terms of each time, the margin, and the changes that turn the pick.
+    """Explain the pick for one workload: the terms of each time, the margin, and the changes that change the pick.
 
     Args:
         calibrated: a model of one machine.
@@ -213,7 +213,7 @@ class _Moved(NamedTuple):
 
 
 class _Search(NamedTuple):
-    """The nearest changes that turn the pick of two strategies, by axis; the crossover's axis is the last."""
+    """The nearest changes that change the pick of two strategies, by axis; the crossover's axis is the last."""
 
     calibrated: CalibratedModel
     names: tuple[str, str]
@@ -227,7 +227,7 @@ class _Search(NamedTuple):
 
 
 def _search(calibrated: CalibratedModel, names: tuple[str, str], sizes: Mapping[str, float]) -> _Search:
-    """Search the changes that turn the pick of two strategies, of which the first is faster."""
+    """Search the changes that change the pick of two strategies, of which the first is faster."""
     model, first = calibrated.model, next(iter(calibrated.model.inputs))
     coefficients = coefficient_names(calibrated.coefficients)
     axes = (*coefficients, *(name for name, entry in model.inputs.items() if entry.default is None), first)

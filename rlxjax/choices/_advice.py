@@ -148,10 +148,10 @@ class Advice(Choice):
 
     def text(self, asking: str) -> str:
         """Return the advice as lines to read; `asking` is the call or the command that measures what is undecided."""
-        lines, named = [f"{self.verdict}: {self.reason} ({self.reason_code})"], {o.name: o for o in self.alternatives}
-        by_model, word = (
-            "" if self.by == "model" else ", by the model",
-            "together" if len(self.groups) < 2 else "grouped",
+        word, named = "together" if len(self.groups) < 2 else "grouped", {own.name: own for own in self.alternatives}
+        lines, by_model = (
+            [f"{self.verdict}: {self.reason} ({self.reason_code})"],
+            ", by the model" * (self.by != "model"),
         )
         if by_model:
             rounds = f" in {counted(self.rounds, 'round')}" if self.rounds else ""
@@ -171,13 +171,18 @@ class Advice(Choice):
             lines.append(f"to decide, compile and time the programs{where}: {asking}")
         if self.extrapolated and self.target is None and self.probability is not None:
             lines.append("extrapolated: some count lies outside the calibrated range")
-        lines += self._timed(word)
+        times = [own.measured_ns for own in self.pair if own.measured_ns is not None]
+        if len(times) == 2:
+            ratio, seconds, calls = times[1] / times[0], self.pair[1].compile_s, self.calls_to_pay_back
+            often = f"{max(ratio, 1.0 / ratio):.2f} times {'slower' if ratio > 1.0 else 'faster'}"
+            after = "never pays off" if calls is None else f"pays off after {counted(calls, 'call')}"
+            compiling = "" if seconds is None else f"; compiling takes {time_text(seconds * 1e9)} and {after}"
+            lines.append(f"measured: {word} is {often}{compiling}")
         if self.probability is not None and self.pair:
             able = [own for own in self.alternatives if not own.failed]
             shown = [own for place, own in enumerate(able) if place < MOST_SHOWN or own.name in ENDS]
             lines += [f"  {own.name}  {own.times_text()}" for own in (shown if len(able) > 2 else ())]
-            stages = ((stage.name, time_text(stage.time_ns or math.nan), stage.limit) for stage in self.stages)
-            lines += ["  stage {}: predicted {}, limited by {}".format(*stage) for stage in stages]
+            lines += [f"  stage {own.name}: {own.times_text()}, limited by {own.limit}" for own in self.stages]
             lines += self._changed(word)
         return "\n".join([*lines, *filter(None, (self.flip, self.stands_on, self.code))])
 
@@ -193,21 +198,8 @@ class Advice(Choice):
         ]
         signs = {"saves": 1, "adds": -1}
         found = {verb: [text for count, text in changes if sign * count > 0] for verb, sign in signs.items()}
-        said = "; ".join(f"{verb} {', '.join(texts)}" for verb, texts in found.items() if texts)
         peaks = "peak memory: {} apart, {} {}".format(*(bytes_text(own.peak_bytes) for own in self.pair), word)
-        return [*filter(None, [said]), peaks]
-
-    def _timed(self, word: str) -> list[str]:
-        times = [own.measured_ns for own in self.pair if own.measured_ns is not None]
-        if len(times) < 2:
-            return []
-        ratio = times[1] / times[0]
-        lines = [f"measured: {word} is {max(ratio, 1.0 / ratio):.2f} times {'slower' if ratio > 1.0 else 'faster'}"]
-        if (seconds := self.pair[1].compile_s) is not None:
-            calls = self.calls_to_pay_back
-            after = "never pays off" if calls is None else f"pays off after {counted(calls, 'call')}"
-            lines.append(f"compiling takes {time_text(seconds * 1e9)} and {after}")
-        return lines
+        return [*(f"{verb} {', '.join(texts)}" for verb, texts in found.items() if texts), peaks]
 
 
 def term_in_words(term: str) -> str:

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rlxjax._chunks import with_callers_settings
 
-from ._programs import array_in_words, equation_alone, opened, unlike
+from ._programs import equation_alone, opened, unlike
 
 R = TypeVar("R")
 
@@ -152,7 +152,6 @@ def difference(one: Any, other: Any, calls: Sequence[Callable[[], Any]] = ()) ->
     mine, others = (jax.tree.leaves(opened(own)) for own in (one, other))
     moves: list[Any] | None = None
     for number, (left, right) in enumerate(zip(mine, others, strict=True)):
-        of = array_in_words(number, mine)
         dtype, expected, got = jnp.result_type(left), own_part(left), own_part(right)
         off, is_float = distance(got, expected), jnp.issubdtype(dtype, jnp.inexact)
         most = np.zeros(off.shape)
@@ -169,10 +168,10 @@ def difference(one: Any, other: Any, calls: Sequence[Callable[[], Any]] = ()) ->
         if not (is_wrong := ~(off <= most)).any():
             continue
         if not is_float:
-            return f"{of} has other values"
+            return f"array {number} has other values"
         worst = np.unravel_index(np.argmax(np.where(is_wrong, off / np.maximum(most, 1e-300), -1.0)), off.shape)
         where = f" at {list(map(int, worst))}" if expected.shape == jnp.shape(left) and expected.ndim else ""
-        return f"{of} is off by {off[worst]:.2g}{where}, where {most[worst]:.2g} is rounding"
+        return f"array {number} is off by {off[worst]:.2g}{where}, where {most[worst]:.2g} is rounding"
     return ""
 
 

@@ -85,15 +85,11 @@ def in_order(stages: Sequence[Callable[..., Any]], args: tuple[Any, ...]) -> lis
             result = jitted.eval_shape(*given)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's function may raise anything, and may exit)
             reason = str(error).strip().partition("\n")[0]
-            before = "these arguments" if number == 0 else f"the result of {found[-1].name}"
-            wrong = wrong_count(fn, given, {}) if isinstance(error, TypeError) else ""
-            said = f"{wrong} from {found[-1].name}" if wrong and number else wrong
-            raise ValueError(
-                f"stages: {said}"
-                if wrong
-                else f"stages: expected {name} (number {number + 1}) to take {before}, but it raised "
-                f"{type(error).__name__}: {reason}"
-            ) from error
+            if isinstance(error, TypeError) and (wrong := wrong_count(fn, given, {})):
+                raise ValueError(f"stages: {wrong}{f' from {found[-1].name}' if found else ''}") from error
+            given = f"the result of {found[-1].name}" if found else "these arguments"
+            raised = f"but it raised {type(error).__name__}: {reason}"
+            raise ValueError(f"stages: expected {name} (number {number + 1}) to take {given}, {raised}") from error
         found.append(Stage(name, jitted, given, result))
         given = as_arguments(result)
     return found
@@ -194,7 +190,7 @@ def unlike(one: Any, other: Any) -> str:
     for number, pair in enumerate(zip(others, mine, strict=True)):
         got, wanted = (f"{jnp.result_type(own)}{list(getattr(own, 'shape', ()))}" for own in pair)
         if got != wanted:
-            return f"{array_in_words(number, mine)} is {got} instead of {wanted}"
+            return f"array {number} is {got} instead of {wanted}"
     return ""
 
 
@@ -203,10 +199,6 @@ def opened(tree: Any) -> Any:
     if isinstance(tree, tuple | list):
         return [*map(opened, tree)]
     return {name: opened(tree[name]) for name in tree} if isinstance(tree, Mapping) else tree
-
-
-def array_in_words(number: int, arrays: Sequence[Any]) -> str:
-    return f"array {number}" if len(arrays) > 1 else "the array"
 
 
 def unequal(name: str, other: str, wrong: str) -> ValueError:

@@ -217,16 +217,15 @@ class Choice(Record):
         """Which alternative is the fastest, how surely, and which alternatives are not told apart from it."""
         best, chance = self.without_pin or self.name, percent(1.0 if self.probability is None else self.probability)
         others = [own for own in self.alternatives if own.name != best and not own.failed]
-        tied = [own.name for own in others if own.is_tie]
-        said, margin = f"{best} is the only alternative that runs", f"more than {100.0 * self.regret:.3g} % "
+        said, rounds = f"{best} is the only alternative that runs", f"after {counted(self.rounds, 'round')}"
         if self.by == "model" and others:
             said = f"{best} is predicted to be the fastest, {chance} sure"
         elif self.is_tie:
-            names = " and ".join(tied) or "others"
-            said = f"a tie: {best} and {names} are not told apart after {counted(self.rounds, 'round')}"
+            names = " and ".join(own.name for own in others if own.is_tie) or "others"
+            said = f"a tie: {best} and {names} are not told apart {rounds}"
         elif self.rounds:
-            said = f"{best} is the fastest: {chance} sure after {counted(self.rounds, 'round')} that no other "
-            said += f"alternative is {margin if self.regret else ''}faster"
+            margin = f"more than {100.0 * self.regret:.3g} % " if self.regret else ""
+            said = f"{best} is the fastest: {chance} sure {rounds} that no other alternative is {margin}faster"
         said += " (remembered)" if self.by == "remembered" else ""
         return said + (f"; a person pinned {self.name}, which runs" if self.by == "pinned" else "")
 

@@ -6,6 +6,7 @@ Each platform has one process, which lives as long as the session; it is killed 
 import atexit
 import contextlib
 import dataclasses
+import functools
 import gzip
 import hashlib
 import importlib.util
@@ -406,12 +407,10 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-_WORKERS: dict[str, Worker] = {}
-
-
+@functools.cache
 def worker_of(platform: str) -> Worker:
     """Return the process of a platform; the first request starts the process."""
-    return _WORKERS.setdefault(platform, Worker(platform))
+    return Worker(platform)
 
 
 def check_compiler(platform: str) -> None:

@@ -56,12 +56,10 @@ def divided(
     A tree of arrays is *state*, such as parameters and moments, if the function returns a tree of the same shapes, or
     if the leading dimensions of its arrays differ. Every other argument is part of the *batch*.
 
-    - In a mesh of several axes, the last axis divides the state: for each array of at least two dimensions, the largest
-      dimension that is a multiple of the axis size, and the last of equal dimensions.
-    - In a mesh of one axis, each device has the whole state.
+    - The last of several axes divides the state: for each array of at least two dimensions, the largest dimension that
+      is a multiple of the axis size, and the last of equal dimensions. A mesh of one axis leaves the state whole.
     - The first axis divides the leading dimension of the batch if that dimension is a multiple of the axis size.
-    - An axis named "fsdp" divides both: the largest remaining dimension of the state, and, with the first axis, the
-      leading dimension of the batch.
+    - An axis "fsdp" divides the largest remaining dimension of the state, and, with the first axis, the batch.
 
     Args:
         fn: the function, jitted or not.

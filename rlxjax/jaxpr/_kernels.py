@@ -177,7 +177,8 @@ def add_kernel(
     strides = strided.extent, strided.stride_bytes
     kind = _Kind(last.family, last.operation, width, *strides, alignment, max(log2_bytes, 0))
     computed, flops = sum(part.elements for part in parts), sum(part.flops for part in parts)
-    rows = last.rows if last.family in _FUSED else 0
+    # A compiler writes a product with a vector as a loop over rows.
+    rows = last.rows if last.family in _FUSED or "product_with_vector" in last.counts else 0
     own = (
         *(1, moved_bytes, min(written_bytes, moved_bytes), max(working_bytes, moved_bytes)),
         *(rows, max(last.pieces, 1), computed, flops, 0),

@@ -244,7 +244,8 @@ class FunctionProfile:
         return found
 
     def __str__(self) -> str:
-        io, is_written = self.io, self.level == "jaxpr"
+        io: Any = self.io  # of integers
+        is_written = self.level == "jaxpr"
         shares = self.coverage_equations, self.coverage_bytes  # a text of "100 %" means all of them
         covered, of_traffic = ("100 %" if each == 1 else f"{min(100 * each, 99.99):.2f} %" for each in shares)
         moved, launches = bytes_text(io.device_traffic_bytes), counted(io.kernel_launches, "launch", "launches")
@@ -259,8 +260,8 @@ class FunctionProfile:
             launches,
             f"{counted(io.sync_points, 'wait')} for the host, {bytes_text(self.peak_bytes)} of memory at the peak, "
             f"{bytes_text(io.host_output_bytes)} of results",
-            f"rules cover {covered} of {counted(self.equations, 'equation')}"
-            + (f" and {of_traffic} of the traffic" if is_written else "; the other counts are the compiled program's"),
+            f"counted: {covered} of {counted(self.equations, 'equation')}"
+            + (f", {of_traffic} of the traffic" if is_written else "; launches and bytes are the compiled program's"),
             "",
         ]
         headings = ("if nothing is fused" * is_written, "FLOP", "transcendentals", "integer", "traffic", "launches")

@@ -1,4 +1,4 @@
-"""The latency models: a batched FFT, Welch peaks, any JAX function, what was compiled for a GPU, and collectives.
+"""The latency models of batched FFTs, Welch peaks, JAX functions, compiled GPU programs and collectives.
 
 `WELCH`, `FFT`, `FUNCTIONS`, `GPU_KERNELS` and `COLLECTIVES` are the built-in instances of `rlxjax.fit.LatencyModel`;
 `BUILT_IN` holds them by name.
@@ -38,7 +38,7 @@ from ._welch import heap_rates as heap_rates
 from ._welch import welch_micro_prior as welch_micro_prior
 from ._welch_terms import LatencyCoefficients as LatencyCoefficients
 
-#: The models that a calibration file is read for, by name; the first one is what a calibration is asked for.
+#: The models that a calibration file may hold, by name; the first is the default.
 BUILT_IN = {model.name: model for model in (WELCH, FFT, FUNCTIONS, GPU_KERNELS, COLLECTIVES)}
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

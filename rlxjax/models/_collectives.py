@@ -1,4 +1,4 @@
-"""What collectives of several devices take, by the bytes of the busiest link and the hops."""
+"""The latency of collectives of several devices, by the bytes of the busiest link and the hops."""
 
 import dataclasses
 import functools
@@ -18,18 +18,18 @@ from rlxjax.gate import Coefficients
 
 from ._coefficients import coefficients, prior_of, typical
 
-#: Bytes that a CPU copies, and what meeting of its threads takes; uncalibrated.
+#: Copy rate of a CPU, and the time until its threads meet; uncalibrated.
 MEMORY_BYTES_PER_NS, RENDEZVOUS_NS = 10.0, 2e4
 
 _Places = tuple[tuple[int, ...], ...]
-#: What one byte takes on the busiest link, and hops that follow each other, in ns.
+#: Time of one byte on the busiest link, and of the hops in sequence, in ns.
 _Cost = tuple[float, float]
-#: Devices of a group that a link joins, and their share of the group.
+#: Devices of a group that one link joins, and their share of the group.
 _Part = tuple[tuple[int, ...], float]
 
 
 class _Span(NamedTuple):
-    """What a group uses of one dimension of a torus: links, members in a row, directions to receive by, hops."""
+    """The use of one torus dimension by a group: links, members in a row, receiving directions, hops."""
 
     links: list[tuple[Any, ...]]
     members: int
@@ -40,27 +40,27 @@ class _Span(NamedTuple):
 @coefficients
 @dataclasses.dataclass(frozen=True)
 class CollectiveCoefficients(Coefficients):
-    """What a collective takes on one machine, beside its links as data has them; every field positive, `[*batch]`.
+    """Coefficients of a collective on one machine, relative to the data of its links; positive, `[*batch]`.
 
-    The defaults are orders that published measurements support. NCCL's authors expect 370 GB/s of NVLink's 450 on 8
-    H100, and for an all-reduce that the switches sum what 480 would take (NVIDIA/nccl-tests, issue 212). "How to Scale
-    Your Model" measures 0.95 of the links of a TPU v5e in an all-gather, and takes 1 us for a hop.
+    Published measurements support the defaults. NCCL's authors expect 370 GB/s of NVLink's 450 on 8 H100, and 480 for
+    an all-reduce inside the switches (NVIDIA/nccl-tests, issue 212). "How to Scale Your Model" measures 0.95 of the
+    link rate of a TPU v5e in an all-gather, and assumes 1 us per hop.
     """
 
-    start_ns: RealLike = typical(6e3, "one collective, whatever its bytes and devices.", log_sd=0.8)
-    hop_share: RealLike = typical(0.8, "of the speed of a hop, as the data of the links has its latency.", log_sd=0.7)
-    all_reduce_share: RealLike = typical(0.82, "of the links' rate, in an all-reduce.", log_sd=0.25)
-    all_gather_share: RealLike = typical(0.82, "of that rate, in an all-gather.", log_sd=0.25)
-    reduce_scatter_share: RealLike = typical(0.82, "of that rate, in a reduce-scatter.", log_sd=0.25)
-    all_to_all_share: RealLike = typical(0.7, "of that rate, in an all-to-all.", log_sd=0.35)
-    permute_share: RealLike = typical(0.8, "of that rate, in a permutation.", log_sd=0.35)
+    start_ns: RealLike = typical(6e3, "starting one collective, for any bytes and devices.", log_sd=0.8)
+    hop_share: RealLike = typical(0.8, "speed of a hop, as a share of the link data.", log_sd=0.7)
+    all_reduce_share: RealLike = typical(0.82, "rate of an all-reduce, relative to the link rate.", log_sd=0.25)
+    all_gather_share: RealLike = typical(0.82, "rate of an all-gather, relative to the link rate.", log_sd=0.25)
+    reduce_scatter_share: RealLike = typical(0.82, "rate of a reduce-scatter, relative to the link rate.", log_sd=0.25)
+    all_to_all_share: RealLike = typical(0.7, "rate of an all-to-all, relative to the link rate.", log_sd=0.35)
+    permute_share: RealLike = typical(0.8, "rate of a permutation, relative to the link rate.", log_sd=0.35)
 
 
 @dataclasses.dataclass(frozen=True)
 class CollectivesModel(LatencyModel):
-    """A collective of devices: a start, hops that follow each other, and the bytes of the busiest link.
+    """A collective: a start, hops in sequence, and the bytes of the busiest link.
 
-    The model knows no topology: `collective_inputs` says what the links take at their full rate.
+    The model knows no topology: `collective_inputs` returns the link times at full rate.
     """
 
     name, version, is_choice = "collectives", 1, False
@@ -82,9 +82,9 @@ COLLECTIVES = CollectivesModel()
 
 
 def memory_link(devices: int) -> Link:
-    """Return what joins devices that are one CPU: its memory and its processors, of which each has a part.
+    """Return the link between devices of one CPU: a share of its memory and processors each.
 
-    No data sheet says these figures: they are orders of magnitude, of which a fit finds the shares.
+    The figures are orders of magnitude, not data-sheet values; a fit finds the shares.
     """
     rate = MEMORY_BYTES_PER_NS / devices
     return Link(name="memory", shape="switch", bytes_per_ns=rate, latency_ns=RENDEZVOUS_NS, devices=devices)
@@ -97,24 +97,25 @@ def collective_inputs(
     links: Sequence[Link],
     coordinates: Sequence[Sequence[int]] = (),
 ) -> dict[str, float]:
-    """Return what the links take for a collective at their full rate: the inputs of `COLLECTIVES`.
+    """Return the link times of a collective at full rate: the inputs of `COLLECTIVES`.
 
     With `b` bytes and `n` devices, all-gather and reduce-scatter move `(n - 1) / n * b` to each device, an all-reduce
-    twice that. A device receives by one link of a switch; on a torus by two for each dimension that closes to a ring,
-    and by one for each line. An all-to-all loads a link of a ring by `n / 8 * b`, of a line by `n / 4 * b`, and of a
-    switch by `(n - 1) / n * b`. A permutation loads a link by `b` for each pair whose way shares it. Groups that share
-    links share their rates. A group beyond the nearest link gathers across before it gathers inside; both overlap.
+    twice as much. A device receives by one link of a switch. On a torus a device receives by two links for each ring
+    dimension, and by one for each line. An all-to-all loads a link of a ring by `n / 8 * b`, of a line by `n / 4 * b`,
+    and of a switch by `(n - 1) / n * b`. A permutation loads a link by `b` for each pair whose path uses the link.
+    Groups that share links share their rates. A group beyond the nearest link gathers across units before it gathers
+    inside; both overlap.
 
     Args:
-        kind: of `COLLECTIVES.variants`.
-        moved_bytes: of the result of one device for an all-gather, of the operand of one device for others.
-        groups: places of devices that exchange among themselves; of a permutation, pairs (source, target).
-        links: what joins the devices, the nearest first: a link joins the places `0` to `devices - 1`, and so on.
-        coordinates: of each device in a torus, by its place; not needed for switches.
+        kind: one of `COLLECTIVES.variants`.
+        moved_bytes: bytes on one device: of the result for an all-gather, of the operand for others.
+        groups: indices of devices that exchange data; for a permutation, pairs (source, target).
+        links: nearest first; a link joins the indices `0` to `devices - 1`, the next `devices`, and so on.
+        coordinates: torus coordinates by device index; not needed for switches.
 
     Returns:
-        busiest_ns: what the busiest link takes for its bytes at its full rate.
-        hops_ns: latencies of the hops that follow each other.
+        busiest_ns: time of the busiest link for its bytes at full rate.
+        hops_ns: summed latency of the hops in sequence.
 
     Raises:
         ValueError: one line; an unknown kind, negative bytes, no groups, devices that no link joins, or a torus without
@@ -145,7 +146,7 @@ def _cost(kind: str, links: tuple[Link, ...], groups: _Places, coordinates: _Pla
     of_byte_ns, hops_ns, unit = 0.0, 0.0, 1
     groups = tuple(group if kind == "permute" else tuple(sorted(group)) for group in groups)
     for link in links:
-        # What this link joins: parts of groups that lie in one block of its devices, and in several of a nearer link.
+        # This link joins parts of groups within one block of its devices and across blocks of a nearer link.
         blocks = ((group, _blocks(group, link.devices)) for group in groups)
         parts = [(own, len(own) / len(group)) for group, cut in blocks for own in cut if len(_blocks(own, unit)) > 1]
         joined = _torus(kind, parts, link, coordinates) if link.shape == "torus" else _switch(kind, parts, link, unit)
@@ -157,17 +158,17 @@ def _cost(kind: str, links: tuple[Link, ...], groups: _Places, coordinates: _Pla
 
 
 def _blocks(places: Sequence[int], devices: int) -> list[tuple[int, ...]]:
-    """Return the places in each block of so many devices, of a group in order or of a pair."""
+    """Return the indices in each block of `devices` devices, for an ordered group or a pair."""
     return [tuple(own) for _, own in itertools.groupby(places, lambda place: place // devices)]
 
 
 def _switch(kind: str, parts: Sequence[_Part], link: Link, unit: int) -> _Cost:
-    """Return the cost of the busiest device at a switch of units that nearer links join."""
+    """Return the cost of the busiest device at a switch between units that nearer links join."""
     moved, steps = 0.0, 0
     for own, share in parts:
         units = len(_blocks(own, unit))
         of_kind = {"permute": (1.0, 1), "all_to_all": ((units - 1) / units * share, 1)}
-        # Each device gathers its own part across; by doubling, in so many steps.
+        # Each device gathers its own part across units, in log2(units) steps by doubling.
         own_moved, own_steps = of_kind.get(kind, ((units - 1) / len(own), math.ceil(math.log2(units))))
         moved, steps = max(moved, own_moved), max(steps, own_steps)
     return moved / link.bytes_per_ns, steps * link.latency_ns
@@ -184,7 +185,7 @@ def _torus(kind: str, parts: Sequence[_Part], link: Link, coordinates: _Places) 
     loads = Counter(itertools.chain.from_iterable(span.links for own in spans for span in own))
     moved, hops = 0.0, 0
     for (own, share), own_spans in zip(parts, spans, strict=True):
-        # What groups that share its busiest link leave of the directions of each dimension.
+        # Groups that share the busiest link of a dimension share its directions.
         rates = [(span, span.ways / max(loads[one] for one in span.links)) for span in own_spans]
         if kind == "permute":
             own_moved = max((1 / rate for _, rate in rates), default=0.0)
@@ -197,7 +198,7 @@ def _torus(kind: str, parts: Sequence[_Part], link: Link, coordinates: _Places) 
 
 
 def _spans(group: Sequence[Sequence[int]], extents: Sequence[int], closed: Sequence[bool]) -> Iterator[_Span]:
-    """Yield what a group uses of each dimension: rings if its members are evenly spread over one that closes."""
+    """Yield the use of each dimension by a group: a ring if the members are evenly spread over a closed dimension."""
     members = [sorted(set(column)) for column in zip(*group, strict=True)]
     for axis, (own, extent) in enumerate(zip(members, extents, strict=True)):
         if len(own) < 2:
@@ -210,7 +211,7 @@ def _spans(group: Sequence[Sequence[int]], extents: Sequence[int], closed: Seque
 
 
 def _way(pair: Sequence[Sequence[int]], extents: Sequence[int], closed: Sequence[bool]) -> Iterator[_Span]:
-    """Yield the links from a source to a target, one dimension after the other, by the shorter way round a ring."""
+    """Yield the links from a source to a target, one dimension after the other, by the shorter direction of a ring."""
     place, target = map(tuple, pair)
     for axis, extent in enumerate(extents):
         ahead = target[axis] - place[axis]

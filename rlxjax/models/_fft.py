@@ -1,4 +1,4 @@
-"""The latency of a batched FFT alone, and what a transform takes by the factors of its length."""
+"""The latency of a batched FFT, and the relative time of a transform by the factors of its length."""
 
 import dataclasses
 import functools
@@ -17,38 +17,38 @@ from rlxjax.gate import Coefficients
 
 from ._coefficients import ROOFLINE_SHARPNESS, coefficients, prior_of, typical
 
-#: Bytes that transforms move for one sample: read and window, transform, square.
+#: Bytes of memory traffic per sample: read and window, transform, square.
 FFT_BYTES_PER_SAMPLE = 20.0
-#: Compute time falls with the batch as `(1 + batch / onset_rows)**-BATCH_EXPONENT`; below 1, so that more
-#: rows never take less time.
+#: Compute time per row falls as `(1 + batch / onset_rows)**-BATCH_EXPONENT`; an exponent below 1 keeps the total time
+#: rising with the rows.
 BATCH_EXPONENT = 1 / 3
 
-#: The largest factor that libraries write out, and what a step of another one costs, of those.
+#: The largest factor that libraries unroll, and the relative cost of a step of a larger factor.
 WRITTEN_OUT, OTHER_FACTOR = 5, 1.1
-#: Steps of a transform of a power of two that Bluestein's algorithm takes for one of its own, with its other passes.
+#: Steps of Bluestein's algorithm per step of a power-of-two transform, other passes included.
 BLUESTEIN = 3.0
-#: Odd numbers below this are factored; a length whose odd part is larger is left to Bluestein's algorithm.
+#: A length whose odd part is at least this uses Bluestein's algorithm.
 MOST_ODD = 2**14
 
 
 @coefficients
 @dataclasses.dataclass(frozen=True)
 class FftLatencyCoefficients(Coefficients):
-    """What a batched FFT takes on one execution path; every field positive, `[*batch]`.
+    """Coefficients of a batched FFT on one execution path; every field positive, `[*batch]`.
 
     The defaults are orders of magnitude of a present-day machine.
     """
 
     call_ns: RealLike = typical(6e4, "one call, whatever its size.")
-    row_ns: RealLike = typical(50.0, "one transform, apart from its operations.")
+    row_ns: RealLike = typical(50.0, "one transform, without its operations.")
     flop_per_ns: RealLike = typical(10.0, "FFT operations of a small batch, `2.5 n log2 n` a row.")
-    bytes_per_ns: RealLike = typical(20.0, "memory, 20 bytes a sample; no batch is faster than this.")
-    onset_rows: RealLike = typical(1e3, "rows from which more occupy the device better; very large for one by one.")
+    bytes_per_ns: RealLike = typical(20.0, "memory traffic, 20 bytes a sample; bounds every batch.")
+    onset_rows: RealLike = typical(1e3, "rows from which a larger batch speeds up each row.")
 
 
 @dataclasses.dataclass(frozen=True)
 class FftModel(LatencyModel):
-    """A batched FFT on one execution path: a call, and `batch` times a row, a roofline of compute and memory."""
+    """A batched FFT on one execution path: one call, plus the roofline of a row times `batch`."""
 
     name, version = "fft", 1
     inputs = FrozenDict({"batch": Input("rows"), "n_fft": Input("samples", least=2, step=2)})
@@ -68,20 +68,20 @@ FFT = FftModel()
 
 
 def fft_flop(n_fft: RealLike) -> RealLike:
-    """Return the operations of a real transform of `n_fft` samples, `2.5 n log2 n` as it is counted, `[*batch]`."""
+    """Return the operations of a real transform of `n_fft` samples by the usual count `2.5 n log2 n`, `[*batch]`."""
     return 2.5 * n_fft * jnp.log2(n_fft)
 
 
 def factor_ratio(length: RealLike) -> Float[Array, "*batch"]:
-    """Return what a transform takes, of one that takes `2 log2(length)` steps a sample, `[*batch]`.
+    """Return the steps per sample of a transform divided by `2 log2(length)`, `[*batch]`.
 
-    A transform takes as many steps a sample as its factors are together (J. W. Cooley, J. W. Tukey, An Algorithm for
-    the Machine Calculation of Complex Fourier Series, 1965), so that the ratio of powers of two is 1. Large prime
-    factors are left to Bluestein's algorithm (1970), by transforms of a power of two of at least twice the length.
-    Lengths are rounded to whole numbers; the gradient takes the ratio as it is.
+    The steps per sample are the sum of the factors of the length (J. W. Cooley, J. W. Tukey, An Algorithm for the
+    Machine Calculation of Complex Fourier Series, 1965), so the ratio of powers of two is 1. Bluestein's algorithm
+    (1970) handles large prime factors by transforms of a power of two of at least twice the length. Lengths are rounded
+    to whole numbers; the gradient treats the ratio as constant.
 
     Args:
-        length: of the transform, at least 2.
+        length: samples of the transform, at least 2.
 
     Examples:
         >>> [round(float(factor_ratio(n)), 2) for n in (1024, 1000, 998)]
@@ -101,7 +101,7 @@ def factor_ratio(length: RealLike) -> Float[Array, "*batch"]:
 
 @functools.cache
 def _steps_of_odd() -> np.ndarray:
-    """Return the steps a sample of transforms of 1, 3, 5, ... samples, `[MOST_ODD / 2]`."""
+    """Return the steps per sample of transforms of 1, 3, 5, ... samples, `[MOST_ODD / 2]`."""
     steps, is_prime = np.zeros(MOST_ODD), np.ones(MOST_ODD, bool)
     for factor in range(3, MOST_ODD, 2):
         if not is_prime[factor]:

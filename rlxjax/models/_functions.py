@@ -1,4 +1,4 @@
-"""The latency model of any JAX function: a call, its launches, and each kernel's roofline, shared among processors."""
+"""The latency model of any JAX function: a call, launches, and a roofline per kernel, shared among processors."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -18,15 +18,15 @@ from rlxjax.jaxpr import CLASSES, OPERATIONS, FunctionProfile, Kernels, stacked
 from ._coefficients import coefficients, prior_of, typical
 from ._weights import SIZES, WIDE_SCATTER, known_weights, shipped_weights
 
-#: How sharply data leave a near cache and all caches, and how sharply strides do.
+#: Sharpness of the transitions from the near cache, from all caches, and of strides.
 NEAR, FAR, STRIDED = 2.0, 3.0, 3.0
-#: How sharply launches are busy ones.
+#: Sharpness of the transition to slower launches.
 BUSY = 2.0
 #: Sizes of a program, and columns of a kernel, with the unit of each.
 PROGRAM_INPUTS: Mapping[str, str] = {
     **{"arrays": "arrays", "results": "arrays", "trips": "trips", "hand_overs": "programs", "peak_bytes": "bytes"}
 }
-#: What a profile tells of a program beside its kernels.
+#: Fields of a profile besides its kernels.
 PROFILE_FIELDS = ("arrays", "results", "trips", "static_ops", "peak_bytes")
 KERNEL_INPUTS: Mapping[str, str] = {
     **{f"{name}_work_ns": "ns" for name in CLASSES},
@@ -40,58 +40,56 @@ KERNEL_INPUTS: Mapping[str, str] = {
 @coefficients
 @dataclasses.dataclass(frozen=True)
 class FunctionCoefficients(Coefficients):
-    """What the parts of a jitted function's run take on one machine; every field positive, `[*batch]`.
+    """Coefficients of a run of a jitted function on one machine; every field positive, `[*batch]`.
 
-    The time of a class of operations is that of the machine of rate one, see `Weights`. The defaults are orders of
-    magnitude of a present-day machine.
+    Each class of operations has a time relative to `Weights`. The defaults are orders of magnitude of a present-day
+    machine.
     """
 
-    call_ns: RealLike = typical(4e3, "one call, whatever it does.")
-    array_ns: RealLike = typical(250.0, "one array that a call takes.")
-    result_ns: RealLike = typical(1e3, "one array that a call gives.")
-    hand_over_ns: RealLike = typical(4e3, "handing a program that is not small over to another thread.")
+    call_ns: RealLike = typical(4e3, "one call of any function.")
+    array_ns: RealLike = typical(250.0, "one argument array of a call.")
+    result_ns: RealLike = typical(1e3, "one result array of a call.")
+    hand_over_ns: RealLike = typical(4e3, "moving a large program to another thread.")
     launch_ns: RealLike = typical(400.0, "one fused kernel.")
-    busy_launch_ns: RealLike = typical(
-        600.0, "what launching one of several kernels takes more, if it is no small one."
-    )
-    busy_ns: RealLike = typical(5e3, "time of a kernel that is no small one.", log_sd=1.0)
-    loop_launch_ns: RealLike = typical(30.0, "one kernel in a loop that is compiled as one.")
-    loop_dispatch_ns: RealLike = typical(300.0, "what a kernel in another loop takes more.", log_sd=1.0)
-    trip_ns: RealLike = typical(20.0, "one turn of a loop.", log_sd=1.0)
+    busy_launch_ns: RealLike = typical(600.0, "further launch time of a long kernel among several.")
+    busy_ns: RealLike = typical(5e3, "duration from which a kernel is long.", log_sd=1.0)
+    loop_launch_ns: RealLike = typical(30.0, "one kernel of a loop.")
+    loop_dispatch_ns: RealLike = typical(300.0, "dispatch of a small fused kernel of a loop.", log_sd=1.0)
+    trip_ns: RealLike = typical(20.0, "one iteration of a loop.", log_sd=1.0)
     wake_ns: RealLike = typical(8e3, "waking the other processors.")
-    share_ns: RealLike = typical(3e3, "sharing a further kernel among processors that are awake.", log_sd=1.0)
-    parallel_gain: RealLike = typical(0.8, "speed-up of computing by all processors at a time, less 1.", log_sd=0.4)
-    parallel_memory_gain: RealLike = typical(0.5, "speed-up of memory traffic by all processors, less 1.", log_sd=0.4)
-    read_byte_ns: RealLike = typical(0.02, "one byte that a kernel reads from a near cache.")
-    written_byte_ns: RealLike = typical(0.03, "one byte that a kernel writes to a near cache.")
-    near_bytes: RealLike = typical(4e5, "of a near cache.")
-    far_bytes: RealLike = typical(2e7, "of the caches together.")
-    far_byte_ns: RealLike = typical(0.02, "what a byte from beyond the near cache takes more.", log_sd=1.0)
-    memory_byte_ns: RealLike = typical(0.05, "what a byte from beyond the caches takes more.")
-    fresh_byte_ns: RealLike = typical(0.2, "what a byte of new memory takes more.", log_sd=1.0)
-    arithmetic: RealLike = typical(1.0, "time of adds, comparisons, operations on integers.")
-    movement: RealLike = typical(1.0, "time of copies, slices, broadcasts.")
-    transpose: RealLike = typical(1.0, "time of transposes that move the last axis.")
-    special: RealLike = typical(1.0, "time of divisions, roots, exponentials and the like.")
-    dear: RealLike = typical(1.0, "time of sines, inverse functions, remainders.")
-    iterated: RealLike = typical(1.0, "time of functions that iterate.")
-    reduction: RealLike = typical(1.0, "time of reductions.")
-    cumulative: RealLike = typical(1.0, "time of cumulative operations.")
-    window: RealLike = typical(1.0, "time of windows.")
-    product: RealLike = typical(1.0, "time of matrix products.")
-    convolution: RealLike = typical(1.0, "time of convolutions.")
-    transform: RealLike = typical(1.0, "time of Fourier transforms.")
-    sort: RealLike = typical(1.0, "time of sorts.")
-    factorisation: RealLike = typical(1.0, "time of factorisations and solutions.")
-    random: RealLike = typical(1.0, "time of random generators.")
-    indexing: RealLike = typical(1.0, "time of gathers and scatters.")
+    share_ns: RealLike = typical(3e3, "sharing a further kernel among awake processors.", log_sd=1.0)
+    parallel_gain: RealLike = typical(0.8, "speedup of compute by all processors, minus 1.", log_sd=0.4)
+    parallel_memory_gain: RealLike = typical(0.5, "speedup of memory traffic by all processors, minus 1.", log_sd=0.4)
+    read_byte_ns: RealLike = typical(0.02, "one byte read from a near cache.")
+    written_byte_ns: RealLike = typical(0.03, "one byte written to a near cache.")
+    near_bytes: RealLike = typical(4e5, "size of a near cache.")
+    far_bytes: RealLike = typical(2e7, "size of all caches.")
+    far_byte_ns: RealLike = typical(0.02, "further time of a byte beyond the near cache.", log_sd=1.0)
+    memory_byte_ns: RealLike = typical(0.05, "further time of a byte beyond the caches.")
+    fresh_byte_ns: RealLike = typical(0.2, "further time of a byte of new memory.", log_sd=1.0)
+    arithmetic: RealLike = typical(1.0, "relative time of adds, comparisons and integer operations.")
+    movement: RealLike = typical(1.0, "relative time of copies, slices and broadcasts.")
+    transpose: RealLike = typical(1.0, "relative time of transposes that move the last axis.")
+    special: RealLike = typical(1.0, "relative time of divisions, roots and exponentials.")
+    dear: RealLike = typical(1.0, "relative time of sines, inverse functions and remainders.")
+    iterated: RealLike = typical(1.0, "relative time of iterative functions.")
+    reduction: RealLike = typical(1.0, "relative time of reductions.")
+    cumulative: RealLike = typical(1.0, "relative time of cumulative operations.")
+    window: RealLike = typical(1.0, "relative time of windows.")
+    product: RealLike = typical(1.0, "relative time of matrix products.")
+    convolution: RealLike = typical(1.0, "relative time of convolutions.")
+    transform: RealLike = typical(1.0, "relative time of Fourier transforms.")
+    sort: RealLike = typical(1.0, "relative time of sorts.")
+    factorisation: RealLike = typical(1.0, "relative time of factorisations and solvers.")
+    random: RealLike = typical(1.0, "relative time of random generators.")
+    indexing: RealLike = typical(1.0, "relative time of gathers and scatters.")
 
 
 class CountsModel(LatencyModel):
-    """A latency model whose runs are programs: they come as code, which is counted, and not as sizes."""
+    """A latency model whose runs are programs, described by the counts of their code."""
 
     def folds(self, runs: Runs) -> Sequence[np.ndarray]:
-        """Return a column that leaves every program out by itself, `[n]`."""
+        """Return one column; validation leaves out one program at a time, `[n]`."""
         return [np.arange(runs.shape[0])]
 
     def grid(self) -> Runs:
@@ -104,14 +102,14 @@ class CountsModel(LatencyModel):
 
 @dataclasses.dataclass(frozen=True)
 class FunctionsModel(CountsModel):
-    """Any JAX function, jitted, called with arrays of the device; the inputs come from the kernels of its profile.
+    """The time of any jitted JAX function with arrays on the device; the inputs come from a profile.
 
-    A call takes the time of its dispatch, of its launches and of the turns of its loops, and that of each kernel:
-    computing, which is the sum of its operations, overlaps with memory traffic. Processors share a kernel that moves or
-    computes enough; `Weights` says how much is enough.
+    A call takes the sum of its dispatch, its launches, the iterations of its loops, and its kernels. Within a kernel,
+    the compute time of all operations overlaps with memory traffic. Processors share a large kernel; `Weights` holds
+    the sizes.
     """
 
-    name, version = "functions", 4
+    name, version = "functions", 5
     inputs = FrozenDict(
         {name: Input(unit, least=0.0, step=0, default=0.0) for name, unit in PROGRAM_INPUTS.items()}
         | {name: Input(unit, least=0.0, step=0, default=0.0, is_list=True) for name, unit in KERNEL_INPUTS.items()}
@@ -120,7 +118,7 @@ class FunctionsModel(CountsModel):
 
     @property
     def prior(self) -> LatencyPrior[FunctionCoefficients]:
-        """What machines that timed the corpus say of another one."""
+        """The prior of a further machine, from the machines that timed the corpus."""
         known, wide = shipped_weights(), prior_of(FunctionCoefficients, log_sd=0.8)
         if known is None:
             return wide
@@ -128,7 +126,7 @@ class FunctionsModel(CountsModel):
 
     def terms_ns(self, coefficients: FunctionCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
         parts = _parts_ns(coefficients, runs)
-        # Each part of a kernel's work takes its share of the kernel's time.
+        # Split the time of a kernel in proportion to its parts.
         factor = parts.kernel_ns / (jnp.sum(parts.work_ns, -1) + parts.memory_ns + 1e-3)
         work_ns = jnp.sum(factor[..., None] * parts.work_ns, -2)
         return {
@@ -142,9 +140,9 @@ class FunctionsModel(CountsModel):
         return parts.call_ns + parts.launch_ns + parts.loop_ns + jnp.sum(parts.kernel_ns, -1)
 
     def own_log_sd(self, coefficients: FunctionCoefficients, runs: Runs, facts: Facts) -> RealLike:
-        """Return how unsure shared weights leave the logarithm of a run's time, `[*batch]`."""
+        """Return the standard deviation of log time that the shared weights leave, `[*batch]`."""
         known, parts = shipped_weights(), _parts_ns(coefficients, runs)
-        # The weights leave a share of the work unsure, whatever rates a machine does it at.
+        # The uncertain share of the work is the same at any rate of the machine.
         work_ns, x = jnp.sum(parts.work_ns, -1), {name: jnp.asarray(column) for name, column in runs.inputs.items()}
         unsure_ns = x["unsure_ns"] * work_ns / (sum(x[f"{name}_work_ns"] for name in CLASSES) + 1e-9)
         unsure_ns = unsure_ns * parts.kernel_ns / (work_ns + parts.memory_ns + 1e-3)
@@ -152,18 +150,18 @@ class FunctionsModel(CountsModel):
         return jnp.hypot(share, WIDE_SCATTER if known is None else known.scatter)
 
     def extents(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """Return what a domain bounds: sizes of the program, and work by class and bytes, all kernels together."""
+        """Return the bounded quantities of a domain: program sizes, and work by class and bytes over all kernels."""
         names = [*PROGRAM_INPUTS, *(name for name in KERNEL_INPUTS if name.endswith("_work_ns") or name in SIZES)]
         return [(name, np.sum(values[name], -1) if name in KERNEL_INPUTS else values[name]) for name in names]
 
 
 class _Parts(NamedTuple):
-    """Parts of what runs take in ns: of a run `[*batch]`, of each kernel, of each class of operations in it."""
+    """Parts of the time of runs in ns: per run `[*batch]`, per kernel, per class of operations."""
 
     call_ns: Any
     launch_ns: Any
     loop_ns: Any
-    #: What a kernel takes, and what its memory traffic and its operations would take by themselves on one processor.
+    #: Time of each kernel; then times of its memory traffic and its operations alone on one processor.
     kernel_ns: jax.Array
     memory_ns: jax.Array
     work_ns: jax.Array
@@ -217,7 +215,7 @@ def _beyond(size: Any, threshold: Any, sharpness: Any) -> jax.Array:
 
 
 def _norm(one: Any, other: Any, exponent: Any) -> jax.Array:
-    """Return `(x**p + y**p)**(1/p)`, which is about the larger one; not zero, since there it has no slope."""
+    """Return `(x**p + y**p)**(1/p)`, a smooth maximum, kept above zero to have a slope."""
     larger = jnp.maximum(one, other) + 1e-3
     return larger * (((one + 1e-3) / larger) ** exponent + ((other + 1e-3) / larger) ** exponent) ** (1.0 / exponent)
 
@@ -240,10 +238,10 @@ def function_runs(profiles: Sequence[FunctionProfile]) -> Runs:
 
 
 def functions_table(profiles: Sequence[FunctionProfile]) -> Any:
-    """Return the inputs of functions as a `pyarrow.Table` that `rlxjax evaluate --model functions` takes, a row each.
+    """Return the inputs of functions as a `pyarrow.Table` for `rlxjax evaluate --model functions`, one row each.
 
     Args:
-        profiles: of the functions.
+        profiles: a profile for each function.
 
     Raises:
         ImportError: pyarrow is not installed.
@@ -270,17 +268,17 @@ def kernel_runs(kernels: Kernels, weights: Any = None, **sizes: Any) -> Runs:
 
     Args:
         kernels: padded, `[*batch, kernels]`.
-        weights: `Weights`, the shipped ones unless given.
-        **sizes: of the programs, `[*batch]`: arrays, results, trips, static_ops, peak_bytes.
+        weights: `Weights`; the shipped weights by default.
+        **sizes: arrays, results, trips, static_ops, peak_bytes of the programs, `[*batch]` each.
     """
-    columns = (known_weights() if weights is None else weights).columns(kernels, sizes["static_ops"])
+    columns = (known_weights() if weights is None else weights).columns(kernels, sizes["static_ops"], sizes["trips"])
     found = {**sizes, **columns}
     zeros = np.zeros(np.shape(found["arrays"]), np.int32)
     return Runs(FUNCTIONS, zeros, {name: found[name] * 1.0 for name in FUNCTIONS.inputs})
 
 
 def untimed_operations(profile: FunctionProfile) -> tuple[str, ...]:
-    """Return the operations of a function that no machine timed: their class alone says what they take.
+    """Return the operations of a function that no machine timed, and that their class alone predicts.
 
     Examples:
         >>> from rlxjax.jaxpr import profile_function

@@ -1,4 +1,4 @@
-"""The latency model of a program that was compiled for a GPU: launching, kernels and their overlap, waiting."""
+"""The latency model of a program compiled for a GPU: launches, overlapping kernels, and the wait."""
 
 import dataclasses
 import functools
@@ -19,33 +19,33 @@ from rlxjax.jaxpr import OPERATIONS, GpuProgram
 from ._coefficients import ROOFLINE_SHARPNESS, coefficients, prior_of, typical
 from ._functions import CountsModel
 
-#: A host that waits for so much of what waking takes at most wakes in half of that.
+#: A wait of this share of the longest wake-up time wakes the host in half that time.
 WAKE_SHARE = 0.2
-#: How sharply the longer of launching and computing decides, and kernels that exceed the second cache go to memory.
+#: Sharpness of the maximum of launch and device time, and of the transition from the L2 cache to memory.
 QUEUE_SHARPNESS, CACHE_SHARPNESS = 4, 3
-#: How sharply a product takes what its tiles take on one core each where these are fewer than the cores.
+#: Sharpness of the lower bound of a product by one tile per core.
 TAIL_SHARPNESS = 2
-#: Elements of a product that one core computes at a time: of types that matrix units take at their full rate, others.
+#: Elements of a product tile: for types at the full rate of matrix units, and for others.
 TILE_ELEMENTS, SMALL_TILE_ELEMENTS = 128**2, 64**2
-#: What a result of a call stands for, of an argument, as the host makes an array of it; and commands of a readback.
+#: Host cost of a result relative to an argument, since the host makes an array; and commands of a readback.
 ARRAYS_OF_A_RESULT, COMMANDS_OF_A_READBACK = 3.0, 2.0
-#: Kinds of products, by the rate of a data sheet that bounds them.
+#: Kinds of products, by the data-sheet rate that bounds them.
 PRODUCTS = ("byte", "half", "float32", "exact", "float64")
-#: Classes of operations that are elementwise work here, and what of them is no operation.
+#: Counts that are no operations, and classes of elementwise work.
 ROWS = ("reduced_rows", "short_row_elements")
 ELEMENTWISE = ("arithmetic", "special", "dear", "iterated", "reduction", "cumulative", "window", "random")
-#: What libraries solve column by column, the matrices of a batch side by side; the columns of matrices from which on
-#: those of a batch follow each other, as JAX calls the libraries, and where it is the columns for each matrix.
+#: Operations that libraries solve column by column, with the matrices of a batch in parallel. Beyond these columns, or
+#: columns per matrix, JAX calls the libraries for one matrix after another.
 SOLVERS: Mapping[str, Sequence[str]] = {
     **{name: (name,) for name in ("triangular_solve", "cholesky", "lu")},
     **{"qr": ("qr", "householder"), "eigen": ("eigh", "svd", "eig")},
 }
 IN_TURN_COLUMNS = {"eigh": 32, "svd": 32, "eig": 0, "householder": 0}
 IN_TURN_BY_MATRIX = {"lu": 128, "qr": 128}
-#: What a program's own times scatter by where the host takes them, of where the device does: held-out cells of an H100
-#: and an H200 are off by 1.6 and by 16 %.
+#: Scatter of host-bound times relative to device-bound times: held-out cells of an H100 and an H200 are off by 1.6 %
+#: and 16 %.
 HOST_SCATTER = 0.1
-#: Inputs by what is counted, sums over a program's kernels; then lists of one entry for each row of their table.
+#: Inputs that are sums over the kernels of a program; then inputs with one entry for each row of the kernel table.
 SUMS = ("arrays", "commands", "kernels", "library_calls", "eigen_calls", "sort_stages")
 SUMS += ("sort_bytes", *(f"{name}_columns" for name in SOLVERS))
 LISTS = ("launches", "moved_bytes", "operations", "tiles", *(f"{name}_flop" for name in PRODUCTS))
@@ -54,41 +54,41 @@ LISTS = ("launches", "moved_bytes", "operations", "tiles", *(f"{name}_flop" for 
 @coefficients
 @dataclasses.dataclass(frozen=True)
 class GpuCoefficients(Coefficients):
-    """What the parts of a call of a compiled program take on one host with one GPU; every field positive.
+    """Coefficients of a call of a compiled program on one host with one GPU; every field positive.
 
-    Rates are shares of those of the data sheet, which the facts hold. The other defaults are orders of magnitude of a
-    present-day host.
+    Rates are shares of the data-sheet rates in the facts. The other defaults are orders of magnitude of a present-day
+    host.
     """
 
-    call_ns: RealLike = typical(3e4, "one call and waiting for it, but for what runs while the device works.")
-    overlapped_ns: RealLike = typical(2e4, "the part of a call that runs while the device works.")
-    array_ns: RealLike = typical(1e3, "one array that a call takes; one that it gives is several of these.")
-    command_ns: RealLike = typical(4e3, "launching a kernel or a graph of kernels; a copy is two of these.")
-    library_call_ns: RealLike = typical(4e3, "what calling a library takes more; cuDNN is two of these.")
-    kernel_ns: RealLike = typical(2e3, "one kernel on the device, whatever it does.")
-    wake_ns: RealLike = typical(4e4, "waking the host if it waited for long.", log_sd=0.4)
-    memory_share: RealLike = typical(0.88, "of the data sheet's bandwidth.", log_sd=0.05)
-    cache_gain: RealLike = typical(1.7, "bandwidth of the second cache, of that of the memory.", log_sd=0.3)
+    call_ns: RealLike = typical(3e4, "one call and its wait, without the overlapped part.")
+    overlapped_ns: RealLike = typical(2e4, "part of a call that overlaps with the device.")
+    array_ns: RealLike = typical(1e3, "one argument array; a result array counts as several.")
+    command_ns: RealLike = typical(4e3, "launch of a kernel or a graph of kernels; a copy counts as two.")
+    library_call_ns: RealLike = typical(4e3, "further time of a library call; cuDNN counts as two.")
+    kernel_ns: RealLike = typical(2e3, "one kernel on the device, for any work.")
+    wake_ns: RealLike = typical(4e4, "waking the host after a long wait.", log_sd=0.4)
+    memory_share: RealLike = typical(0.88, "share of the data-sheet bandwidth.", log_sd=0.05)
+    cache_gain: RealLike = typical(1.7, "L2 cache bandwidth divided by memory bandwidth.", log_sd=0.3)
     operation_share: RealLike = typical(
-        0.3, "of the data sheet's rate of float32, an elementwise operation as one.", log_sd=0.35
+        0.3, "elementwise rate, as a share of the data-sheet float32 rate.", log_sd=0.35
     )
-    product_share: RealLike = typical(0.75, "of the data sheet's rates of products.", log_sd=0.1)
-    tile_share: RealLike = typical(1.0, "of that rate, by which one core computes a tile.", log_sd=0.3)
+    product_share: RealLike = typical(0.75, "share of the data-sheet rates of products.", log_sd=0.1)
+    tile_share: RealLike = typical(1.0, "rate of one core for a tile, as a share of the product rate.", log_sd=0.3)
     sort_stage_ns: RealLike = typical(500.0, "one stage of a sort.")
-    sort_bytes_per_ns: RealLike = typical(8e3, "bytes that the stages of sorts go over.", log_sd=0.3)
+    sort_bytes_per_ns: RealLike = typical(8e3, "traffic of the stages of sorts.", log_sd=0.3)
     triangular_column_ns: RealLike = typical(300.0, "one column of a triangular solve.")
     cholesky_column_ns: RealLike = typical(500.0, "one column of a Cholesky factorisation.")
     lu_column_ns: RealLike = typical(2e3, "one column of an LU factorisation.")
-    qr_column_ns: RealLike = typical(3e3, "one column of a QR factorisation, or of the matrix that it makes.")
+    qr_column_ns: RealLike = typical(3e3, "one column of a QR factorisation, or of its matrix Q.")
     eigen_ns: RealLike = typical(2e5, "one call for eigenvalues or singular values.")
-    eigen_column_ns: RealLike = typical(1e4, "one column of these.")
+    eigen_column_ns: RealLike = typical(1e4, "one column of an eigenvalue or singular value problem.")
 
 
 def gpu_facts(device: TargetDevice) -> Facts:
-    """Return what a data sheet says of a GPU, as the facts of the model.
+    """Return the data sheet of a GPU as the facts of the model.
 
     Raises:
-        ValueError: a device of another kind, or one whose figures lack the cores, the cache or a rate of float32.
+        ValueError: the device is no GPU, or lacks a figure for cores, cache or float32.
 
     Examples:
         >>> from rlxjax.targets import target_device
@@ -115,7 +115,7 @@ def gpu_facts(device: TargetDevice) -> Facts:
 
 @functools.cache
 def gpu_facts_of_kind(device_kind: str) -> Facts | None:
-    """Return what a data sheet says of a device by JAX's name for it; None where it is no GPU that has one here.
+    """Return the data-sheet facts of a GPU by the device name of JAX; None for any other device.
 
     Examples:
         >>> gpu_facts_of_kind("NVIDIA H100 80GB HBM3")["cores"], gpu_facts_of_kind("cpu")
@@ -129,12 +129,12 @@ def gpu_facts_of_kind(device_kind: str) -> Facts | None:
 
 @dataclasses.dataclass(frozen=True)
 class GpuKernelsModel(CountsModel):
-    """A program that was compiled for a GPU, called with arrays of the device; inputs come from its table of kernels.
+    """A program compiled for a GPU, called with arrays on the device; inputs come from its kernel table.
 
-    The host launches kernels while the device runs earlier ones: the longer of both decides. On the device kernels
-    follow each other; in each, computing and memory traffic overlap. A product takes what its FLOP take on the whole
-    card, and its last tiles what these take on one core. Libraries' solvers go on column by column. The host then
-    waits, and wakes the later the longer it waited. How far off a prediction is goes with the device's share of it.
+    The host launches kernels while the device runs earlier kernels; the longer side decides. Kernels run one after
+    another on the device, and compute overlaps with memory traffic in each kernel. A product takes the time of its FLOP
+    on the whole card, and the last tiles take the time of one core. Library solvers run column by column. The host then
+    waits, and a longer wait has a longer wake-up. The error of a prediction grows with the share of the device.
     """
 
     name, version = "gpu_kernels", 4
@@ -150,22 +150,22 @@ class GpuKernelsModel(CountsModel):
         return gpu_facts(target_device("h100"))
 
     def extents(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """Return what a domain bounds: each count by itself, that of a list summed."""
+        """Return the bounded quantities of a domain: each count, and the sum of each list."""
         return [(name, value.sum(-1) if self.inputs[name].is_list else value) for name, value in values.items()]
 
     def terms_ns(self, coefficients: GpuCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
-        """Return the parts of what runs take in ns by name, `[*batch]`; their sum is the prediction."""
+        """Return the parts of the time of runs in ns by name, `[*batch]`; their sum is the prediction."""
         c, host, device = coefficients, *_host_and_device_ns(coefficients, runs, facts)
         host_ns = c.overlapped_ns + host["launch_ns"]
         device_ns = device["kernels_ns"] + device["work_ns"] + device["sort_ns"] + device["triangular_ns"]
-        # What the longer one takes goes to its parts: those of the host, and those of the device.
+        # The time of the longer side goes to its parts.
         beyond_ns = soft_roofline(host_ns, device_ns, QUEUE_SHARPNESS) - host_ns
         parts = {name: beyond_ns * (device[name] / device_ns) for name in device if name != "solver_ns"}
         parts["solver_ns"] = device["solver_ns"] + parts.pop("triangular_ns")
         return {**host, **parts, "wake_ns": c.wake_ns * beyond_ns / (beyond_ns + WAKE_SHARE * c.wake_ns)}
 
     def scatter(self, runs: Runs, facts: Facts) -> RealLike:
-        """Return the share of the device in what runs take by the prior's medians, and a little of the host's."""
+        """Return the relative scatter: the device share of the time by the prior medians, plus a little host share."""
         median = self.prior.median
         host, device = _host_and_device_ns(median, runs, facts)
         device_ns = median.kernel_ns + sum(device.values())
@@ -174,7 +174,7 @@ class GpuKernelsModel(CountsModel):
 
 
 def _host_and_device_ns(c: GpuCoefficients, runs: Runs, facts: Facts) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what the host takes, and what the device does, by name in ns, `[*batch]`, one regardless of the other."""
+    """Return the separate times of host and device in ns by name, `[*batch]`."""
     x = {name: jnp.asarray(value) for name, value in runs.inputs.items()}
     launches = jnp.maximum(x["launches"], 1.0)
     memory = c.memory_share * facts["memory_bytes_per_ns"]
@@ -206,16 +206,16 @@ GPU_KERNELS = GpuKernelsModel()
 
 
 def gpu_parts_ns(coefficients: GpuCoefficients, runs: Runs, facts: Facts) -> tuple[RealLike, RealLike]:
-    r"""Return what a GPU and its host take for runs, each by itself: `device_ns` and `dispatch_ns`, `[*batch]` each.
+    r"""Return the separate times of a GPU and its host for runs: `device_ns` and `dispatch_ns`, `[*batch]` each.
 
-    Calls that do not wait for each other take the longer one each. The part of a call that runs while the device works
-    is mostly waiting, so that dispatching leaves it out: of 190 functions that an H100 ran in a loop without waiting,
-    the times are 0.97 of the longer part in the median, with a standard deviation of 19 %.
+    Calls that do not wait for each other take the longer time each. The overlapped part of a call is mostly waiting, so
+    `dispatch_ns` leaves it out. The measured times of 190 functions in a loop without waiting on an H100 are 0.97 times
+    the longer part in the median, with a standard deviation of 19 %.
 
     Args:
-        coefficients: of the model, as those of a posterior.
-        runs: of the model, as `gpu_runs` gives them.
-        facts: of the device, by `gpu_facts`.
+        coefficients: coefficients of the model, for example of a posterior.
+        runs: runs of the model, from `gpu_runs`.
+        facts: facts of the device, from `gpu_facts`.
 
     Examples:
         >>> from rlxjax.jaxpr import gpu_program
@@ -229,7 +229,7 @@ def gpu_parts_ns(coefficients: GpuCoefficients, runs: Runs, facts: Facts) -> tup
 
 
 def gpu_runs(programs: Sequence[GpuProgram]) -> Runs:
-    r"""Return the runs of compiled programs by what they launch, `[n]`.
+    r"""Return the runs of compiled programs by their launches, `[n]`.
 
     Examples:
         >>> from rlxjax.jaxpr import gpu_program
@@ -241,10 +241,10 @@ def gpu_runs(programs: Sequence[GpuProgram]) -> Runs:
 
 
 def gpu_inputs(program: GpuProgram) -> dict[str, Any]:
-    r"""Return the inputs of the model of GPU kernels that a compiled program gives, by name; lists are `[kernels]`.
+    r"""Return the inputs of the GPU kernel model from a compiled program, by name; lists are `[kernels]`.
 
-    `commands` are what the host launches: kernels, graphs of kernels, and copies, which count twice. An entry of a list
-    counts all launches of a row of the table.
+    `commands` counts the launches of the host: kernels, graphs of kernels, and copies, which count twice. An entry of a
+    list counts all launches of a row of the kernel table.
 
     Examples:
         >>> from rlxjax.jaxpr import gpu_program
@@ -262,7 +262,7 @@ def gpu_inputs(program: GpuProgram) -> dict[str, Any]:
     def of(*names: str) -> np.ndarray:
         return counts @ np.isin(list(OPERATIONS), names)
 
-    # A row of n elements takes n * octaves comparisons; networks sort rows of a power of two.
+    # A row of n elements takes n * octaves comparisons; sorting networks pad rows to a power of two.
     comparisons, octaves = of("sort", "sort_several") / pieces, np.arange(1.0, 60.0)
     octave = 1.0 + np.searchsorted(octaves * 2.0**octaves, comparisons)
     stages = octave * (octave + 1.0) / 2.0 * (comparisons > 0)
@@ -283,7 +283,7 @@ def gpu_inputs(program: GpuProgram) -> dict[str, Any]:
             most = IN_TURN_COLUMNS.get(one, IN_TURN_BY_MATRIX.get(one, np.inf) * np.maximum(matrices, 1.0))
             in_turn = np.where(columns > most, matrices, matrices > 0)
             found[f"{name}_columns"] = found.get(f"{name}_columns", 0.0) + launches @ (columns * in_turn)
-            calls = "eigen_calls" if name == "eigen" else "library_calls"  # the first call of the latter is known
+            calls = "eigen_calls" if name == "eigen" else "library_calls"  # the text holds the first call
             found[calls] = found.get(calls, 0.0) + launches @ (in_turn - (name != "eigen") * (matrices > 0))
     flop = of("dot_general", "product_with_vector", "conv_general_dilated")
     kind = np.select(

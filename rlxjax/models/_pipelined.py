@@ -1,4 +1,4 @@
-"""A step of a loop that does not wait for its results: the longer of what the device and the host take."""
+"""The time of a call in a loop that does not wait for results: the longer of device and host time."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -12,17 +12,17 @@ from ._functions import CountsModel
 from ._gpu_kernels import GPU_KERNELS, gpu_parts_ns
 from ._tpu_kernels import TPU_KERNELS, tpu_parts_ns
 
-#: How sharply the longer one decides.
+#: Sharpness of the maximum of both times.
 SHARPNESS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class PipelinedModel(CountsModel):
-    """The runs of another model, called again and again without waiting; coefficients and facts are those of that one.
+    """Repeated calls without waiting; coefficients and facts are those of the model of one call.
 
     Attributes:
-        called: the model of one call that is waited for.
-        parts_ns: of its coefficients, runs and facts: what the device takes, and the host to dispatch, `[*batch]`.
+        called: the model of one call with a wait.
+        parts_ns: returns device and dispatch times in ns, `[*batch]` each, for coefficients, runs and facts.
     """
 
     called: LatencyModel
@@ -43,13 +43,13 @@ class PipelinedModel(CountsModel):
         return self.called.prior
 
     def terms_ns(self, coefficients: Any, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
-        """Return what the device takes, and what the host takes longer, in ns, `[*batch]` each."""
+        """Return the time of the device, and the further time of the host, in ns, `[*batch]` each."""
         device_ns, dispatch_ns = self.parts_ns(coefficients, runs, facts)
         step_ns = soft_roofline(device_ns, dispatch_ns, SHARPNESS)
         return {"device_ns": device_ns, "dispatch_ns": step_ns - device_ns}
 
 
-#: A step of a loop that does not wait, by the name of the model of one call.
+#: Models of repeated calls, by the name of the model of one call.
 PIPELINED: Mapping[str, PipelinedModel] = {
     GPU_KERNELS.name: PipelinedModel(GPU_KERNELS, gpu_parts_ns),
     TPU_KERNELS.name: PipelinedModel(TPU_KERNELS, tpu_parts_ns),

@@ -1,4 +1,4 @@
-"""The latency model of a program that was compiled for a TPU: its compiler's cycles, bytes and operations."""
+"""The latency model of a program compiled for a TPU: cycles of the compiler, bytes and operations."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -18,15 +18,15 @@ from rlxjax.jaxpr import OPERATIONS, FunctionProfile
 from ._coefficients import ROOFLINE_SHARPNESS, coefficients, prior_of, typical
 from ._functions import CountsModel
 
-#: How sharply a program takes at least what its bytes take.
+#: Sharpness of the lower bound of a program by its bytes and products.
 FLOOR_SHARPNESS = 12
-#: Elements that a cycle of the vector unit works on: 8 x 128 lanes of four units.
+#: Elements per cycle of the vector units: 8 x 128 lanes of four units.
 LANES = 4096
-#: Vector operations of an element in one stage of a sorting network: two shifts, a comparison, two selections.
+#: Vector operations per element and stage of a sorting network: two shifts, a comparison, two selections.
 STAGE_OPERATIONS = 5
-#: What counts as no operation of the vector unit.
+#: Classes that are no work of the vector unit.
 NO_OPERATIONS = ("movement", "transpose", "indexing", "sort", "factorisation", "product")
-#: Inputs of a program, and lists of one entry for each row of the table of kernels that go over their arrays.
+#: Inputs of a program, and lists with one entry for each row of the table of streaming kernels.
 SUMS = dict.fromkeys(("arrays", "cycles", "places", "columns"), "1") | {"moved_bytes": "bytes", "product_ns": "ns"}
 LISTS = {"launches": "kernels", "kernel_bytes": "bytes", "operations": "operations"}
 
@@ -34,27 +34,27 @@ LISTS = {"launches": "kernels", "kernel_bytes": "bytes", "operations": "operatio
 @coefficients
 @dataclasses.dataclass(frozen=True)
 class TpuCoefficients(Coefficients):
-    """What the parts of a call of a compiled program take on a host with TPUs; every field positive.
+    """Coefficients of a call of a compiled program on a host with TPUs; every field positive.
 
-    No TPU was timed. Rates are shares of those of the data sheet, which the facts hold.
+    No TPU was timed. Rates are shares of the data-sheet rates in the facts.
     """
 
-    call_share: RealLike = typical(1.0, "one call that is waited for, of the device's figure.", log_sd=0.5)
-    dispatch_ns: RealLike = typical(2e4, "what the host does for a call that it does not wait for.", log_sd=0.7)
-    array_ns: RealLike = typical(300.0, "one array that a call takes or gives.", log_sd=0.8)
-    cycle_share: RealLike = typical(0.95, "the time of products, of what their cycles take.", log_sd=0.22)
-    memory_share: RealLike = typical(0.84, "of the data sheet's bandwidth.", log_sd=0.15)
-    kernel_ns: RealLike = typical(500.0, "one kernel that goes over its arrays, whatever it does.", log_sd=0.7)
-    operation_share: RealLike = typical(0.45, "of the vector unit's rate, by which such kernels compute.", log_sd=0.6)
-    place_ns: RealLike = typical(10.0, "one place that is gathered or scattered to.", log_sd=1.0)
+    call_share: RealLike = typical(1.0, "one call with a wait, relative to the device figure.", log_sd=0.5)
+    dispatch_ns: RealLike = typical(2e4, "host time of a call without a wait.", log_sd=0.7)
+    array_ns: RealLike = typical(300.0, "one argument or result array of a call.", log_sd=0.8)
+    cycle_share: RealLike = typical(0.95, "time of products, relative to their cycles.", log_sd=0.22)
+    memory_share: RealLike = typical(0.84, "share of the data-sheet bandwidth.", log_sd=0.15)
+    kernel_ns: RealLike = typical(500.0, "one streaming kernel, for any work.", log_sd=0.7)
+    operation_share: RealLike = typical(0.45, "rate of streaming kernels, as a share of the vector unit.", log_sd=0.6)
+    place_ns: RealLike = typical(10.0, "one gathered or scattered element.", log_sd=1.0)
     column_ns: RealLike = typical(1e3, "one column of a solver.", log_sd=0.8)
 
 
 def tpu_facts(device: TargetDevice) -> Facts:
-    """Return what a data sheet says of a TPU, as the facts of the model.
+    """Return the data sheet of a TPU as the facts of the model.
 
     Raises:
-        ValueError: a device of another kind.
+        ValueError: the device is no TPU.
 
     Examples:
         >>> tpu_facts(target_device("tpu-v5e"))["memory_bytes_per_ns"]
@@ -75,11 +75,11 @@ def tpu_facts(device: TargetDevice) -> Facts:
 
 @dataclasses.dataclass(frozen=True)
 class TpuKernelsModel(CountsModel):
-    """A program that was compiled for a TPU, called with arrays of the device.
+    """A program compiled for a TPU, called with arrays on the device.
 
-    Products and solvers take their compiler's cycles. Kernels that go over their arrays take what their bytes and
-    operations take at the data sheet's rates: of these, cycles say two to five times what copies of such chips were
-    published to take. The program takes at least what its bytes and its products take. The host calls and waits.
+    Products and solvers take the cycles of the compiler. Streaming kernels take the time of their bytes and operations
+    at the data-sheet rates: their cycles are two to five times the published times of copies on such chips. The bytes
+    and the products of a program bound its time from below. The host calls and waits.
     """
 
     name, version = "tpu_kernels", 1
@@ -95,19 +95,19 @@ class TpuKernelsModel(CountsModel):
         return tpu_facts(target_device("tpu-v5e"))
 
     def terms_ns(self, coefficients: TpuCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
-        """Return the parts of what runs take in ns by name, `[*batch]`; their sum is the prediction."""
+        """Return the parts of the time of runs in ns by name, `[*batch]`; their sum is the prediction."""
         c, x = coefficients, {name: jnp.asarray(value) for name, value in runs.inputs.items()}
         call_ns = c.call_share * facts["call_ns"] + c.array_ns * x["arrays"]
         return {"call_ns": call_ns, **_device_ns(c, x, facts)}
 
 
 def _device_ns(c: TpuCoefficients, x: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
-    """Return the parts of what the device takes in ns by name, `[*batch]`."""
+    """Return the parts of the device time in ns by name, `[*batch]`."""
     memory = c.memory_share * facts["memory_bytes_per_ns"]
     compute_ns = x["operations"] / (c.operation_share * facts["vector_flop_per_ns"])
-    # A row of the table that is empty takes nothing, and has a slope all the same.
+    # An empty row takes almost no time, and keeps a slope.
     work_ns = soft_roofline(compute_ns, (x["kernel_bytes"] + 1e-3) / memory, ROOFLINE_SHARPNESS)
-    # Products are none of the vector unit's, and take at least what the data sheet's rates say.
+    # Products do not use the vector unit, and the data-sheet rates bound their time from below.
     parts = {
         "cycles_ns": c.cycle_share * x["cycles"] / facts["clock_ghz"],
         "kernels_ns": (work_ns + c.kernel_ns * x["launches"]).sum(-1),
@@ -120,22 +120,22 @@ def _device_ns(c: TpuCoefficients, x: Mapping[str, Any], facts: Facts) -> dict[s
 
 
 def tpu_parts_ns(coefficients: TpuCoefficients, runs: Runs, facts: Facts) -> tuple[RealLike, RealLike]:
-    """Return what a TPU and its host take for runs, each by itself: `device_ns` and `dispatch_ns`, `[*batch]` each."""
+    """Return the separate times of a TPU and its host for runs: `device_ns` and `dispatch_ns`, `[*batch]` each."""
     c, x = coefficients, {name: jnp.asarray(value) for name, value in runs.inputs.items()}
     return sum(_device_ns(c, x, facts).values()), c.dispatch_ns + c.array_ns * x["arrays"]
 
 
 TPU_KERNELS = TpuKernelsModel()
-#: Products of bfloat16 that a product of float32 of a TPU takes, by the precision that is asked for.
+#: bfloat16 products per float32 product of a TPU, by the requested precision.
 PASSES = {"float32": 1.0, "high": 3.0, "exact": 6.0, "float64": 36.0}
 
 
 def product_ns(device: TargetDevice, products: Mapping[str, float]) -> float:
-    """Return what products take of a device at its data sheet's rates, in ns.
+    """Return the time of products at the data-sheet rates of a device, in ns.
 
     Args:
         device: a TPU or a GPU.
-        products: floating-point operations by their kind, of `rlxjax.jaxpr.PRODUCT_KINDS`.
+        products: floating-point operations by kind, one of `rlxjax.jaxpr.PRODUCT_KINDS`.
 
     Examples:
         >>> v5e = target_device("tpu-v5e")
@@ -157,10 +157,10 @@ def product_ns(device: TargetDevice, products: Mapping[str, float]) -> float:
 
 
 def tpu_inputs(profile: FunctionProfile) -> dict[str, Any]:
-    """Return the inputs of the model that a profile of a program for a TPU gives, by name; lists are `[kernels]`.
+    """Return the inputs of the TPU kernel model from a profile, by name; lists are `[kernels]`.
 
     Raises:
-        ValueError: a profile of another level or target.
+        ValueError: the profile has another level or target.
     """
     compiled = profile.target
     if compiled is None or compiled.others is None:

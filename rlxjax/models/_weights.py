@@ -1,6 +1,6 @@
-"""The weights that machines share: what an operation takes, and how families of kernels behave, as arrays and as data.
+"""The weights that machines share: times of operations and behaviour of kernel families, as arrays and as data.
 
-`weights.json` is written by `python -m benchmarks.learned_weights` from the timings of a corpus of programs.
+`python -m benchmarks.learned_weights` writes `weights.json` from the timings of a corpus of programs.
 """
 
 import dataclasses
@@ -20,34 +20,33 @@ from rlxjax._numerics import namespace_of
 from rlxjax._values import FrozenDict, by_value
 from rlxjax.jaxpr import CLASSES, FAMILIES, OPERATIONS, Kernels, vocabulary_version
 
-#: Widths of numbers that have weights of their own: 1, 2, 4, 8 and 16 bytes.
+#: Count of number widths with their own weights: 1, 2, 4, 8 and 16 bytes.
 WIDTHS = 5
-VERSION = 2
+VERSION = 3
 SHIPPED = Path(__file__).with_name("weights.json")
-#: The class of each operation by its place, as columns of a matrix.
+#: One-hot class of each operation, `[operations, classes]`.
 _OF_CLASS = np.array([[OPERATIONS[name] == one for one in CLASSES] for name in OPERATIONS], float)
-#: Standard deviation of the logarithm of the weight of an operation that nobody timed; and of a time where no weights
-#: are known.
+#: Standard deviations of the logarithm of an untimed operation's weight, and of a time without known weights.
 WIDE_LOG_SD, WIDE_SCATTER = 1.5, 0.6
-#: How sharply rows leave vectors, kernels compute more than they move, loops call their kernels, results take new
-#: memory, and programs are handed over.
-ALIGNED, INTENSE, LOOPED, FRESH, HANDED_OVER = 4.0, 8.0, 3.0, 8.0, 6.0
-#: Families of fused loops behave alike, whatever their last operation is.
+#: Sharpness of the transitions to unaligned rows, compute-bound kernels, dispatched loops, new memory and another
+#: thread.
+ALIGNED, INTENSE, LOOPED, FRESH, HANDED_OVER = 4.0, 8.0, 6.0, 8.0, 6.0
+#: Families of fused loops, which share their weights.
 LOOPS = ("elementwise", "movement", "gather", "custom")
-#: Families whose kernels call a library, so that no loop around them is compiled as one.
+#: Families whose kernels call a library: a loop around them dispatches kernels one by one.
 LIBRARY_FAMILIES = ("scatter", "linear algebra", "sort", "fft", "convolution")
 _FAMILY_OF = np.array([FAMILIES.index(LOOPS[0] if name in LOOPS else name) for name in FAMILIES])
 _IS_LIBRARY = np.array([name in LIBRARY_FAMILIES for name in FAMILIES], float)
-_UNTILED = list(OPERATIONS).index("transpose_inner_untiled")
-#: Bytes of a line of a cache.
+_UNTILED, _WITH_VECTOR = (list(OPERATIONS).index(name) for name in ("transpose_inner_untiled", "product_with_vector"))
+#: Bytes of a cache line.
 LINE_BYTES = 64
 _FFT, _MATMUL = FAMILIES.index("fft"), FAMILIES.index("matmul")
-#: Sizes that go into the model as they are.
+#: Columns of kernels that the model takes unchanged.
 SIZES = ("launches", "looped", "read_bytes", "written_bytes")
 
 
 class Believed(NamedTuple):
-    """What is believed of one kind of weight before anything is timed: a median, the spread of its logarithm."""
+    """The prior of one kind of weight: a median, and the standard deviation of its logarithm."""
 
     median: float
     log_sd: float
@@ -55,10 +54,11 @@ class Believed(NamedTuple):
 
 
 _FAMILY, _CLASS = tuple(FAMILIES), CLASSES
-#: The weights but those of operations: what each is, by name, and whether there is one for each family or class.
+#: Priors of the weights besides those of operations, by name, one for each entry of `per`.
 BELIEVED: Mapping[str, Believed] = FrozenDict(
     {
         "row_ns": Believed(0.5, 1.0, _FAMILY),
+        "dispatch": Believed(3.0, 1.5, _FAMILY),
         "exponent": Believed(2.0, 0.5, _FAMILY),
         "sharpness": Believed(4.0, 0.5, _FAMILY),
         "shared_read_bytes": Believed(2e6, 1.0, _FAMILY),
@@ -85,34 +85,36 @@ Column = Float[Array | np.ndarray, "..."] | Any
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """Weights of the functions model that machines share; each machine has its own rate of each class of operations.
+    """Weights of the functions model that machines share; each machine scales each class of operations.
 
     Attributes:
-        operation_ns: ns of one operation on one processor of the machine of rate one, `[operations, widths]`.
-        operation_log_sd: standard deviation of its logarithm between machines, `[operations, widths]`.
+        operation_ns: ns of one operation on one processor of a machine of scale 1, `[operations, widths]`.
+        operation_log_sd: standard deviation of log `operation_ns` between machines, `[operations, widths]`.
         row_ns: ns of a row of a kernel, `[families]`.
-        exponent: how sharply the longer of compute and memory decides, `[families]`.
-        sharpness: how sharply kernels are shared among processors from a size on, `[families]`.
-        shared_read_bytes: that a kernel reads where it begins to be shared, `[families]`.
-        shared_written_bytes: that it writes there, `[families]`.
-        shared_flop: that it computes there, if it computes more than it moves, `[families]`.
-        unaligned: what an operation takes more in rows of odd lengths, of its time in aligned ones, `[classes]`.
-        aligned_elements: the power of two from which rows are aligned ones if it divides them, `[classes]`.
-        unaligned_row: what an unaligned row takes more, of an aligned one.
-        intensity: FLOP of a byte from which a kernel computes more than it moves.
-        hand_over_operations: from which a program is handed to another thread.
-        loop_bytes: of a kernel from which a loop is not compiled as one.
-        fresh_bytes: of a result for which an allocator takes new memory.
-        first_cache: the bytes of a near cache, of those of a first one.
-        strided: what an element of an untiled transpose takes more, of itself, where a first cache is left.
-        far_strided: the same where the near cache is left.
-        indexed: what an indexed place takes more, of itself, beyond the near cache.
+        dispatch: time to dispatch a kernel in a loop, in units of the machine's `loop_dispatch_ns`, `[families]`.
+        exponent: sharpness of the roofline of compute and memory, `[families]`.
+        sharpness: of the transition to kernels shared among processors, `[families]`.
+        shared_read_bytes: bytes read from which processors share a kernel, `[families]`.
+        shared_written_bytes: bytes written from which processors share a kernel, `[families]`.
+        shared_flop: FLOP from which processors share a compute-bound kernel, `[families]`.
+        unaligned: relative further time of an operation in unaligned rows, `[classes]`.
+        aligned_elements: the power of two that divides the length of aligned rows, `[classes]`.
+        unaligned_row: relative further time of an unaligned row.
+        intensity: FLOP per byte from which a kernel is compute-bound.
+        hand_over_operations: operations from which a program runs on another thread.
+        loop_bytes: bytes moved in an iteration, from which a loop dispatches its kernels one by one.
+        fresh_bytes: bytes of a result from which the allocator takes new memory.
+        first_cache: bytes of a near cache divided by bytes of a first-level cache.
+        strided: relative further time of an element of an untiled transpose beyond the first-level cache.
+        far_strided: the same beyond the near cache.
+        indexed: relative further time of an indexed element beyond the near cache.
         far_indexed: the same beyond the caches.
     """
 
     operation_ns: Float[Array | np.ndarray, "operations widths"] | Any
     operation_log_sd: Float[Array | np.ndarray, "operations widths"] | Any
     row_ns: Column
+    dispatch: Column
     exponent: Column
     sharpness: Column
     shared_read_bytes: Column
@@ -131,16 +133,17 @@ class Weights:
     indexed: Column
     far_indexed: Column
 
-    def columns(self, kernels: Kernels, static_ops: Any) -> dict[str, Any]:
-        """Return the inputs of the functions model that kernels give, by name; differentiable in the weights.
+    def columns(self, kernels: Kernels, static_ops: Any, trips: Any) -> dict[str, Any]:
+        """Return the inputs of the functions model from kernels, by name; differentiable in the weights.
 
         Args:
-            kernels: of one program, or of several, padded, `[*batch, kernels]`.
-            static_ops: operations that a compiler counts in the program, `[*batch]`.
+            kernels: kernels of one program, or of several programs with padding, `[*batch, kernels]`.
+            static_ops: operations in the program text, `[*batch]`.
+            trips: iterations of all loops, `[*batch]`.
 
         Returns:
-            Columns `[*batch, kernels]`: sizes, what each class of operations takes in ns at rate one, what the
-            operations' own weights leave unsure, how much is shared; and `hand_overs`, `[*batch]`.
+            Columns `[*batch, kernels]`: sizes, ns of each class of operations at scale 1, uncertain ns, and the
+            shared fraction; and `hand_overs`, `[*batch]`.
         """
         xp = namespace_of(*jax.tree.leaves((self, kernels)))
         k = {name: xp.asarray(column, float) for name, column in vars(kernels).items()}
@@ -149,7 +152,7 @@ class Weights:
         count = xp.maximum(k["launches"], 1.0)
         width = xp.asarray(xp.clip(xp.log2(xp.maximum(k["itemsize"], 1.0)), 0.0, WIDTHS - 1.0), int)
         family = xp.asarray(_FAMILY_OF)[xp.asarray(kernels.family, int)]
-        # A row is unaligned where half of what an aligned one is divisible by does not divide it.
+        # A row is unaligned if half of `aligned_elements` does not divide its length.
         aligned = xp.maximum(k["alignment"], 1.0)[..., None]
         more, least = (own[name].reshape((1,) * count.ndim + (-1,)) for name in ("unaligned", "aligned_elements"))
         unaligned = 1.0 + more * _beyond(xp, least, 1.4 * aligned, ALIGNED)
@@ -159,8 +162,8 @@ class Weights:
         odd = _beyond(xp, own["aligned_elements"][CLASSES.index("movement")], 1.4 * aligned[..., 0], ALIGNED)
         work["movement_work_ns"] += own["row_ns"][family] * k["rows"] * (1.0 + own["unaligned_row"] * odd)
         stride = xp.asarray(kernels.stride_bytes, int)
-        # The bytes of a cache that a walk along a stride fills: strides of large powers of two meet in few sets.
-        # Strides shorter than a line leave none.
+        # Bytes of a cache that a walk along a stride fills: large powers of two meet in few cache sets, and strides
+        # within a cache line count as none.
         strided_bytes = k["extent"] * xp.where(stride >= LINE_BYTES, xp.asarray(stride & -stride, float), 0.0)
         untiled_ns = each_ns[..., _UNTILED]
         moved_bytes = k["read_bytes"] + k["written_bytes"]
@@ -172,16 +175,21 @@ class Weights:
             + k["written_bytes"] / own["shared_written_bytes"][family]
             + flop / own["shared_flop"][family]
         ) / xp.where(family == _MATMUL, xp.maximum(k["pieces"], count), count)
-        # A transform by itself stays on one processor.
+        # A single transform stays on one processor.
         is_shared = is_there * xp.asarray((family != _FFT) | (k["pieces"] > k["launches"]), float)
         looped = xp.asarray(k["looped"] > 0, float)
+        # A loop without a library whose iterations move few bytes becomes one kernel.
         calls = xp.max(looped * xp.asarray(_IS_LIBRARY)[family], -1, keepdims=True)
+        trip_bytes = xp.sum(moved_bytes * k["looped"] / count, -1) / xp.maximum(xp.asarray(trips, float), 1.0)
+        one_by_one = xp.maximum(calls, _beyond(xp, trip_bytes, own["loop_bytes"], LOOPED)[..., None])
+        # A compiler writes products with vectors as loops; other products call a library.
+        dispatched = xp.where(k["counts"][..., _WITH_VECTOR] > 0, FAMILIES.index(LOOPS[0]), family)
         return {
             **work,
             "unsure_ns": xp.sqrt(xp.sum((each_ns * own["operation_log_sd"].T[width]) ** 2, -1)),
             **{name: k[name] for name in SIZES},
             "fresh_bytes": k["written_bytes"] * _beyond(xp, k["written_bytes"] / count, own["fresh_bytes"], FRESH),
-            "dispatched": k["looped"] * xp.maximum(calls, _beyond(xp, moved_bytes / count, own["loop_bytes"], LOOPED)),
+            "dispatched": k["looped"] * one_by_one * own["dispatch"][dispatched],
             "strided_bytes": strided_bytes,
             "first_strided_bytes": strided_bytes * own["first_cache"],
             "strided_ns": untiled_ns * own["strided"],
@@ -194,7 +202,7 @@ class Weights:
         }
 
     def timed(self) -> np.ndarray:
-        """Return which operations some machine timed, `[operations]`."""
+        """Return whether any machine timed an operation, `[operations]`."""
         return np.min(np.asarray(self.operation_log_sd), -1) < WIDE_LOG_SD
 
 
@@ -205,12 +213,12 @@ def _beyond(xp: Any, size: Any, threshold: Any, sharpness: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class KnownWeights:
-    """A file of weights: these, medians and spreads of machines' coefficients, and where all of it is from."""
+    """A file of weights: weights, medians and standard deviations of coefficients, and the provenance."""
 
     weights: Weights
-    median: Mapping[str, float]  # of the coefficients of a further machine, by name
-    log_sd: Mapping[str, float]  # standard deviations of their logarithms
-    scatter: float  # of the logarithm of a program's time, its operations in settings that no fit saw
+    median: Mapping[str, float]  # coefficients of a further machine, by name
+    log_sd: Mapping[str, float]  # standard deviations of the logarithms of the coefficients
+    scatter: float  # standard deviation of a program's log time in settings that no fit saw
     provenance: Mapping[str, Any]  # machines, versions, numbers of programs, the date, and the command
 
     def text(self) -> str:
@@ -224,7 +232,7 @@ class KnownWeights:
         kept = {"version": VERSION, "vocabulary": vocabulary_version(), "provenance": dict(self.provenance)}
         kept |= {"scatter": _short(self.scatter), "coefficients": coefficients}
         kept |= {"weights": others, "operations": operations}
-        # A line an entry: what changes from one corpus to another is read by people.
+        # One line per entry, so that a diff of two files is readable.
         lines = [
             f' "{name}": {{\n' + ",\n".join(f'  "{key}": {json.dumps(each)}' for key, each in value.items()) + "\n }"
             if isinstance(value, dict)
@@ -242,11 +250,11 @@ def read_weights(path: str | os.PathLike[str]) -> KnownWeights:
     """Read a file of weights.
 
     Args:
-        path: of the file.
+        path: a file of weights.
 
     Raises:
-        ValueError: a file of another version or vocabulary, or that is not as expected.
-        OSError: it cannot be read.
+        ValueError: the file has another version, vocabulary or content.
+        OSError: the file cannot be read.
 
     Examples:
         >>> read_weights(SHIPPED).weights.operation_ns.shape[-1]
@@ -282,7 +290,7 @@ def read_weights(path: str | os.PathLike[str]) -> KnownWeights:
 
 @functools.cache
 def shipped_weights() -> KnownWeights | None:
-    """Return the weights that are shipped; None, with a warning, where they are of another vocabulary or version."""
+    """Return the shipped weights; None, with a warning, if their vocabulary or version differs."""
     try:
         return read_weights(SHIPPED)
     except (OSError, ValueError) as reason:
@@ -290,7 +298,7 @@ def shipped_weights() -> KnownWeights | None:
         return None
 
 
-#: ns of one operation of a class that nobody timed, on one processor of a present-day machine; some operations differ.
+#: ns of one untimed operation by class, on one processor of a present-day machine; then exceptions by operation.
 _TYPICAL_NS = {
     **{"arithmetic": 0.02, "movement": 0.03, "transpose": 0.3, "special": 0.2, "dear": 4.0},
     **{"iterated": 50.0, "reduction": 0.06, "cumulative": 1.0, "window": 0.3, "product": 0.012, "convolution": 0.02},
@@ -301,12 +309,12 @@ _TYPICAL_OPERATION_NS = {
     **{"top_k": 0.5, "convolution_runs": 20.0, "convolution_loads": 0.3, "convolution_edge_loads": 1.0},
     **{"gather_places": 2.0, "scatter_places": 2.0, "div_by_scalar": 0.1, "rem_by_scalar": 0.2},
 }
-#: ns of one of what factorisations count beside elements.
+#: ns of further counts of factorisations.
 _TYPICAL_FACTOR_NS = {"flop": 0.05, "columns": 50.0, "matrices": 500.0}
 
 
 def wide_weights() -> Weights:
-    """Return weights that know the order of magnitude of each class, and no more.
+    """Return weights that hold the order of magnitude of each class.
 
     Examples:
         >>> bool(wide_weights().timed().any())
@@ -322,6 +330,6 @@ def wide_weights() -> Weights:
 
 
 def known_weights() -> Weights:
-    """Return the shipped weights, or else wide ones."""
+    """Return the shipped weights, or wide weights without them."""
     known = shipped_weights()
     return wide_weights() if known is None else known.weights

@@ -1,4 +1,4 @@
-"""The latency model of Welch peaks: what a run takes on one machine, from a NumPy signal to NumPy peaks."""
+"""The latency model of Welch peaks: the time of a run on one machine, from a NumPy signal to NumPy peaks."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -27,21 +27,20 @@ from ._welch_terms import (
     welch_terms_ns,
 )
 
-#: The numbers of the runner's schedule that the model depends on.
+#: Schedule numbers of the runner that the model uses.
 _SCHEDULED = (
     "tile_rows chunk_samples sizes_per_octave alone_samples_host alone_samples_fused alone_samples_block "
     "least_block_bins least_blocks"
 )
-#: log2 of the first and the last knot, and their distance, in samples, rows and samples of a segment.
+#: log2 of the first knot, the last knot and the step, for samples, rows and samples of a segment.
 KNOTS = ((6.0, 24.0, 2.0), (0.0, 14.0, 2.0), (6.0, 14.0, 1.0))
-#: k at which its slope adds nothing, and the octaves that one unit of it spans.
+#: The k where the slope in k is zero, and the octaves per unit of the slope.
 CENTRE_K, OCTAVES_OF_K = 16.0, 2.0
-#: log2 of the rows between which that slope changes.
+#: log2 of the rows between which the slope in k changes.
 SLOPE_KNOTS = (0.0, 2.0, 6.0, 10.0, 13.0)
-#: The octaves below the most samples that one processor works on alone, over which a correction may rise.
+#: Octaves below the limit of one processor's samples, over which a correction may rise.
 OCTAVES_BEFORE_SHARING = 2.0
-#: Standard deviation of the logarithm of a coefficient that a micro-benchmark measured by itself: a run has other
-#: sizes, in another state of the caches.
+#: Standard deviation of the logarithm of a micro-benchmarked coefficient: a run has other sizes and cache states.
 MICRO_LOG_SD = 1.0
 #: The coefficients that micro-benchmarks measure.
 MICRO_RATES = ("memory_bytes_per_ns", "copy_bytes_per_ns", "device_flop_per_ns", "topk_bin_ns", "topk_compare_ns")
@@ -49,10 +48,10 @@ MICRO_RATES = ("memory_bytes_per_ns", "copy_bytes_per_ns", "device_flop_per_ns",
 
 @dataclasses.dataclass(frozen=True)
 class WelchModel(LatencyModel):
-    """Welch peaks on the host, or on a device by a fused program, block by block, or by a learned FFT.
+    """Welch peaks on the host, or on a device: fused, block by block, or by a learned FFT.
 
-    Every strategy but `learned` gives the same peaks. Facts are numbers of the runner's schedule, and of the learned
-    models: for each of `learned_n_fft`, the operations of a segment's pruned program and the bins that are not masked.
+    All strategies except `learned` give the same peaks. Facts are schedule numbers of the runner, and figures of the
+    learned models: for each of `learned_n_fft`, the operations of a segment's pruned program and the unmasked bins.
     """
 
     name, version = "welch", 15
@@ -66,7 +65,7 @@ class WelchModel(LatencyModel):
     )
     variants = VARIANTS
     prior = prior_of(LatencyCoefficients)  # pyright: ignore
-    #: How programs are scheduled where a calibration does not say: as on two processors, without learned models.
+    #: The default schedule: two processors, no learned models.
     facts: ClassVar[Facts] = FrozenDict(  # pyright: ignore
         {
             "processors": 2,
@@ -89,7 +88,7 @@ class WelchModel(LatencyModel):
         return welch_terms_ns(coefficients, runs, {**self.facts, **facts})
 
     def same_result(self, runs: Runs, facts: Facts) -> Bool[Array | np.ndarray, "*batch variants"]:
-        """Return which variants are candidates: learned runs with a model of their length, maxima where they select."""
+        """Return the candidate variants: learned for lengths with a model, maxima if the schedule selects by maxima."""
         lengths, blocks = ({**self.facts, **facts}[name] for name in ("learned_n_fft", "least_blocks"))
         xp = namespace_of(*runs.inputs.values(), *lengths, blocks)
         n_fft = xp.broadcast_to(xp.asarray(runs.inputs["n_fft"]), runs.shape)
@@ -111,12 +110,12 @@ class WelchModel(LatencyModel):
             raise ValueError(f"k: expected at most n_fft / 2 + 1 peaks, the bins, got {first}")
 
     def features(self, runs: Runs, facts: Facts) -> Float[Array | np.ndarray, "*batch features"]:
-        """Return what the weights of a variant multiply: a piecewise linear function of logarithms of sizes.
+        """Return the features of the correction: piecewise linear functions of logarithms of sizes.
 
-        They are the rises of samples, rows and segment length between knots, each from 0 at one knot to 1 at the next
-        one, before the middle knot from -1 to 0, so that a correction stays level where nothing was timed; the rise
-        towards the most samples that one processor works on alone, and the level beyond them; the slope in k; and the
-        level. NumPy's arrays give NumPy's, in double precision: a fit compiles nothing for them.
+        Samples, rows and segment length each rise from 0 to 1 between neighbouring knots, and from -1 to 0 before the
+        middle knot, so a correction stays level where nothing was timed. Further features are the rise towards the
+        limit of one processor's samples, the level beyond the limit, the slope in k, and a constant. NumPy inputs give
+        NumPy features in double precision, without compilation.
         """
         xp = namespace_of(runs.variant, *runs.inputs.values())
         sizes = (xp.asarray(runs.inputs[name], xp.result_type(float)) for name in ("batch", "n_fft", "k", "n_segments"))
@@ -143,7 +142,7 @@ class WelchModel(LatencyModel):
         return xp.concatenate([*columns, xp.stack(last, -1)], axis=-1)
 
     def folds(self, runs: Runs) -> Sequence[np.ndarray]:
-        """Return batch and n_fft, `[n]` each: what validation leaves out together."""
+        """Return batch and n_fft, `[n]` each: validation leaves out equal values together."""
         return [np.asarray(runs.inputs["batch"]), np.asarray(runs.inputs["n_fft"])]
 
 
@@ -153,17 +152,17 @@ WELCH = WelchModel()
 def welch_micro_prior(
     rates: Mapping[str, float], prior: LatencyPrior[LatencyCoefficients] | None = None
 ) -> LatencyPrior[LatencyCoefficients]:
-    """Return a prior with its own medians where a micro-benchmark measured a coefficient by itself.
+    """Return a prior with the medians of micro-benchmarked coefficients.
 
     Args:
-        rates: by the coefficients' names, any of `MICRO_RATES`. `memory_bytes_per_ns`: a copy beyond the caches,
-            bytes read and written. `copy_bytes_per_ns`: from host to device. `device_flop_per_ns`: of transforms
-            within a chunk, `2.5 n log2 n` operations each. `topk_bin_ns`, `topk_compare_ns`: of `heap_rates`. A
-            rate that is not positive is noise, and says nothing.
-        prior: of the rest; `WELCH`'s unless given.
+        rates: measured values by coefficient name in `MICRO_RATES`. `memory_bytes_per_ns`: bytes read and written by a
+            copy beyond the caches. `copy_bytes_per_ns`: a copy from host to device. `device_flop_per_ns`: transforms
+            within a chunk, `2.5 n log2 n` operations each. `topk_bin_ns`, `topk_compare_ns`: from `heap_rates`. Rates
+            that are not positive are noise and have no effect.
+        prior: the prior of the other coefficients; by default the prior of `WELCH`.
 
     Raises:
-        ValueError: another name.
+        ValueError: an unknown name.
 
     Examples:
         >>> welch_micro_prior({"memory_bytes_per_ns": 7.0}).median.memory_bytes_per_ns
@@ -185,13 +184,13 @@ def heap_rates(
     k: Sequence[float] | np.ndarray,
     time_ns: Sequence[float] | np.ndarray,
 ) -> dict[str, float]:
-    """Return what a bin and a comparison take a heap, by least squares of timings of the selection alone, `[n]`.
+    """Return the times of a bin and a comparison of a heap, by least squares over timings of the selection, `[n]`.
 
     Args:
-        rows: of powers.
-        bins: of a row.
-        k: peaks of a row; several ratios to the bins tell the two apart.
-        time_ns: of one selection, less launch and wait.
+        rows: count of rows of powers.
+        bins: count of bins of a row.
+        k: peaks of a row; several ratios of k to bins identify both times.
+        time_ns: time of one selection in ns, without launch and wait.
     """
     count, size = np.asarray(rows, float), np.asarray(bins, float)
     comparisons = np.asarray(heap_comparisons(jnp.asarray(size), jnp.asarray(k, float)))

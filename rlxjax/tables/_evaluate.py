@@ -48,8 +48,7 @@ class Evaluation:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as JSON has them."""
-        paths = {"sink": str(self.sink), "rejects": None if self.rejects is None else str(self.rejects)}
-        return {**dataclasses.asdict(self), **paths}
+        return dataclasses.asdict(self) | {"sink": str(self.sink), "rejects": self.rejects and str(self.rejects)}
 
 
 def evaluate(

@@ -42,19 +42,16 @@ def on_ray(
     an item must tolerate being done twice.
 
     Args:
-        make_worker: a function that returns the worker; each process calls it once. cloudpickle sends this function,
-            the items and the results.
+        make_worker: a function that returns the worker; each process calls it once. All data travel by cloudpickle.
         items: the arguments of the worker.
         address: address of the cluster; see `connected`.
         wait_s: seconds to wait for free resources for one worker.
-        lost: a function of an item whose worker died at each try and of the reason; its result is yielded. The calls
-            come after all other items.
+        lost: gets an item whose worker died at each try, and the reason, after all other items; returns its result.
 
     Raises:
         ImportError: Ray is not installed.
-        OSError: no cluster answers, the cluster ends, or, without `lost`, the worker of an item died at each try; one
-            line.
-        ValueError: no resources are free for a worker, or the cluster cannot be used, as `connected` says; one line.
+        OSError: no cluster answers, the cluster ends, or the worker of an item died at each try (unless `lost`).
+        ValueError: no resources are free for a worker, or the cluster cannot be used, as `connected` says.
 
     Examples:
         >>> list(on_ray(lambda: abs, []))

@@ -1,8 +1,8 @@
-"""The weights that machines share, learned from the timings of many programs on each of several machines by optax.
+"""Learn the weights that machines share from timings of many programs on several machines, by optax.
 
 With `w` the weight of an operation and `k` the machine, `log w_k = log w + shift of the class of operations on k`: the
-weights are shared, the shifts are coefficients of each machine. All of them, and the pace of the machine while each
-batch of programs was timed, are unknowns of one robust log posterior, which `optax.lbfgs` minimises.
+weights are shared, and each machine has its own shifts. The unknowns are weights, shifts, and the pace of the machine
+during each batch of programs. `optax.lbfgs` maximises one robust posterior over all unknowns.
 """
 
 import dataclasses
@@ -17,10 +17,9 @@ from jaxtyping import Array, Float, Int
 
 from rlxjax.fit import predicted_ns
 from rlxjax.jaxpr import CLASSES, OPERATIONS, FunctionProfile, Kernels, stacked
-
-from ._coefficients import prior_of
-from ._functions import PROFILE_FIELDS, FunctionCoefficients, kernel_runs
-from ._weights import BELIEVED, WIDE_LOG_SD, WIDE_SCATTER, WIDTHS, KnownWeights, Weights, wide_weights
+from rlxjax.models._coefficients import prior_of
+from rlxjax.models._functions import PROFILE_FIELDS, FunctionCoefficients, kernel_runs
+from rlxjax.models._weights import BELIEVED, WIDE_LOG_SD, WIDE_SCATTER, WIDTHS, KnownWeights, Weights, wide_weights
 
 #: Prior standard deviations of logarithms: of an operation's own weight, of a class at a width of numbers, of an
 #: operation at a width, and of a machine's pace while a batch was timed.
@@ -35,7 +34,7 @@ STEPS = 250
 
 
 class TimedPrograms(NamedTuple):
-    """Programs that were timed, all with the same number of rows of kernels; columns `[n]`."""
+    """Timed programs with equal numbers of kernel rows; columns `[n]`."""
 
     kernels: Kernels  # `[n, kernels]`
     sizes: Mapping[str, Any]  # by name: arrays, results, trips, static_ops, peak_bytes
@@ -46,7 +45,7 @@ class TimedPrograms(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """What timings of programs tell."""
+    """The result of learning from timings."""
 
     known: KnownWeights  # with what they say of a further machine
     machines: FunctionCoefficients  # of each machine, `[machines]`
@@ -58,7 +57,7 @@ def timed_programs(
     time_ns: Sequence[float],
     batch: Sequence[int],
     machine: Sequence[int],
-    influence: Sequence[float] | None = None,
+    influence: Sequence[float] | np.ndarray | None = None,
 ) -> list[TimedPrograms]:
     """Return programs grouped by how many rows of kernels they have, to a power of four, so that little is padded."""
     width = np.array([-(-max(len(profile.kernels) - 1, 3).bit_length() // 2) for profile in profiles])
@@ -117,8 +116,18 @@ def learned_weights(
     provenance: Mapping[str, Any] | None = None,
     steps: int = STEPS,
     scatter: float = WIDE_SCATTER,
+    known: KnownWeights | None = None,
+    only: Sequence[str] = (),
 ) -> Learned:
-    """Return the weights that explain timings best: `timed_programs` of all machines, by some steps of L-BFGS.
+    """Return the most probable weights for the timed programs of all machines.
+
+    Args:
+        groups: timed programs of all machines.
+        provenance: facts about the timings, kept with the weights.
+        steps: count of L-BFGS steps.
+        scatter: standard deviation of the logarithm of a time that no fit saw.
+        known: weights and medians that stay as they are, without those named in `only`.
+        only: names in `BELIEVED` of the weights to learn, if `known` is given.
 
     Raises:
         ValueError: no program.
@@ -128,6 +137,13 @@ def learned_weights(
     machines = 1 + max(int(group.machine.max()) for group in groups)
     batches = 1 + max(int(group.batch.max()) for group in groups)
     start, sds = _unknowns(machines, batches)
+    if known is not None:
+        operation, kept = np.log(known.weights.operation_ns), [name for name in BELIEVED if name not in only]
+        start |= {"operation": operation[:, _WORD], "operation_width": operation - operation[:, [_WORD]]}
+        start["coefficients"] |= {name: np.full(machines, np.log(value)) for name, value in known.median.items()}
+        start["others"] |= {name: np.log(getattr(known.weights, name)) for name in kept}
+        sds |= dict.fromkeys(("operation", "class_width", "operation_width"), 0.0)
+        sds |= {"coefficients": dict.fromkeys(known.median, 0.0), "others": sds["others"] | dict.fromkeys(kept, 0.0)}
     spread = jax.tree.map(lambda leaf, own: np.full(np.shape(leaf), own), start, sds)
 
     def logs_of(z: Any) -> Any:
@@ -145,6 +161,11 @@ def learned_weights(
     z = _minimised(loss, jax.tree.map(jnp.zeros_like, start), steps)
     logs = jax.device_get(logs_of(z))
     weights = jax.device_get(_weights(logs))
+    machines_own = FunctionCoefficients(**{name: np.exp(value) for name, value in logs["coefficients"].items()})
+    if known is not None:
+        weights = dataclasses.replace(known.weights, **{name: getattr(weights, name) for name in only})
+        known = dataclasses.replace(known, weights=weights, provenance=dict(provenance or {}))
+        return Learned(known, machines_own, logs["pace"])
     weights = dataclasses.replace(weights, operation_log_sd=_operation_log_sd(logs, groups))
     means = {name: float(np.mean(value)) for name, value in logs["coefficients"].items()}
     log_sd = {}
@@ -153,7 +174,6 @@ def learned_weights(
         log_sd[name] = float(min(own_sd, sds["coefficients"][name]))
     median = {name: float(np.exp(mean)) for name, mean in means.items()}
     known = KnownWeights(weights, median, log_sd, scatter, dict(provenance or {}))
-    machines_own = FunctionCoefficients(**{name: np.exp(value) for name, value in logs["coefficients"].items()})
     return Learned(known, machines_own, logs["pace"])
 
 
@@ -176,10 +196,10 @@ def _minimised(loss: Any, z: Any, steps: int) -> Any:
 
 
 def _operation_log_sd(logs: Mapping[str, Any], groups: Sequence[TimedPrograms]) -> np.ndarray:
-    """Return how unsure the weight of each operation is at each width: what programs leave, and machines differ by."""
+    """Return the standard deviation of each log weight by operation and width, machine differences included."""
 
     def told(name: str) -> np.ndarray:
-        """Return what all programs tell of unknowns: the diagonal of the curvature of their misfit."""
+        """Return the diagonal of the curvature of the misfit of all programs."""
 
         def log_ns(own: Array, one: TimedPrograms) -> Array:
             return _log_ns({**logs, name: own}, jax.tree.map(lambda leaf: leaf[None], one))[0]
