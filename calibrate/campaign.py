@@ -23,7 +23,7 @@ from .samples import SampleLog, calibration_of, resumed, samples_path
 from .suites import users_code
 from .terminal import Deadline, Progress
 
-#: Seconds reserved for the fit and its compilation: the least, for each coefficient, and the largest budget share.
+#: Seconds reserved for the fit: the least, the seconds for each coefficient, and the largest share of the budget.
 FIT_RESERVE_S, FIT_COEFFICIENT_S, FIT_RESERVE_SHARE = 4.0, 0.66, 0.3
 #: Compiling takes at most this share of the time before the fit.
 READY_SHARE = 0.6
@@ -111,7 +111,7 @@ def timed(
     at_least: int = MIN_CELLS,
     least_s: float = 0.0,
 ) -> tuple[list[str], dict[str, list[str]]]:
-    """Compile cells in order, and measure rounds of the cells that the time allows until the deadline.
+    """Compile cells in order, drop the cells that are too slow, and measure rounds until the deadline.
 
     A log with a complete round keeps its cells. With a prior, measuring ends early once the errors are small. Return a
     sentence for each cell whose program fails, and the names of the other unmeasured cells, by reason.
@@ -181,8 +181,8 @@ def fit_and_write(
     own = [] if header.suite in BUILT_IN else of_suite
     taken = shlex.join(["rlxjax", "refit", str(kept_at), *own, "--out", str(path), "--force"])
     said = {
-        f"Runner {header.runner} of the suite took the samples, and the suite has runner {suite.runner}: predictions "
-        f"are for runner {header.runner}.": header.runner != suite.runner,
+        f"Runner version {header.runner} took the samples, and the suite has version {suite.runner}: predictions are "
+        f"for version {header.runner}.": header.runner != suite.runner,
         f"Timing protocol {header.protocol} took the samples, and this version uses protocol {PROTOCOL}: the samples "
         "have fewer calls, or pauses between calls.": header.protocol != PROTOCOL,
         "No round is complete: each measured cell has one visit, and other cells have none.": rounds == 0,

@@ -148,7 +148,7 @@ def check(
         except ValueError as error:
             not_timed.append(f"{name} was not validated: {error}.")
         if section.given:
-            not_timed.append(f"Runs with {', '.join(section.given)} were not validated.")
+            not_timed.append(f"Runs with the files {', '.join(section.given)} were not validated.")
     if not found:
         raise ValueError(f"{file}: no section can be validated: {' '.join(not_timed)}")
     calibration = Calibration.from_file(content, [suite.model for suite in found.values()])

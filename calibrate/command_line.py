@@ -110,7 +110,7 @@ def command(
 
 
 def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
-    """Turn bad input, or a missing package, into one line and an exit status."""
+    """Print one line and exit on bad input, and on a missing package."""
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> None:
@@ -294,5 +294,5 @@ def _why_unsafe(status: os.stat_result) -> str:
     if os.name == "posix" and status.st_uid != os.geteuid():
         return "belongs to another user"
     if os.name == "posix" and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return "other users can write to it (run chmod go-w)"
+        return "can be written by others (run chmod go-w)"
     return ""

@@ -25,7 +25,7 @@ from .command_line import (
 from .terminal import Progress, counted, json_text, say
 
 Columns = Annotated[
-    list[str] | None, Option("--column", help="The column of a field, as field=name, if the names differ; repeatable.")
+    list[str] | None, Option("--column", help="The column of a field with another name, as field=name; repeatable.")
 ]
 
 

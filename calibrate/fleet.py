@@ -213,7 +213,7 @@ def _refused_fit(fit: PosteriorFit, most_noise: float) -> str | None:
 
 @contextlib.contextmanager
 def pool_of(most: int) -> Iterator[Map]:
-    """Give a map over processes of this machine, each with JAX set up, or in this process if one process is enough."""
+    """Yield a map over processes of this machine, or over this process if one process is enough."""
     if (workers := min(calibration.current_fingerprint().cores, most)) < 2:
         yield map
         return

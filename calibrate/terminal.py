@@ -155,7 +155,7 @@ class Progress:
     def phase(
         self, name: str, deadline: Deadline | None = None, total: int | None = None, what: str = "round"
     ) -> Iterator[Callable[[], None]]:
-        """Show a phase; yield the function to call after each step, a `what`. With a deadline, the bar shows time."""
+        """Show a phase; yield the function to call after each `what`, a step. With a deadline, the bar shows time."""
         begun_s, steps = time.perf_counter(), 0
         span_s = None if deadline is None else max(deadline.left_s(), 0.1)
 

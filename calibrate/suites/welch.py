@@ -42,7 +42,7 @@ SHOWN_BATCHES, SHOWN_N_FFT, SHOWN_K = (1, 64, 1024, 8192), 256, 16
 
 
 class WelchSuite(Suite):
-    """Every batch and n_fft of the grid by every strategy; `models` are files of learned FFTs to time as well."""
+    """Every batch and n_fft of the grid with every strategy; `models` are files of learned FFTs to time as well."""
 
     model = WELCH
     runner = RUNNER_VERSION
@@ -58,7 +58,7 @@ class WelchSuite(Suite):
         self.given = {file.name: sha256_of(file) for file in models}
 
     def cells(self) -> list[Cell]:
-        """Return every cell: learned cells for the n_fft of models, and `fused_maxima` on platforms that have it."""
+        """Return every cell: learned FFTs only at their own n_fft, `fused_maxima` only on platforms with it."""
         platform = jax.default_backend()
         return [
             welch_cell(group, batch, n_fft, k)
