@@ -32,8 +32,8 @@ LEAST_SHARE, MOST_WIDER = 1.0 / 3.0, 1.25
 #: The largest number of cells in a sentence, and of works in a table.
 SKIPPED_SHOWN, WORKS_SHOWN = 4, 4
 #: Headings of the table of errors, and the fields of a summary.
-ERRORS = {"noise (%)": "noise_floor", "seen (%)": "fit", "held out (%)": "held_out", "terms (%)": "terms_alone"}
-ERRORS |= {"covered (%)": "covered", "cells": "held_out_cells"}
+ERRORS = {"noise floor (%)": "noise_floor", "seen (%)": "fit", "held out (%)": "held_out"}
+ERRORS |= {"terms alone (%)": "terms_alone", "in 90 % interval (%)": "covered", "cells held out": "held_out_cells"}
 
 
 class Verdict(NamedTuple):
@@ -310,7 +310,7 @@ def print_outcome(outcome: Outcome, console: Console, *, is_verbose: bool = Fals
     """Print the verdict on a calibration; with `is_verbose`, also errors, coefficients and a few works."""
     samples, verdict, details = outcome.samples, outcome.verdict, []
     if is_verbose:
-        _print_errors(outcome.section, console)
+        print_rows(console, "Mean absolute error of predictions", error_rows(outcome.section))
         _print_coefficients(outcome.section, console)
         _print_works(outcome, console)
         if outcome.micro_ns:
@@ -336,12 +336,10 @@ def shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:SKIPPED_SHOWN]) + (f" and {more} more, which the file names" if more > 0 else "")
 
 
-def _print_errors(section: calibration.ModelSection, console: Console) -> None:
+def error_rows(section: calibration.ModelSection) -> list[Row]:
+    """Return the errors of each group as rows of a table."""
     errors = {name: own.model_dump() for name, own in section.held_out.items()}
-    rows: list[Row] = [
-        {"": name} | {text: own[field] for text, field in ERRORS.items()} for name, own in errors.items()
-    ]
-    print_rows(console, "Mean absolute error of predictions", rows)
+    return [{"of": name} | {text: own[field] for text, field in ERRORS.items()} for name, own in errors.items()]
 
 
 def _print_coefficients(section: calibration.ModelSection, console: Console) -> None:

@@ -199,7 +199,7 @@ Axes = Annotated[str | None, Option("--mesh", help="The mesh of the target's dev
 def _users_functions(
     what: str, names: list[str], arg: list[str] | None, args: str | None, size: str | None = None
 ) -> Iterator[tuple[list[Callable], Any]]:
-    """Import a user's functions; yield the functions and their arguments, or with `size` a function from sizes to arguments."""
+    """Import a user's functions; yield the functions and their arguments, or with `size` a function of the size."""
     with Progress().waiting(what):
         set_up_jax(None)
         import jax

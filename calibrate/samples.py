@@ -63,7 +63,7 @@ def quantile_ns(visits: Visits) -> np.ndarray:
 
 
 def noise_floor(visits: Visits) -> np.ndarray:
-    """Return the relative difference of each cell's time between even and odd rounds, `[cells]`; NaN after one round."""
+    """Return the relative difference of each cell's time between even and odd rounds, `[cells]`; NaN for one round."""
     rounds = visits.rounds()
     if (half := len(rounds) // 2) == 0:
         return np.full(visits.n_cells, np.nan)

@@ -498,7 +498,7 @@ def test_an_explanation_and_the_page_of_a_calibration_say_what_was_decided_besid
     memory.keep(decision(1, machine=there, calibration=own, label="<b>"))
     memory.keep(decision(2, machine=there, kind="functions"))
     memory.keep(decision(3, machine=elsewhere, calibration=own))
-    text = page("", "", [*decided_sections(content, calibration)], "")
+    text = page("", "", [*decided_sections(content, calibration)], "", "calibration")
     rows = Document(text).tables["The newest first"]
     assert [row["workload"] for row in rows] == ["<b>", decision().label]
     assert [row["beside this calibration"] for row in rows] == ["yes", "no"]
@@ -506,5 +506,5 @@ def test_an_explanation_and_the_page_of_a_calibration_say_what_was_decided_besid
         ("fused", "measured", "no"),
         ("fused", "measured", "yes"),
     ]
-    assert [row["takes (ns)"] for row in rows] == [1.2e5, 1.2e5]
-    assert [row["its time (ns)"] for row in rows] == [2e5, 2e5]
+    assert [row["takes"] for row in rows] == [1.2e5, 1.2e5]
+    assert [row["its time"] for row in rows] == [2e5, 2e5]

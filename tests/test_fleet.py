@@ -235,7 +235,10 @@ def test_what_cannot_be_is_refused_in_one_line(made, tmp_path):
         ((tmp_path / "numbers.parquet", new, *toy), "device: expected names, got int64"),
         ((tmp_path / "less.parquet", new, *toy), "time_ns: no such column"),
         ((samples, new, *toy, "--column", "device=host"), "host (for device): no such column"),
-        ((samples, new, *toy, "--column", "device"), "--column: expected field=name, with each field once, got 'device'"),
+        (
+            (samples, new, *toy, "--column", "device"),
+            "--column: expected field=name, with each field once, got 'device'",
+        ),
         ((samples, new, *toy, "--column", "where=device"), "expected fields among device, variant, time_ns, rows"),
         ((samples, new, "--model", "abacus"), "--model: expected one of welch, fft, functions"),
     ):

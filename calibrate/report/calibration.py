@@ -1,6 +1,5 @@
 """The page of a calibration: verdict, next commands, measurements, changes, and errors and pictures of each model."""
 
-import contextlib
 import dataclasses
 import math
 import shlex
@@ -29,7 +28,7 @@ from rlxjax.fit import LatencyModel
 from rlxjax.models import BUILT_IN, FUNCTIONS, GPU_KERNELS, WELCH
 
 from ..decisions import decided_here, in_words, is_by, row_of
-from ..judge import ERROR_COLUMNS, said_of_pace, verdict_on, what_pays
+from ..judge import error_rows, said_of_pace, verdict_on, what_pays
 from ..questions import flip_rows, flips_title, possible, reasons
 from .changes import Measured, change_section, earlier_calibration, measured_beside, model_of
 from .page import Section, Table, Verdict, drawn, page, rows_of, sentence
@@ -46,17 +45,7 @@ def calibration_page(
     against: FilePath | None = None,
     models: Sequence[LatencyModel] = tuple(BUILT_IN.values()),
 ) -> str:
-    """Return the page of a calibration file as HTML.
-
-    Args:
-        path: the calibration file.
-        command: the command that makes the page.
-        workload: the sizes by input at which the page explains a time; a model without these inputs is explained at the
-            middle of its timed sizes.
-        samples: the file of the timings; by default the file that the calibration names, in the same folder.
-        against: an earlier calibration of the same machine.
-        models: the models of the sections; a section of another model is left out.
-    """
+    """Return the page of a calibration file; a model without the sizes of `workload` is explained at its middle."""
     content, left_out, _ = sections_of_file(path, models)
     calibration = load_calibration(path, models)
     if not calibration.models:
@@ -93,7 +82,7 @@ def calibration_page(
     machine = section.fingerprint
     title = f"Calibration of {machine.cpu_model if machine.platform == 'cpu' else machine.device_kind}"
     subtitle = f"{section.created} · {machine.cores} cores · {machine.platform}"
-    return page(title, subtitle, sections, command, "calibration")
+    return page(title, subtitle, sections, command)
 
 
 # --- The whole file ------------------------------------------------------------------------------
@@ -118,18 +107,19 @@ def _verdicts(
 
 
 def _what_to_do(calibration: Calibration, path: FilePath) -> Section:
-    """Return the commands that use the calibration, check it, and measure it again."""
     is_saved = path.absolute() == default_calibration_path(calibration.fingerprint["platform"]).absolute()
     file = "" if is_saved else f" {shlex.quote(str(path))}"
-    option, arg, lines = f" --calibration{file}" if file else "", "--arg 'f32[2048,1024]'", []
-    if FUNCTIONS.name in calibration.models:
-        lines += [("the work and the time of your function", f"profile{option} mymodule:scale {arg}")]
-        lines += [("one program or two?", f"advise{option} mymodule:scale mymodule:energy {arg}")]
-    if WELCH.name in calibration.models:
-        lines += [("the fastest strategy for Welch peaks", f"predict{file} --batch 1024 --n-fft 256 --k 16")]
-    lines += [("does the calibration still hold?", f"validate{file}")]
-    lines += [("measure again: for longer, on an idle machine", "calibrate --budget 300")]
-    return Section("next", "What to do next", code="\n".join(f"# {what}\nrlxjax {line}" for what, line in lines))
+    of_function = f"{file and f' --calibration{file}'} --arg 'f32[2048,1024]' mymodule:scale"
+    commands = {
+        "the work and the time of your function": (FUNCTIONS, f"profile{of_function}"),
+        "one program or two?": (FUNCTIONS, f"advise{of_function} mymodule:energy"),
+        "the fastest strategy for Welch peaks": (WELCH, f"predict{file} --batch 1024 --n-fft 256 --k 16"),
+        "does the calibration still hold?": (None, f"validate{file}"),
+        "measure again: for longer, on an idle machine": (None, "calibrate --budget 300"),
+    }
+    known = {what: said for what, (of, said) in commands.items() if of is None or of.name in calibration.models}
+    code = "\n".join(f"# {what}\nrlxjax {command}" for what, command in known.items())
+    return Section("next", "What to do next", code=code)
 
 
 def _what_was_measured(content: CalibrationFile, calibration: Calibration) -> Section:
@@ -180,17 +170,12 @@ def decided_sections(content: CalibrationFile, calibration: Calibration) -> Iter
 
 def _errors(name: str, section: ModelSection) -> Section:
     """Return the mean absolute errors as an open table."""
-    units = {heading: "" if field == "held_out_cells" else " (%)" for heading, field in ERROR_COLUMNS.items()}
-    rows = [
-        {"of": of, **{heading + units[heading]: getattr(own, field) for heading, field in ERROR_COLUMNS.items()}}
-        for of, own in section.held_out.items()
-    ]
     said = (
         "The table shows the mean absolute relative error of predictions. A second fit never saw the held-out cells: "
         "expect their error for your own work. The noise floor is the difference between two halves of the timings. "
         "Nobody can tell an error near the noise floor from noise."
     )
-    table = Table(f"Errors of {name}", rows, "")
+    table = Table(f"Errors of {name}", error_rows(section), "")
     return Section(f"{name}-errors", f"{name}: errors of predictions", [said], tables=[table])
 
 
@@ -233,7 +218,6 @@ def _choices(calibrated: CalibratedModel, measured: Measured | None, asked: Mapp
         return
     rest = {key: value for key, value in sizes.items() if key not in (first, second)}
     lengths = [{}] if second is None else [{second: n} for n in sorted({sizes[second], *calibrated.domain[second]})]
-    lengths = [own for own in lengths if _is_possible(calibrated, {**sizes, **own})]
     timings = None if measured is None else measured.timings
     at = along if timings is None else np.union1d(along, timings.runs.inputs[first])
     time_by = partial(plot.time_by, calibrated, first, at, timings=timings, **rest)
@@ -300,12 +284,6 @@ def _sizes(calibrated: CalibratedModel, asked: Mapping[str, float]) -> Mapping[s
         if entry.default is None or entry.is_list
     }
     return {name: values[len(values) // 2] for name, values in spans.items()}
-
-
-def _is_possible(calibrated: CalibratedModel, sizes: Mapping[str, Any]) -> bool:
-    with contextlib.suppress(ValueError):
-        return bool(calibrated.alternatives(**sizes))
-    return False
 
 
 def _values(calibrated: CalibratedModel, name: str, count: int) -> np.ndarray:
