@@ -157,7 +157,7 @@ def warn(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def command_line(context: typer.Context, *left_out: str) -> str:
-    """Return the text of the running command, without options that change only the output, and without others."""
+    """Return the text of the running command, without options for the output and the options `left_out`."""
     parts = ["rlxjax", context.command.name or ""]
     for own in context.command.params:
         value = context.params.get(own.name or "")

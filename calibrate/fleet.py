@@ -38,16 +38,16 @@ from .terminal import Progress
 #: The devices that are fitted in one program, and the most devices that give the prior: the error of a mean over 64
 #: devices is an eighth of the spread of devices.
 GROUP_DEVICES, POOLED_DEVICES = 32, 64
-#: A device is left out if its noise exceeds this many times the median noise, and this least noise.
+#: A device is left out if its noise exceeds this many times the median noise, and also this least noise.
 MOST_NOISE_RATIO, LEAST_MOST_NOISE = 4.0, 0.1
-#: The most left-out devices on standard error; a file names all.
+#: The most left-out devices that are printed; a file names all.
 SHOWN = 20
-#: Files of the folder beside the devices' files.
+#: The names of files in the folder that belong to no single device.
 PRIOR, LEFT_OUT, RENAMED, UNFINISHED = "prior", "left-out", "renamed", "unfinished"
-#: Device names that are valid file names on every system, and the most bytes of a name without ending and digest.
+#: Device names that are valid file names on every system, and the most bytes of a name without suffix and digest.
 _FILE_NAME, MOST_NAME_BYTES = re.compile(r"\w([\w .+@=,()-]*[\w+@=,()-])?"), 180
 
-#: A function that maps a function over values, in any processes and order.
+#: Applies a function to each value, in any process and order, like `map`.
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 #: A function that makes a map for at most the given number of values.
 Pool = Callable[[int], contextlib.AbstractContextManager[Map]]
@@ -170,7 +170,7 @@ def fit_group(
     command: str,
     files: dict[str, FilePath],
 ) -> tuple[list[Any], dict[str, str]]:
-    """Fit devices and write their calibrations; return an empty list, and by device the reasons for leaving it out."""
+    """Fit devices and write their calibrations; return an empty list, and the reason for each left-out device."""
     # The pooled prior is close, so one start is enough for most devices.
     found, left_out = fitted(fleet, prior, [*files], n_starts=1)
     if again := [device for device, fit, _ in found if _refused_fit(fit, most_noise)]:

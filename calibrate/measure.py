@@ -24,7 +24,7 @@ from .machine import CanaryWatch
 from .samples import SampleLog, Visit
 from .terminal import Deadline
 
-#: Works that the fit sees for each held-out work.
+#: The number of seen works for each held-out work.
 SEEN_PER_HELD_OUT = 2
 #: The spread of runs and the size of the correction that the choice of works assumes.
 DESIGN_SPREAD, DESIGN_CORRECTION_SD = 0.05, 0.025
@@ -83,7 +83,7 @@ def measuring_order(
 def _expected(
     suite: fit.Suite, blocks: Sequence[Sequence[fit.Cell]], prior: fit.LatencyPrior, facts: fit.Facts
 ) -> fit.LatencyEstimate:
-    """Return the prior's estimates, `[works, cells]`; places beyond a work's cells have an infinite spread."""
+    """Return the prior's estimates, `[works, cells]`; padding has an infinite spread."""
     posterior = fit.prior_posterior(suite.model, prior, DESIGN_SPREAD, DESIGN_CORRECTION_SD, facts)
     width = max(map(len, blocks))
     cells = [cell for block in blocks for cell in (*block, *[block[0]] * (width - len(block)))]
@@ -94,7 +94,7 @@ def _expected(
 
 
 def _design(blocks: fit.LatencyEstimate, count: int, n_first: int, n_unknowns: int) -> list[int]:
-    """Return an order of the first `count` blocks, to predict all blocks; the last `n_first` are timed already."""
+    """Return the first `count` blocks, those that help most to predict all blocks first; `n_first` are timed."""
 
     def part(which: Sequence[int]) -> fit.LatencyEstimate:
         return fit.LatencyEstimate(*(column[np.asarray(which)] for column in blocks))
@@ -149,7 +149,7 @@ def made_ready(
         except queue.Empty:
             pass
         else:
-            if running.pop(name, None) is not None:  # else refused already
+            if running.pop(name, None) is not None:  # None: refused already
                 tried[name] = result
                 advance()
         limit_s = GRACE_S if left_s < -GRACE_S and made >= at_least else CELL_LIMIT_S

@@ -1,4 +1,4 @@
-"""The raw samples of a campaign, one JSON line each, appended at once; and the time of each cell."""
+"""The raw samples of a campaign (one JSON line each, appended at once), and the time of each cell."""
 
 import contextlib
 import dataclasses
@@ -286,7 +286,7 @@ def samples_path(calibration: FilePath, model: str) -> FilePath:
 
 
 def calibration_of(samples: FilePath) -> FilePath:
-    """Return the path of the calibration file beside a samples file, by its name."""
+    """Return the path of the calibration file of a samples file, from the samples file's name."""
     rest = samples.name.removesuffix(".gz")
     name, _, model = rest.removesuffix(SUFFIX).rpartition(".")
     if not (rest.endswith(SUFFIX) and name and model):

@@ -32,7 +32,7 @@ def console() -> Console:
 
 
 def say(text: object, to: Console | None = None) -> None:
-    """Print a text without line breaks, so that names in it can be copied, on standard output or a console."""
+    """Print a text without added line breaks, so that names in it can be copied, on standard output or a console."""
     if to is None:
         typer.echo(plain(text))
     else:
@@ -155,7 +155,7 @@ class Progress:
     def phase(
         self, name: str, deadline: Deadline | None = None, total: int | None = None, what: str = "round"
     ) -> Iterator[Callable[[], None]]:
-        """Show a phase; yield the function to call after each `what`, a step. With a deadline, the bar shows time."""
+        """Show a phase; yield the function to call after each step (`what`). With a deadline, the bar shows time."""
         begun_s, steps = time.perf_counter(), 0
         span_s = None if deadline is None else max(deadline.left_s(), 0.1)
 

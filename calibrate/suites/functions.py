@@ -58,7 +58,7 @@ class Kind(NamedTuple):
     name: str
     make: Make
     sizes: str  # each: numbers joined by "x", then ":dtype" unless float32, then "*" if held out
-    held_out: bool = False  # every size is held out
+    held_out: bool = False  # True: all sizes are held out
 
 
 def _normals(dtype: Any, *shapes: tuple[int, ...]) -> tuple[Draw, ...]:
