@@ -1,4 +1,4 @@
-"""`python -m calibrate` is the calibrate job."""
+"""`python -m calibrate` runs the calibrate job."""
 
 from .interrupts import main
 

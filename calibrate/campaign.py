@@ -9,61 +9,28 @@ from typing import Any
 
 import numpy as np
 
-from rlxjax.calibration import (
-    MACHINE_FIELDS,
-    CalibrationFile,
-    MachineSection,
-    ModelSection,
-    Samples,
-    current_fingerprint,
-    file_to_write,
-    fingerprint_differences,
-    machine_section,
-    made_now,
-    population,
-    population_prior,
-    read_file,
-    read_prior,
-    section_of,
-    sections_of_file,
-    sha256_of,
-    write_sections,
-    write_text_file,
-)
+from rlxjax import calibration as files
 from rlxjax.clock import PROTOCOL
 from rlxjax.fit import Cell, LatencyModel, LatencyPrior, Suite, as_lists, cell_runs, coefficient_names
 from rlxjax.models import BUILT_IN
 
+from . import judge
 from .command_line import refuse_input
 from .interrupts import last_act
-from .judge import (
-    OUTLIER_FACTOR,
-    Outcome,
-    Verdict,
-    busier,
-    enough_known,
-    fitted,
-    said_of_pace,
-    shortened,
-    verdict_on,
-    what_holds,
-    what_pays,
-    why_worse,
-)
 from .machine import measured_gate, micro_times_ns, pace_of, time_micro
 from .measure import Ready, by_work, made_ready, measure_rounds, measuring_order, memory_limit_bytes
 from .samples import SampleLog, calibration_of, resumed, samples_path
 from .suites import users_code
 from .terminal import Deadline, Progress
 
-#: Seconds reserved for the fit, which is mostly compiled: at least, for each coefficient, and at most as a share.
+#: Seconds reserved for the fit: the least, the seconds for each coefficient, and the largest share of the budget.
 FIT_RESERVE_S, FIT_COEFFICIENT_S, FIT_RESERVE_SHARE = 4.0, 0.66, 0.3
-#: The largest share of the time before the fit for compiling.
+#: Compiling takes at most this share of the time before the fit.
 READY_SHARE = 0.6
 #: The job leaves out the slowest cells until the remaining time holds this many rounds, or this many cells are left.
 MIN_ROUNDS, MIN_CELLS = 4, 24
-NO_TIME = "No time was left to measure more: this is the fit of the earlier samples."
-#: The least seconds of a visit, and its least calls.
+NO_TIME = "No time was left to measure more: this fit uses the earlier samples only."
+#: A visit takes at least these seconds, and makes at least this many calls.
 VISIT_S, VISIT_CALLS = 0.004, 2
 
 
@@ -80,14 +47,14 @@ def run(
     prior: FilePath | None = None,
     force: bool = False,
     seed: int | None = None,
-    earlier: MachineSection | None = None,
-) -> Outcome:
-    """Time a suite, fit its model, and write the section; `earlier` is the file's machine section before the job."""
+    earlier: files.MachineSection | None = None,
+) -> judge.Outcome:
+    """Time a suite, fit its model, and write the section. `earlier` is the machine section before the job."""
     model = suite.model.name
     kept_at = samples_path(path, model)
-    file_to_write(path)
-    file_to_write(kept_at)
-    known, notes = prior_of(suite, current_fingerprint().platform, prior)
+    files.file_to_write(path)
+    files.file_to_write(kept_at)
+    known, notes = prior_of(suite, files.current_fingerprint().platform, prior)
     with users_code(f"{model}: the suite's facts cannot be saved"):
         log = SampleLog.new(suite, name)
     fit_s = FIT_COEFFICIENT_S * len(coefficient_names(suite.model.prior.median))
@@ -118,7 +85,7 @@ def run(
         refused, more = timed(suite, log, cells, order, deadline, progress, rng=rng, prior=start)
     notes += [*left_out, *refused]
     if deadline.interrupted:
-        notes.append("You interrupted measuring: this is the fit of the samples until then.")
+        notes.append("You interrupted the measurement: this fit uses the samples until then.")
     try:
         with progress.phase(f"{model}: fitting"):
             found = fit_and_write(suite, log, path, kept_at, command, known, notes, skipped | more, force, earlier)
@@ -144,10 +111,10 @@ def timed(
     at_least: int = MIN_CELLS,
     least_s: float = 0.0,
 ) -> tuple[list[str], dict[str, list[str]]]:
-    """Compile cells in an order, and measure rounds of the affordable cells until the deadline.
+    """Compile cells in order, drop the cells that are too slow, and measure rounds until the deadline.
 
-    The cells of a complete round stay. With a prior, measuring ends early once the errors are small. Return a sentence
-    for each cell whose program fails, and the names of the cells without time, by reason.
+    A log with a complete round keeps its cells. With a prior, measuring ends early once the errors are small. Return a
+    sentence for each cell whose program fails, and the names of the other unmeasured cells, by reason.
     """
     model, is_fixed = suite.model.name, bool(log.complete_rounds())
     ready_by = Deadline(time.perf_counter() + (1.0 if is_fixed else ready_share) * deadline.left_s())
@@ -163,7 +130,7 @@ def timed(
         skipped["no time to compile"] = [c.name for c in order if c.name not in {*ready.programs, *ready.refused}]
         names = {cell.name for cell in chosen}
         log.keep_cells([suite.as_compiled(cell, ready.programs[cell.name]) for cell in cells if cell.name in names])
-    enough = (lambda: False) if prior is None else enough_known(suite, log, prior, deadline)
+    enough = (lambda: False) if prior is None else judge.enough_known(suite, log, prior, deadline)
     with progress.phase(f"{model}: measuring", deadline) as advance:
         refused |= measure_rounds(log, ready.programs, deadline, rng, advance, enough)
     return [f"{name} is left out: {reason}." for name, reason in refused.items()], skipped
@@ -179,14 +146,14 @@ def refit(
     progress: Progress,
     force: bool = False,
     prior: FilePath | None = None,
-) -> Outcome:
-    """Fit the samples of a file again, and write the calibration of their machine."""
+) -> judge.Outcome:
+    """Fit the samples of a file again, and write the calibration of the machine that took them."""
     path = calibration_of(kept_at) if out is None else out
-    file_to_write(path)
+    files.file_to_write(path)
     refuse_input(path, "the calibration", [("the samples", kept_at)])
     known, notes = prior_of(suite, log.fingerprint.platform, prior)
     with progress.phase(f"{suite.model.name}: fitting"):
-        earlier = machine_section(path, log.fingerprint)
+        earlier = files.machine_section(path, log.fingerprint)
         return fit_and_write(suite, log, path, kept_at, command, known, notes, {}, force, earlier)
 
 
@@ -200,81 +167,80 @@ def fit_and_write(
     notes: list[str],
     skipped: dict[str, list[str]],
     force: bool,
-    earlier: MachineSection | None,
-) -> Outcome:
-    """Fit samples, judge the fit, and write it: into the calibration file, or beside a file that predicts better."""
+    earlier: files.MachineSection | None,
+) -> judge.Outcome:
+    """Fit samples, and write the fit into the calibration file, or beside a file that predicts better."""
     header, model, micro_ns, rounds = log.header, suite.model, micro_times_ns(log), len(log.complete_rounds())
     of_suite = ["--only" if header.suite in BUILT_IN else "--suite", header.suite]
     again = shlex.join(["rlxjax", "calibrate", *of_suite, "--out", str(path), "--resume"])
     try:
-        found = fitted(suite, log, suite.start(micro_ns) if known is None else known)
+        found = judge.fitted(suite, log, suite.start(micro_ns) if known is None else known)
     except ValueError as error:
         raise ValueError(f"{error}; the samples are in {kept_at}: measure more with `{again}`") from None
     terms, outliers = found.whole.terms, found.outliers()
     own = [] if header.suite in BUILT_IN else of_suite
     taken = shlex.join(["rlxjax", "refit", str(kept_at), *own, "--out", str(path), "--force"])
     said = {
-        f"The samples are of runner {header.runner}, and the suite's runner is {suite.runner}: predictions are "
-        f"those of runner {header.runner}.": header.runner != suite.runner,
-        f"The samples are of timing protocol {header.protocol}, and the present protocol is {PROTOCOL}: their times "
-        "hold fewer calls, or pauses between calls.": header.protocol != PROTOCOL,
-        "No round is complete: each cell counts once, and some cells are missing.": rounds == 0,
-        "One round does not tell the noise of the timings.": found.noise_level is None,
-        "There is no held-out error: too few measured cells, or none to hold out.": found.all_seen,
-        f"{len(outliers)} of {len(found.cells)} cells are off by more than {OUTLIER_FACTOR:g} times and counted little "
-        f"in the fit: {shortened(outliers)}.": bool(outliers),
+        f"Runner version {header.runner} took the samples, and the suite has version {suite.runner}: predictions are "
+        f"for version {header.runner}.": header.runner != suite.runner,
+        f"Timing protocol {header.protocol} took the samples, and this version uses protocol {PROTOCOL}: the samples "
+        "have fewer calls, or pauses between calls.": header.protocol != PROTOCOL,
+        "No round is complete: each measured cell has one visit, and other cells have none.": rounds == 0,
+        "The noise of the timings is unknown after a single round.": found.noise_level is None,
+        "There is no held-out error: too few cells were measured, or the suite holds out no cell.": found.all_seen,
+        f"{len(outliers)} of {len(found.cells)} cells differ from their predictions by more than a factor of "
+        f"{judge.OUTLIER_FACTOR:g}, and had little weight in the fit: {judge.shortened(outliers)}.": bool(outliers),
         "The fit without the held-out cells did not converge.": not found.blind_converged,
         terms.message: not terms.converged,
     }
     notes = [*notes, *(text for text, is_so in said.items() if is_so)]
-    counts: dict[str, Any] = {"timings": sum(map(len, log.rounds)), "rounds": rounds, "workloads": len(found.cells)}
     about: dict[str, Any] = {"suite": header.suite, "runner": header.runner, "file": kept_at.name}
-    about["sha256"] = sha256_of(kept_at)
-    made = made_now() | {"command": command, "fingerprint": log.fingerprint, "samples": Samples(**about, **counts)}
-    judged = verdict_on(found.errors, found.noise_level, suite.most_error)
+    about |= {"sha256": files.sha256_of(kept_at), "timings": sum(map(len, log.rounds))}
+    samples = files.Samples(**about, rounds=rounds, workloads=len(found.cells))
+    made = files.made_now() | {"command": command, "fingerprint": log.fingerprint, "samples": samples}
+    judged = judge.verdict_on(found.errors, found.noise_level, suite.most_error)
     own = made | {"cautions": judged.cautions, "given": header.given}
     own["skipped"] = [f"{cell}: {reason}" for reason, names in skipped.items() for cell in names]
     before = model.prior if known is None else known
-    section = section_of(found.whole, before, found.errors, found.noise_level, outliers, **own)
-    machine, of_pace, pace = None, Verdict([], []), pace_of(log, earlier)
+    section = files.section_of(found.whole, before, found.errors, found.noise_level, outliers, **own)
+    machine, of_pace, pace = None, judge.Verdict([], []), pace_of(log, earlier)
     if micro_ns:
-        of_pace = said_of_pace(pace, log.fingerprint.cores)
-        gate = measured_gate(micro_ns, log.fingerprint.platform)
-        machine = MachineSection(**made, gate=gate, canary_ns=micro_ns, pace=pace, cautions=of_pace.cautions)
+        of_pace = judge.said_of_pace(pace, log.fingerprint.cores)
+        about = made | {"gate": measured_gate(micro_ns, log.fingerprint.platform), "cautions": of_pace.cautions}
+        machine = files.MachineSection(**about, canary_ns=micro_ns, pace=pace)
     content, left_out = _content_of(path, model)
-    then, others = content.models.get(model.name), population(log.fingerprint.platform)
-    is_here = then is not None and not fingerprint_differences(then.fingerprint, log.fingerprint, MACHINE_FIELDS)
-    why, rival = "" if terms.converged else "The fit did not converge.", content if is_here else others
+    then, here = content.models.get(model.name), log.fingerprint
+    is_here = then and not files.fingerprint_differences(then.fingerprint, here, files.MACHINE_FIELDS)
+    why = "" if terms.converged else "The fit did not converge."
     if is_here and earlier is not None:
-        why = why or busier(pace.others, earlier)
-    if rival is not None and model.name in rival.models:
-        why = why or why_worse(found, suite.kept(log.cells), section, rival)
+        why = why or judge.busier(pace.others, earlier)
+    rival = content if is_here else files.population(here.platform)
+    why = why or judge.why_worse(found, suite.kept(log.cells), section, rival)
     is_written = force or not why
     beside = path.with_name(f"{path.stem}.{model.name}.{'earlier' if is_written else 'worse'}.json")
     if not is_written:
-        more = f"Measure more with `{again}` and a larger --budget, or take this fit with `{taken}`."
-        notes.append(
-            f"{path} was not {'changed' if path.exists() else 'written'}: {why} This fit is in {beside}. {more}"
-        )
+        more = f"Measure more with `{again}` and a larger --budget, or use this fit anyway with `{taken}`."
+        done = "changed" if path.exists() else "written"
+        notes.append(f"{path} was not {done}: {why} This fit is in {beside}. {more}")
     elif model.name in content.models or left_out:
-        write_text_file(read_file(path).decode(), beside)
+        files.write_text_file(files.read_file(path).decode(), beside)
         notes.append(f"The earlier calibration is kept as {beside}.")
     compiled, said_of_compiled = _of_compiled(suite, log, made)
-    written = write_sections(path if is_written else beside, {model.name: section, **compiled}, machine)
+    written = files.write_sections(path if is_written else beside, {model.name: section, **compiled}, machine)
     notes += [*said_of_compiled, *written]
-    pays = what_pays(found.calibrated, _middle(found.cells, suite))
+    pays = judge.what_pays(found.calibrated, _middle(found.cells, suite))
     cautions = [*judged.cautions, *of_pace.cautions]
-    holds = what_holds(found.errors, suite.most_error) if cautions else []
-    verdict = Verdict([*judged.said, *holds, *pays, *of_pace.said], cautions)
-    return Outcome(path, is_written, kept_at, verdict, section, suite, found, skipped, micro_ns, notes)
+    holds = judge.what_holds(found.errors, suite.most_error) if cautions else []
+    verdict = judge.Verdict([*judged.said, *holds, *pays, *of_pace.said], cautions)
+    return judge.Outcome(path, is_written, kept_at, verdict, section, suite, found, skipped, micro_ns, notes)
 
 
-def _content_of(path: FilePath, model: LatencyModel) -> tuple[CalibrationFile, list[str]]:
-    """Return the usable sections of a calibration file, if there is one, and a sentence for each other section."""
+def _content_of(path: FilePath, model: LatencyModel) -> tuple[files.CalibrationFile, list[str]]:
+    """Return the usable sections of a calibration file, and a sentence for each unusable section."""
     try:
-        return sections_of_file(path, [model])[:2]
+        return files.sections_of_file(path, [model])[:2]
     except ValueError:
-        return CalibrationFile(models={}), []
+        return files.CalibrationFile(models={}), []
 
 
 def name_samples(path: FilePath, model: LatencyModel, name: str, new: str) -> None:
@@ -282,25 +248,25 @@ def name_samples(path: FilePath, model: LatencyModel, name: str, new: str) -> No
     section = _content_of(path, model)[0].models.get(model.name)
     if section and section.samples and section.samples.file == name:
         samples = section.samples.model_copy(update={"file": new})
-        write_sections(path, {model.name: section.model_copy(update={"samples": samples})})
+        files.write_sections(path, {model.name: section.model_copy(update={"samples": samples})})
 
 
-def _of_compiled(suite: Suite, log: SampleLog, made: dict[str, Any]) -> tuple[dict[str, ModelSection], list[str]]:
-    """Return the section of the model of compiled programs, if the cells have their counts, and a sentence on it."""
+def _of_compiled(suite: Suite, log: SampleLog, made: dict[str, Any]) -> tuple[dict[str, files.ModelSection], list[str]]:
+    """Return the fit of the model of compiled programs, and a sentence on it; both empty without compiled counts."""
     other, cells = suite.of_compiled(), [cell for cell in log.cells if cell.compiled]
     if other is None or not cells or not other.model.facts.keys() <= log.facts.keys():
         return {}, []
     name = other.model.name
-    prior = population_prior(other.model, log.fingerprint.platform) or other.model.prior
+    prior = files.population_prior(other.model, log.fingerprint.platform) or other.model.prior
     try:
-        found = fitted(other, dataclasses.replace(log, cells=cells), prior)
+        found = judge.fitted(other, dataclasses.replace(log, cells=cells), prior)
         if not found.whole.terms.converged:
             raise ValueError(found.whole.terms.message.removesuffix("."))
     except ValueError as error:
         return {}, [f"{name} is not fitted: {error}."]
-    judged = verdict_on(found.errors, found.noise_level, other.most_error)
+    judged = judge.verdict_on(found.errors, found.noise_level, other.most_error)
     about = made | {"cautions": judged.cautions}
-    section = section_of(found.whole, prior, found.errors, found.noise_level, found.outliers(), **about)
+    section = files.section_of(found.whole, prior, found.errors, found.noise_level, found.outliers(), **about)
     return {name: section}, [f"{name}, fitted to the compiled programs: {' '.join([*judged.said, *judged.cautions])}"]
 
 
@@ -311,7 +277,7 @@ def checked_cells(suite: Suite) -> tuple[list[Cell], list[str]]:
         wanted = list(suite.cells())
     for cell in wanted:
         if not isinstance(cell, Cell):
-            raise ValueError(f"{model.name}: expected cells of type Cell, got one of type {type(cell).__name__}")
+            raise ValueError(f"{model.name}: expected cells of type Cell, got a cell of type {type(cell).__name__}")
         try:
             if cell.name in cells:
                 raise ValueError("another cell has the same name")
@@ -326,7 +292,7 @@ def checked_cells(suite: Suite) -> tuple[list[Cell], list[str]]:
 
 
 def affordable(order: Sequence[Cell], ready: Ready, left_s: float) -> tuple[list[Cell], list[str]]:
-    """Return cells of which `MIN_ROUNDS` rounds fit in the time left, at least `MIN_CELLS`, and the slower cells."""
+    """Return the cells that the time left allows, `MIN_CELLS` or more, and the names of the slower cells."""
     chosen = [cell for cell in order if cell.name in ready.programs]
     seconds = {cell.name: max(VISIT_S, VISIT_CALLS * ready.times_ns[cell.name] / 1e9) for cell in chosen}
     dropped = []
@@ -337,16 +303,16 @@ def affordable(order: Sequence[Cell], ready: Ready, left_s: float) -> tuple[list
 
 
 def prior_of(suite: Suite, platform: str, file: FilePath | None) -> tuple[LatencyPrior | None, list[str]]:
-    """Return the prior of a file, else the prior of known machines, and notes on it."""
+    """Return the prior of a file, or of known machines without a file, and notes for the user."""
     if file is None:
-        return population_prior(suite.model, platform), []
-    known, other = read_prior(file, suite.model)
-    said = f"The prior is of the platform {other!r}, and this platform is {platform!r}."
+        return files.population_prior(suite.model, platform), []
+    known, other = files.read_prior(file, suite.model)
+    said = f"The prior is from the platform {other!r}, and this platform is {platform!r}."
     return known, [] if other in (None, platform) else [said]
 
 
 def _middle(cells: Sequence[Cell], suite: Suite) -> dict[str, Any]:
-    """Return the inputs of the middle one of the shown works, or of the works with most cells."""
+    """Return the inputs of the middle work among the shown works, or among the works with the most cells."""
     works = by_work(cells)
     shown = [works[name] for name in suite.shown if name in works]
     most = max(map(len, works.values()))

@@ -1,4 +1,4 @@
-"""Validation of a calibration: its machine, and a few cells that are timed again by the job's protocol."""
+"""Validation of a calibration: compare the machine, and time a few cells again as the calibrate job does."""
 
 import dataclasses
 import math
@@ -12,14 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlxjax import Calibration
-from rlxjax.calibration import (
-    MACHINE_FIELDS,
-    CalibratedModel,
-    MachineSection,
-    current_fingerprint,
-    fingerprint_differences,
-    read_calibration_file,
-)
+from rlxjax import calibration as files
 from rlxjax.fit import Cell, LatencyEstimate, Suite, cell_runs, estimate
 
 from .campaign import timed
@@ -30,24 +23,24 @@ from .samples import SampleLog, noise_floor, quantile_ns
 from .suites import suite_of_file
 from .terminal import Deadline, Progress
 
-#: The verdicts, by their exit status.
+#: The verdicts in the order of their exit statuses, from 0.
 GOOD, DRIFTED, NOT_THIS_MACHINE, INCONCLUSIVE = STATUSES = "good", "drifted", "not this machine", "inconclusive"
 #: The least seconds of a check, and the seconds reserved for the micro-benchmarks at its end.
 MIN_BUDGET_S, RESERVE_S = 5.0, 2.0
-#: A drift exceeds this logarithm, plus this many standard deviations.
+#: A model drifted if its log ratio exceeds this least value plus this many standard deviations.
 LEAST_DRIFT, SURE_SDS = 0.09, 2.0
-#: Variance of a median relative to a mean, of normal values; relative noise of a cell after one round.
+#: The variance of the median of normal values over that of their mean; the assumed noise of a cell after one round.
 MEDIAN_VARIANCE, UNKNOWN_NOISE = math.pi / 2.0, 0.1
-#: Logarithmic noise of a few canary times: half of a change of pace of this size counts, and more of a larger change;
-#: and the least change of pace that is printed.
+#: The noise of the logarithm of the machine's pace, and the least change of pace that is printed. Half of a change as
+#: large as the noise counts, and more of a larger change.
 PACE_NOISE, PACE_SAID = 0.07, 0.05
-#: The chance range of one micro-benchmark, as a factor.
+#: A micro-benchmark may change by this factor by chance.
 CANARY_FACTOR = 1.5
-#: Cells of a suite that are timed again, their least count, and the longest run.
+#: The number of a suite's cells that are timed again, the least number, and the longest run.
 CELLS, LEAST_CELLS, LONGEST_RUN_NS = 24, 8, 2e8
 #: The largest share of the remaining time for compiling, and the least seconds for measuring each suite.
 READY_SHARE, LEAST_MEASURING_S = 0.5, 2.0
-#: Options of a calibrate command that its renewal repeats.
+#: Options of a section's calibrate command that the printed renewal repeats.
 KEPT_OPTIONS = ("--budget", "--device", "--model", "--suite", "--only")
 
 
@@ -66,7 +59,7 @@ class Drift(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Validation:
-    """The result of a check: drifts of models and micro-benchmarks, differences, and the commands of sections."""
+    """The result of a check: the verdict, drifts, differences of machine and software, and the sections' commands."""
 
     word: str
     models: Mapping[str, Drift] = dataclasses.field(default_factory=dict)
@@ -87,7 +80,7 @@ class Validation:
         reasons = ["the machine is busy"] * (self.word == INCONCLUSIVE)
         reasons += [
             f"{drift.cells} cells of {name} take {drift.factor:.2f} times the predicted time ({drift.low:.2f} to "
-            f"{drift.high:.2f} is chance)"
+            f"{drift.high:.2f} may be chance)"
             for name, drift in self.models.items()
         ] or list(self.elsewhere)
         said = [f"{self.word}: {'; '.join(reasons)}.", *([self.busy] if self.busy else [])]
@@ -103,9 +96,9 @@ class Validation:
         if self.software:
             said.append(f"The calibration was made with other software: {'; '.join(self.software)}.")
         if self.models:
-            said.append(f"by {os.fspath(file)}")
+            said.append(f"calibration: {os.fspath(file)}")
         if self.word == INCONCLUSIVE:
-            said.append("Validate again once the other programs have ended. If they always run, calibrate beside them.")
+            said.append("Validate again once the other programs have ended, or calibrate while they run.")
         if self.word != GOOD:
             said.append(f"Calibrate again: {renewal(file, self.commands)}")
         return said
@@ -134,12 +127,12 @@ def check(
     """Return whether a calibration file holds on this machine, by timing a few cells of each model."""
     if not MIN_BUDGET_S <= budget_s < float("inf"):
         raise ValueError(f"--budget: expected at least {MIN_BUDGET_S:g} seconds, got {budget_s:g}")
-    content, here = read_calibration_file(file), current_fingerprint()
+    content, here = files.read_calibration_file(file), files.current_fingerprint()
     made_on = [section.fingerprint for section in content.sections().values()]
-    differences = dict.fromkeys(text for own in made_on for text in fingerprint_differences(own, here))
+    differences = dict.fromkeys(text for own in made_on for text in files.fingerprint_differences(own, here))
     about: dict[str, Any] = {"commands": [section.command for section in content.models.values()]}
     for kind, is_kind in (("elsewhere", True), ("software", False)):
-        about[kind] = [text for text in differences if (text.partition(" ")[0] in MACHINE_FIELDS) == is_kind]
+        about[kind] = [text for text in differences if (text.partition(" ")[0] in files.MACHINE_FIELDS) == is_kind]
     if about["elsewhere"]:
         return Validation(NOT_THIS_MACHINE, **about)
     found: dict[str, Suite] = {}
@@ -147,15 +140,15 @@ def check(
     for name, section in content.models.items():
         try:
             if section.samples is None:
-                raise ValueError("its section names no samples")
+                raise ValueError("the section names no samples")
             suite = suite_of_file(section.samples.suite, name, suites)
             if suite.model.name != name:
-                raise ValueError(f"it is fitted to the compiled programs of {suite.model.name}")
+                raise ValueError(f"the model is fitted to the compiled programs of {suite.model.name}")
             found[name] = suite
         except ValueError as error:
             not_timed.append(f"{name} was not validated: {error}.")
         if section.given:
-            not_timed.append(f"Runs of {', '.join(section.given)} were not validated.")
+            not_timed.append(f"Runs with the files {', '.join(section.given)} were not validated.")
     if not found:
         raise ValueError(f"{file}: no section can be validated: {' '.join(not_timed)}")
     calibration = Calibration.from_file(content, [suite.model for suite in found.values()])
@@ -174,7 +167,7 @@ def check(
 
 
 def timed_again(
-    known: Mapping[str, tuple[Suite, CalibratedModel]], deadline: Deadline, progress: Progress
+    known: Mapping[str, tuple[Suite, files.CalibratedModel]], deadline: Deadline, progress: Progress
 ) -> tuple[dict[str, SampleLog], SampleLog]:
     """Return timings of a few cells of each suite, at least one round, and of the micro-benchmarks."""
     logs, machine = {}, SampleLog.new(next(iter(known.values()))[0], "machine")
@@ -202,9 +195,9 @@ def verdict_of(
     canary_ns: Mapping[str, float],
     canary_then_ns: Mapping[str, float],
     others: float | None = None,
-    then: MachineSection | None = None,
+    then: files.MachineSection | None = None,
 ) -> Validation:
-    """Return the verdict on drifts of models; a drift on a machine that is busier than `then` is inconclusive."""
+    """Return the verdict on drifts; a drift is inconclusive if the machine is busier than at the calibration `then`."""
     shared = {name: canary_ns[name] / then_ns for name, then_ns in canary_then_ns.items() if name in canary_ns}
     canaries = {name: Drift(factor, 1.0 / CANARY_FACTOR, CANARY_FACTOR) for name, factor in shared.items()}
     busy, is_off = busier(others, then), any(drift.is_off for drift in models.values())
@@ -215,12 +208,12 @@ def verdict_of(
 def drift_of(
     measured_ns: np.ndarray, expected: LatencyEstimate, noise: np.ndarray, slower: float = 1.0, pace_sd: float = 0.0
 ) -> Drift:
-    """Return the median ratio of measured to predicted times, without the machine's pace, and its uncertainty.
+    """Return the median ratio of measured to predicted times, with the machine's pace divided out, and its uncertainty.
 
     `pace_sd` is the standard deviation of the logarithm of the machine's speed at the calibration.
     """
     pace = np.log(slower)
-    believed = pace**3 / (pace**2 + PACE_NOISE**2)  # runs follow the canaries beyond their noise
+    believed = pace**3 / (pace**2 + PACE_NOISE**2)  # a pace change within the noise hardly counts
     log_ratios = np.log(measured_ns / np.asarray(expected.time_ns)) - believed
     weights = 1.0 / (np.asarray(expected.spread) ** 2 + np.nan_to_num(noise, nan=UNKNOWN_NOISE) ** 2)
     shared = np.sum((weights @ np.asarray(expected.scores) / weights.sum()) ** 2)
@@ -231,7 +224,7 @@ def drift_of(
     return Drift(*np.exp([median, -uncertainty, uncertainty]).tolist(), cells=len(log_ratios))
 
 
-def chosen_cells(suite: Suite, calibrated: CalibratedModel) -> list[Cell]:
+def chosen_cells(suite: Suite, calibrated: files.CalibratedModel) -> list[Cell]:
     """Return a few cells within the calibrated domain: whole works, spread evenly over their predicted times."""
     limit_bytes = memory_limit_bytes()
     works = by_work([cell for cell in suite.cells() if cell.n_bytes <= limit_bytes])
@@ -252,9 +245,9 @@ def chosen_cells(suite: Suite, calibrated: CalibratedModel) -> list[Cell]:
 
 def renewal(file: str | os.PathLike[str], commands: Sequence[str] = ()) -> str:
     """Return the commands that calibrate again, with the options of the sections' commands."""
-    job, anew = ["rlxjax", "calibrate"], []
+    job, again = ["rlxjax", "calibrate"], []
     for given in map(shlex.split, commands or [""]):
         pairs = zip(given[2:], given[3:], strict=False) if given[:2] == job else ()
         options = [part for pair in pairs if pair[0] in KEPT_OPTIONS for part in pair]
-        anew.append(shlex.join([*job, *options, "--out", str(file)]))
-    return " && ".join(dict.fromkeys(anew))
+        again.append(shlex.join([*job, *options, "--out", str(file)]))
+    return " && ".join(dict.fromkeys(again))

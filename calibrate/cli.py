@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 
     from .judge import Outcome
 
-#: Exit status of a calibration that is not ready, with --strict.
+#: Exit status with --strict of a calibration that is not ready.
 NOT_READY_STATUS = 3
-#: Seconds of the calibrate job for each suite, and the least; the default suites; and the weights by which suites share
-#: the time above the least, 1 unless given.
+#: The default and the least seconds for each suite, the default suites, and the weights of suites (default 1) for
+#: sharing the seconds above the least.
 MODEL_BUDGET_S, MIN_BUDGET_S, SHIPPED, SHARES = 60.0, 10.0, ("functions", "welch"), {"functions": 4.0}
 #: The order of the commands in the help.
 ORDER = ["profile", "advise", "evaluate", "fleet", "calibrate", "refit", "validate", "report", "predict", "explain"]
-_FITTED = {1: "a fit did not converge, and was not written", 3: "with --strict: not ready"}
+_FITTED = {1: "a fit did not converge, or is worse than the calibration: not written", 3: "with --strict: not ready"}
 
 
 def _print_version(is_asked: bool | None) -> None:
@@ -70,24 +70,23 @@ def commands(
 @command(
     "rlxjax calibrate",
     "rlxjax calibrate --only functions --budget 30",
-    statuses=_FITTED | {130: "interrupted; the fit of the samples until then is printed"},
+    statuses=_FITTED | {130: "interrupted; prints the fit of the samples until then"},
 )
 def calibrate(
     context: typer.Context,
     device: Annotated[str | None, Option(help="JAX platform to calibrate: cpu, gpu, cuda, rocm or tpu.")] = None,
     budget: Annotated[
         float | None,
-        Option(help="Seconds in all, with compilation and the fits; by default 60 for each suite, most for functions."),
+        Option(help="Total seconds, with compilation and fits. Default: 60 for each suite, most for functions."),
     ] = None,
     only: Annotated[
         Literal["welch", "functions", "collectives"] | None,
-        Option(help="One suite. By default functions and welch; with several local devices also collectives."),
+        Option(help="Measure one suite. Default: functions, welch and, with several local devices, collectives."),
     ] = None,
     suite: Annotated[
-        list[str] | None,
-        Option(help="Your own suite instead, as module:NAME or an entry point. Repeatable."),
+        list[str] | None, Option(help="Your own suite instead, as module:NAME or an entry point. Repeatable.")
     ] = None,
-    out: Annotated[FilePath | None, Option(help="The calibration file. By default the file that rlxjax loads.")] = None,
+    out: Annotated[FilePath | None, Option(help="The calibration file. Default: the file that rlxjax loads.")] = None,
     resume: Annotated[bool, Option("--resume", help="Continue with the samples of an earlier run.")] = False,
     model: Annotated[list[FilePath] | None, Option(help="A learned FFT to time as well. Repeatable.")] = None,
     prior: Prior = None,
@@ -99,15 +98,17 @@ def calibrate(
 ) -> None:
     """Measure this machine, fit the latency model of each suite, and write the calibration file.
 
-    A better earlier fit stays: the new fit is then written beside the file. Sections of other models stay. Measuring
-    ends early once the errors are small. --model is for Welch peaks.
+    A fit that is worse than the calibration is kept beside the file, and the calibration stays. Other models' sections
+    stay. Measuring ends early once the errors are small. --model is for Welch peaks.
     """
     if only is not None and suite:
         raise ValueError("--only: expected either --only or --suite, got both")
     names = suite or ([only] if only else list(SHIPPED))
     budget_s, least_s = MODEL_BUDGET_S * len(names) if budget is None else budget, MIN_BUDGET_S * len(names)
     if not least_s <= budget_s < float("inf"):
-        raise ValueError(f"--budget: expected at least {least_s:g} seconds, {MIN_BUDGET_S:g} a suite, got {budget_s:g}")
+        raise ValueError(
+            f"--budget: expected at least {least_s:g} seconds, {MIN_BUDGET_S:g} per suite, got {budget_s:g}"
+        )
     progress = Progress(ends_s=_STARTED_S + budget_s, is_quiet=quiet)
     with progress.waiting("starting JAX"):
         set_up_jax(device)
@@ -156,10 +157,10 @@ def refit(
     context: typer.Context,
     samples: Annotated[FilePath, Argument(help="A samples file of `calibrate`, from any machine.")],
     out: Annotated[
-        FilePath | None, Option(help="The calibration file. By default NAME.json beside NAME.MODEL.samples.jsonl.")
+        FilePath | None, Option(help="The calibration file. Default: NAME.json beside NAME.MODEL.samples.jsonl.")
     ] = None,
     prior: Prior = None,
-    suite: Annotated[str | None, Option(help="Your own suite of the samples, as module:NAME.")] = None,
+    suite: Annotated[str | None, Option(help="Your own suite that took the samples, as module:NAME.")] = None,
     force: Force = False,
     strict: Strict = False,
     verbose: Verbose = False,
@@ -168,7 +169,7 @@ def refit(
 ) -> None:
     """Fit a latency model to kept samples again, and write the calibration of their machine.
 
-    Use it for a section that this version of rlxjax does not read. Nothing is measured.
+    Refit a section that this version of rlxjax cannot read. Nothing is measured.
     """
     progress = Progress(is_quiet=quiet)
     with progress.waiting("starting JAX"):
@@ -189,15 +190,15 @@ def refit(
     "rlxjax validate",
     "rlxjax validate calibration.json --quiet",
     statuses={
-        0: "it holds",
-        1: "it drifted",
-        2: "another machine's, or bad input",
-        3: "inconclusive: a drift, and a busier machine than at the calibration",
+        0: "the calibration holds",
+        1: "the calibration drifted",
+        2: "a calibration of another machine, or bad input",
+        3: "inconclusive: drifted, but the machine is busier than before",
     },
 )
 def validate(
     file: File = None,
-    budget: Annotated[float, Option(help="Seconds in all, with compilation.")] = 20.0,
+    budget: Annotated[float, Option(help="Total seconds, with compilation.")] = 20.0,
     suite: Suites = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -259,8 +260,8 @@ def _told(context: typer.Context) -> "Iterator[Callable[[str, Outcome], None]]":
     finally:
         echo()
     if any(outcome.is_interrupted for outcome in outcomes.values()):
-        raise KeyboardInterrupt("the output is of the samples so far")
-    if not all(outcome.is_written or outcome.section.fit.converged for outcome in outcomes.values()):
+        raise KeyboardInterrupt("the output covers the samples so far")
+    if not all(outcome.is_written for outcome in outcomes.values()):
         raise typer.Exit(NOT_WRITTEN_STATUS)
     if strict and not all(outcome.verdict.is_ready for outcome in outcomes.values()):
         raise typer.Exit(NOT_READY_STATUS)

@@ -50,12 +50,12 @@ def _no_larger(size: int) -> int:
 
 
 Batch = Annotated[int, Option(help="Rows of the signal.", callback=_no_larger)]
-NFft = Annotated[int, Option(help="Samples of a segment, even, at most 2**25.", callback=_no_larger)]
-Peaks = Annotated[int, Option("--k", help="Peaks of a row, at most n_fft / 2 + 1.", callback=_no_larger)]
-Segments = Annotated[int, Option(help="Segments of a row.", callback=_no_larger)]
+NFft = Annotated[int, Option(help="Samples per segment: an even number, at most 2**25.", callback=_no_larger)]
+Peaks = Annotated[int, Option("--k", help="Peaks per row, at most n_fft / 2 + 1.", callback=_no_larger)]
+Segments = Annotated[int, Option(help="Segments per row.", callback=_no_larger)]
 File = Annotated[FilePath | None, Argument(help="A calibration file; default: the calibration of this machine.")]
 Suites = Annotated[
-    list[str] | None, Option("--suite", help="The suite of your own section, as module:NAME; repeatable.")
+    list[str] | None, Option("--suite", help="Your own suite behind a section, as module:NAME; repeatable.")
 ]
 Prior = Annotated[
     FilePath | None, Option(help="A calibration of another machine or day to start from; fewer timings suffice.")
@@ -67,11 +67,11 @@ Address = Annotated[
     str | None, Option(help="The address of a Ray cluster, as host:port; default: start a cluster here.")
 ]
 Strict = Annotated[bool, Option("--strict", help="Exit status 3 unless the calibration is good enough.")]
-Force = Annotated[bool, Option("--force", help="Write the file even if the fit did not converge.")]
+Force = Annotated[bool, Option("--force", help="Write the file even if the fit did not converge or is worse.")]
 Verbose = Annotated[bool, Option("--verbose", help="Print tables of errors, coefficients and workloads as well.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON, with stable keys.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print only warnings, errors and --json.")]
-#: Options that change the output alone.
+#: Options that change only the output.
 OF_PRINTING = ("strict", "verbose", "quiet", "as_json")
 
 
@@ -86,7 +86,7 @@ def workload(batch: int, n_fft: int, k: int, segments: int) -> dict[str, Any]:
 
 
 def refuse_input(out: FilePath, what: str, inputs: Iterable[tuple[str, FilePath | None]]) -> None:
-    """Refuse to write over an input of the command, whatever the input's path is."""
+    """Refuse an output file that is an input file of the command."""
     for name, given in inputs:
         if given is not None and given.exists() and out.exists() and out.samefile(given):
             raise ValueError(f"--out: expected a new file for {what}, got the file of {name}: {out}")
@@ -110,7 +110,7 @@ def command(
 
 
 def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
-    """Turn bad input, or a missing package, into one line and an exit status."""
+    """Print one line and exit on bad input, and on a missing package."""
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> None:
@@ -129,7 +129,7 @@ def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def run(commands: Callable[..., Any], arguments: list[str], name: str) -> None:
-    """Run a command line of the program `name`; a mistake in the arguments is one line, as any bad input."""
+    """Run a command line of the program `name`; a mistake in the arguments prints one line, like any bad input."""
     usage_error: Any = typer.BadParameter.__base__  # the base class of all mistakes in arguments
     try:
         status = commands(arguments, prog_name=name, standalone_mode=False)
@@ -144,7 +144,7 @@ def run(commands: Callable[..., Any], arguments: list[str], name: str) -> None:
 
 
 def _refused(error: Exception | str) -> int:
-    """Print an error in one line, and return the exit status. An error without a file name is standard output's."""
+    """Print an error in one line, and return the exit status. An OSError without a file comes from standard output."""
     said = " ".join(str(error).split())
     if isinstance(error, OSError) and error.filename is None and error.errno in (errno.ENOSPC, errno.EPIPE, errno.EIO):
         said = f"standard output: cannot be written ({error.strerror})"
@@ -156,12 +156,12 @@ def warn(message: Warning | str, *_: object, **__: object) -> None:
     typer.echo(plain(f"warning: {' '.join(str(message).split())}"), err=True)
 
 
-def command_line(context: typer.Context) -> str:
-    """Return the running command, with the given options that change its work."""
+def command_line(context: typer.Context, *left_out: str) -> str:
+    """Return the text of the running command, without options for the output and the options `left_out`."""
     parts = ["rlxjax", context.command.name or ""]
     for own in context.command.params:
         value = context.params.get(own.name or "")
-        if not value or value == own.default or own.name in OF_PRINTING:
+        if not value or value == own.default or own.name in (*OF_PRINTING, *left_out):
             continue
         option = [max(own.opts, key=len)] if own.param_type_name == "option" else []
         values = [] if value is True else value if isinstance(value, (list, tuple)) else [value]
@@ -194,7 +194,7 @@ def calibration_of(file: FilePath | None) -> "rlxjax.Calibration":
 
 
 def source_of(calibration: "rlxjax.Calibration", model: str) -> dict[str, Any]:
-    """Return the source of a calibration and the cautions of one of its models, as JSON has them."""
+    """Return the source of a calibration and the cautions of a model, by JSON key."""
     cautions: Sequence[str] = calibration.models[model].cautions if model in calibration.models else ()
     return {"calibration": calibration.source, "cautions": cautions}
 
@@ -231,14 +231,14 @@ def set_up_jax(device: str | None) -> None:
 MAX_BYTES = 2**28
 #: Names of the files of JAX's cache: a program, and the time of the program's last use.
 _CACHE_FILE = re.compile(r".+-[0-9a-f]{64}-(cache|atime)")
-#: Earlier versions print an error for each CPU program that they load (https://github.com/jax-ml/jax/issues/38445).
+#: Older versions print an error for each CPU program that they load (https://github.com/jax-ml/jax/issues/38445).
 _OLDEST_JAXLIB = (0, 10, 2)
 #: Fields of /proc/cpuinfo that say which instructions and tuning XLA compiles for.
 _PROCESSOR_FIELDS = ("vendor_id", "cpu family", "model", "stepping", "flags", "CPU ", "Features", "isa")
 
 
 def keep_compiled_programs() -> None:
-    """Let JAX keep compiled programs, unless you set or disable JAX's cache, or others can write the folder."""
+    """Let JAX keep compiled programs, unless you set or disabled JAX's cache, or others can write to the folder."""
     import jax
 
     version = tuple(int(part) for part in re.findall(r"\d+", metadata.version("jaxlib"))[:3])
@@ -288,11 +288,11 @@ def _processor() -> str:
 
 
 def _why_unsafe(status: os.stat_result) -> str:
-    """Return the reason why a folder is not safe, empty if nobody else can write programs there."""
+    """Return why a folder is not safe; empty if nobody else can write programs there."""
     if stat.S_ISLNK(status.st_mode):
         return "is a symbolic link"
     if os.name == "posix" and status.st_uid != os.geteuid():
         return "belongs to another user"
     if os.name == "posix" and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return "may be written by others (run chmod go-w)"
+        return "can be written by others (run chmod go-w)"
     return ""

@@ -55,17 +55,15 @@ def list_decisions(as_json: AsJson = False) -> None:
     width = max(map(len, names))
     say(f"{counted(len(found), 'decision')}: key, what runs, its measured time, how it was chosen, day, workload")
     for one, name in zip(found, names, strict=True):
-        time, by = (
-            time_text(one.chosen.measured_ns or math.nan),
-            "a tie" if one.is_tie and not one.without_pin else one.by,
-        )
+        time = time_text(one.chosen.measured_ns or math.nan)
+        by = "a tie" if one.is_tie and not one.without_pin else one.by
         line = f"{one.key[:length]}  {name:{width}}  {time:>7}  {by:8}  {one.created[:10]}  {one.label}"
         say(line[: console().width])
 
 
 @command("rlxjax decisions show a4f02c19", of=decisions)
 def show(key: Key, as_json: AsJson = False) -> None:
-    """Show one choice: predicted and measured time of each alternative, what was told apart, and the machine."""
+    """Show one choice: the predicted and measured times, the alternatives that tie, and the machine."""
     one = _found(_memory(), key)
     if as_json:
         typer.echo(json_text(one.as_dict()))
@@ -85,7 +83,7 @@ def pin(
     name: Annotated[str | None, Argument(help="The alternative to run.")] = None,
     off: Annotated[bool, Option("--off", help="Remove the pin.")] = False,
 ) -> None:
-    """Make one alternative run whatever was measured, so that each run of your program takes the same one."""
+    """Choose an alternative in spite of the measured times, so that every run of your program uses the same one."""
     memory = _memory()
     one = _found(memory, key)
     if (name is None) != off:
@@ -124,7 +122,7 @@ def export(file: Annotated[FilePath, Argument(help="The JSON file to write.")]) 
     name="import",
 )
 def import_decisions(file: Annotated[FilePath, Argument(help="A file of `rlxjax decisions export`.")]) -> None:
-    """Import decisions that a machine of this kind measured. The newer decision counts where a key is known."""
+    """Import decisions that a machine of this kind measured. If a key is known already, the newer decision stays."""
     with Progress().waiting("starting JAX"):
         set_up_jax(None)
         done = _memory().load(file)

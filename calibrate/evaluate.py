@@ -47,10 +47,10 @@ def _columns_by_field(given: list[str] | None) -> dict[str, str]:
 def evaluate(
     source: Annotated[list[str], Argument(help="Parquet files, globs or folders.")],
     sink: Annotated[FilePath, Argument(help="The folder to write.")],
-    gate: Annotated[str | None, Option(help="A built-in gate, as cuda; a row is a pair of profiles.")] = None,
+    gate: Annotated[str | None, Option(help="A built-in gate, such as cuda; a row is a pair of profiles.")] = None,
     model: Annotated[
         str | None,
-        Option(help="A model of the calibration, as welch, or your module:NAME; a row has the model's inputs."),
+        Option(help="A model of the calibration, such as welch, or your module:NAME; a row has the model's inputs."),
     ] = None,
     calibration: Annotated[
         FilePath | None,
@@ -81,8 +81,8 @@ def evaluate(
 ) -> None:
     """Evaluate every row of Parquet files, which may be larger than memory, and write the answers as Parquet.
 
-    The output keeps all columns of the input but a gate's counts. A row that cannot be evaluated goes to SINK.rejected
-    with its place and the reason.
+    The output keeps all columns of the input, except the counts for a gate. A row that cannot be evaluated goes to
+    SINK.rejected with the row's place and the reason.
     """
     progress = Progress(is_quiet=quiet)
     with progress.waiting("starting JAX"):
@@ -131,7 +131,7 @@ def fleet(
     context: typer.Context,
     source: Annotated[list[str], Argument(help="Timings of devices: Parquet files, globs or folders.")],
     sink: Annotated[FilePath, Argument(help="A new folder for a calibration of each device and their prior.")],
-    model: Annotated[str, Option(help="The latency model of the timings, as welch, or your module:NAME.")] = "welch",
+    model: Annotated[str, Option(help="The model of the timings, such as welch, or your module:NAME.")] = "welch",
     column: Columns = None,
     prior: Prior = None,
     engine: Engine = "local",

@@ -1,8 +1,4 @@
-"""The calibrations of a fleet: from timings of many devices, a file for each device and their common prior.
-
-The job pools a prior from some devices, and then fits every device with that prior, group by group, on a pool of
-processes.
-"""
+"""Calibrate a fleet: pool a prior from some devices, and fit every device with that prior on a pool of processes."""
 
 import collections
 import contextlib
@@ -23,17 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlxjax.calibration import (
-    CalibrationFile,
-    current_fingerprint,
-    fingerprint_of_device,
-    made_now,
-    population_section,
-    prior_of,
-    section_of,
-    write_json_file,
-    write_text_file,
-)
+from rlxjax import calibration
 from rlxjax.fit import (
     MIN_TIMINGS,
     STARTS,
@@ -49,21 +35,21 @@ from rlxjax.tables import Fleet, connected, on_ray
 from .command_line import set_up_jax
 from .terminal import Progress
 
-#: Devices of a group that is fitted in one program, and the most devices behind the prior, evenly spread: 64 devices
-#: give the mean to an eighth of the spread of devices.
+#: The devices that are fitted in one program, and the most devices that give the prior: the error of a mean over 64
+#: devices is an eighth of the spread of devices.
 GROUP_DEVICES, POOLED_DEVICES = 32, 64
-#: A device is left out if its noise exceeds this many times the median noise, and this least noise.
+#: A device is left out if its noise exceeds this many times the median noise, and also this least noise.
 MOST_NOISE_RATIO, LEAST_MOST_NOISE = 4.0, 0.1
-#: The most left-out devices on standard error; a file names all.
+#: The most left-out devices that are printed; a file names all.
 SHOWN = 20
-#: Files of the folder beside the devices' files.
+#: The names of files in the folder that belong to no single device.
 PRIOR, LEFT_OUT, RENAMED, UNFINISHED = "prior", "left-out", "renamed", "unfinished"
-#: Device names that are valid file names on every system, and the most bytes of a name without ending and digest.
+#: Device names that are valid file names on every system, and the most bytes of a name without suffix and digest.
 _FILE_NAME, MOST_NAME_BYTES = re.compile(r"\w([\w .+@=,()-]*[\w+@=,()-])?"), 180
 
-#: A function that maps a function over values, in any processes and order.
+#: Applies a function to each value, in any process and order, like `map`.
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
-#: A function that makes a map for at most so many values.
+#: A function that makes a map for at most the given number of values.
 Pool = Callable[[int], contextlib.AbstractContextManager[Map]]
 
 
@@ -120,7 +106,7 @@ def run(
                 advance()
     for name, said in {RENAMED: renamed, LEFT_OUT: left_out}.items():
         if said:
-            write_text_file(json.dumps(said, indent=2, ensure_ascii=False) + "\n", out / f"{name}.json")
+            calibration.write_text_file(json.dumps(said, indent=2, ensure_ascii=False) + "\n", out / f"{name}.json")
     (out / f"{UNFINISHED}.json").unlink(missing_ok=True)
     return FleetOutcome(out, len(devices), left_out)
 
@@ -132,7 +118,7 @@ def _in_groups(devices: Sequence[str]) -> list[tuple[str, ...]]:
 def file_names(devices: Iterable[str]) -> dict[str, str]:
     """Return the file name of each device: the device's name, or a safe name that ends in a digest.
 
-    Names that differ only in case or accents end in a digest too, since some systems take them for one name.
+    Names that differ only in case or accents end in a digest too, since some file systems do not distinguish them.
     """
 
     def folded(name: str) -> str:
@@ -167,13 +153,13 @@ def pooled(
     if not kept:
         reasons |= {device: _refused_fit(fit, most_noise) or "" for device, fit, _ in found}
         first = next(iter(reasons.items()), ("", "there is no device"))
-        raise ValueError(f"{fleet.files[0]}: expected devices whose timings fit, got none; of {first[0]!r}: {first[1]}")
+        raise ValueError(f"{fleet.files[0]}: expected devices whose timings fit, got none; {first[0]!r}: {first[1]}")
     fits, times_ns = [fit for _, fit, _ in kept], [time_ns for *_, time_ns in kept]
     pool = functools.partial(pooled_prior, prior=known)
-    section = population_section(fits, times_ns, pool, fleet.model.facts, command=command)
-    write_text_file(json.dumps({"command": command}) + "\n", out / f"{UNFINISHED}.json")
-    write_json_file(CalibrationFile(models={fleet.model.name: section}), out / f"{PRIOR}.json")
-    return prior_of(fleet.model, section), most_noise
+    section = calibration.population_section(fits, times_ns, pool, fleet.model.facts, command=command)
+    calibration.write_text_file(json.dumps({"command": command}) + "\n", out / f"{UNFINISHED}.json")
+    calibration.write_json_file(calibration.CalibrationFile(models={fleet.model.name: section}), out / f"{PRIOR}.json")
+    return calibration.prior_of(fleet.model, section), most_noise
 
 
 def fit_group(
@@ -184,7 +170,7 @@ def fit_group(
     command: str,
     files: dict[str, FilePath],
 ) -> tuple[list[Any], dict[str, str]]:
-    """Fit devices and write their calibrations; return an empty list, and by device the reasons for leaving it out."""
+    """Fit devices and write their calibrations; return an empty list, and the reason for each left-out device."""
     # The pooled prior is close, so one start is enough for most devices.
     found, left_out = fitted(fleet, prior, [*files], n_starts=1)
     if again := [device for device, fit, _ in found if _refused_fit(fit, most_noise)]:
@@ -193,10 +179,10 @@ def fit_group(
         if reason := _refused_fit(fit, most_noise):
             left_out[device] = reason
             continue
-        made = made_now() | {"command": command, "fingerprint": fingerprint_of_device(device)}
-        content = CalibrationFile(models={fleet.model.name: section_of(fit, known, **made)})
+        made = calibration.made_now() | {"command": command, "fingerprint": calibration.fingerprint_of_device(device)}
+        content = calibration.CalibrationFile(models={fleet.model.name: calibration.section_of(fit, known, **made)})
         try:
-            write_json_file(content, files[device], indent=None)
+            calibration.write_json_file(content, files[device], indent=None)
         except (ValueError, OSError) as reason:
             left_out[device] = str(reason)
     return [], left_out
@@ -227,11 +213,11 @@ def _refused_fit(fit: PosteriorFit, most_noise: float) -> str | None:
 
 @contextlib.contextmanager
 def pool_of(most: int) -> Iterator[Map]:
-    """Give a map over processes of this machine, each with JAX set up, or over this process if one is enough."""
-    if (workers := min(current_fingerprint().cores, most)) < 2:
+    """Yield a map over processes of this machine, or over this process if one process is enough."""
+    if (workers := min(calibration.current_fingerprint().cores, most)) < 2:
         yield map
         return
-    # Threads of one process would wait for threads of the others.
+    # With more threads in each process, threads would wait for a processor.
     own = os.environ.get("OPENBLAS_NUM_THREADS")
     os.environ["OPENBLAS_NUM_THREADS"] = own or "1"
     try:
@@ -251,7 +237,7 @@ def pool_of(most: int) -> Iterator[Map]:
 
 
 def _set_up_process() -> None:
-    """Set JAX up on one processor, since threads of several processes would wait for each other."""
+    """Set JAX up on one processor, so that processes do not compete for processors."""
     if hasattr(os, "sched_setaffinity"):
         own = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {own[int(current_process().name.rpartition("-")[2]) % len(own)]})

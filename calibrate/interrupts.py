@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .terminal import Deadline
 
 INTERRUPTED_STATUS = 130
-#: Functions that Ctrl-C calls, the last one first; each may return a text for the line.
+#: Functions that Ctrl-C calls, the newest first; each may return a text for the printed line.
 _last_acts: list[Callable[[], str | None]] = []
 
 
@@ -41,7 +41,7 @@ def last_act(act: Callable[[], str | None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def heeded(deadline: "Deadline") -> Iterator[None]:
-    """Let Ctrl-C interrupt a deadline, so that work ends and keeps its results; a second Ctrl-C ends the command."""
+    """Let Ctrl-C end the work on a deadline, and keep the work's results; a second Ctrl-C ends the command."""
 
     def interrupt(*_: object) -> None:
         signal.signal(signal.SIGINT, before)

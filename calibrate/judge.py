@@ -1,4 +1,4 @@
-"""The quality of a fit: held-out errors, the noise of the timings, the verdict, and its text."""
+"""The quality of a fit: held-out errors, the noise of the timings, the verdict, and the printed result."""
 
 import dataclasses
 import math
@@ -11,58 +11,29 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from rlxjax import Timings, fit_posterior
-from rlxjax.calibration import (
-    CalibratedModel,
-    Calibration,
-    CalibrationFile,
-    ErrorSummary,
-    MachineSection,
-    ModelSection,
-    Pace,
-    Samples,
-)
-from rlxjax.fit import (
-    COVERED,
-    COVERED_SDS,
-    MIN_TIMINGS,
-    Cell,
-    LatencyEstimate,
-    LatencyPrior,
-    PosteriorFit,
-    Suite,
-    cell_runs,
-    estimate,
-    predicted_ns,
-)
+from rlxjax import Timings, calibration, fit, fit_posterior
 from rlxjax.units import number_text, time_text
 
 from .measure import by_work
 from .samples import SampleLog, noise_floor, quantile_ns
-from .terminal import Deadline, counted, number, print_table, say
+from .terminal import Deadline, Row, counted, number, print_rows, print_table, say
 
-#: A campaign ends early once each group's held-out error and the mean noise are no larger; seconds between two checks.
+#: A campaign ends early at this held-out error of each group and this mean noise. Seconds between two such checks.
 TARGET_ERROR, TARGET_NOISE, ASK_EVERY_S = 0.04, 0.02, 4.0
-#: A time that is this many times longer or shorter than its prediction is an outlier.
+#: A time that differs from its prediction by more than this factor is an outlier.
 OUTLIER_FACTOR = 3.0
-#: The largest noise of a ready calibration, the least share of held-out cells within 90 % intervals, and the count of
-#: held-out cells from which that share matters.
+#: The largest noise of a ready calibration, the least share of held-out cells within 90 % intervals, and the least
+#: number of held-out cells for which that share is judged.
 MOST_NOISE, LEAST_COVERED, FEW_HELD_OUT = 0.08, 0.75, 10
-#: The most processors that other programs may use, and the least speed relative to earlier calibrations.
+#: The most processors that other programs may use, and the least speed relative to the fastest earlier calibration.
 MOST_OTHERS, LEAST_PACE = 0.25, 0.85
-#: A fit is worse with a smaller share of a rival's visits or held-out cells, or with so much wider intervals.
+#: A fit is worse below this share of a rival's visits or held-out cells, or above this ratio of interval widths.
 LEAST_SHARE, MOST_WIDER = 1.0 / 3.0, 1.25
-#: The most skipped cells that are named, and works that are printed.
+#: The largest number of cells in a sentence, and of works in a table.
 SKIPPED_SHOWN, WORKS_SHOWN = 4, 4
 #: Headings of the table of errors, and the fields of a summary.
-ERROR_COLUMNS = {
-    "noise floor": "noise_floor",
-    "seen": "fit",
-    "held out": "held_out",
-    "terms alone": "terms_alone",
-    "in 90 % interval": "covered",
-    "cells held out": "held_out_cells",
-}
+ERRORS = {"noise floor (%)": "noise_floor", "seen (%)": "fit", "held out (%)": "held_out"}
+ERRORS |= {"terms alone (%)": "terms_alone", "in 90 % interval (%)": "covered", "cells held out": "held_out_cells"}
 
 
 class Verdict(NamedTuple):
@@ -78,14 +49,14 @@ class Verdict(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """The fit of all timings, its estimate of each cell, and by group the errors of a fit without held-out cells."""
+    """The fit of all timings, the estimate of each cell, and each group's errors of a fit without held-out cells."""
 
-    cells: list[Cell]
+    cells: list[fit.Cell]
     measured_ns: np.ndarray
     noise: np.ndarray
-    whole: PosteriorFit
-    estimate: LatencyEstimate
-    errors: dict[str, ErrorSummary]
+    whole: fit.PosteriorFit
+    estimate: fit.LatencyEstimate
+    errors: dict[str, calibration.ErrorSummary]
     blind_converged: bool
     all_seen: bool
 
@@ -95,8 +66,8 @@ class Fitted:
         return None if np.isnan(self.noise).any() else float(self.noise.mean())
 
     @property
-    def calibrated(self) -> CalibratedModel:
-        return CalibratedModel(self.whole.posterior, {}, {}, self.whole.runs.hull())
+    def calibrated(self) -> calibration.CalibratedModel:
+        return calibration.CalibratedModel(self.whole.posterior, {}, {}, self.whole.runs.hull())
 
     def outliers(self) -> list[str]:
         """Return a phrase for each cell that is far off its prediction, the farthest first."""
@@ -109,28 +80,28 @@ class Fitted:
         ]
 
 
-def timings_of(suite: Suite, cells: Sequence[Cell], measured_ns: np.ndarray) -> Timings:
-    runs = cell_runs(suite.model, cells)
+def timings_of(suite: fit.Suite, cells: Sequence[fit.Cell], measured_ns: np.ndarray) -> Timings:
+    runs = fit.cell_runs(suite.model, cells)
     return Timings.checked(suite.model, variant=runs.variant, time_ns=measured_ns, **runs.inputs)
 
 
-def fitted(suite: Suite, log: SampleLog, prior: LatencyPrior) -> Fitted:
-    """Fit all timings, and fit again without the held-out cells for their errors and the spread of new runs."""
+def fitted(suite: fit.Suite, log: SampleLog, prior: fit.LatencyPrior) -> Fitted:
+    """Fit all timings; a second fit without the held-out cells gives their errors and the spread of new runs."""
     cells, visits = log.timed()
     cells = list(suite.kept(cells)) if cells else []
-    if len(cells) < MIN_TIMINGS:
-        raise ValueError(f"expected at least {MIN_TIMINGS} measured cells for a fit, got {len(cells)}")
+    if len(cells) < fit.MIN_TIMINGS:
+        raise ValueError(f"expected at least {fit.MIN_TIMINGS} measured cells for a fit, got {len(cells)}")
     if len({tuple(cell.inputs.items()) for cell in cells}) == 1:
         raise ValueError(f"expected cells with different inputs for a fit, got {len(cells)} with the same inputs")
     measured_ns, noise, facts = quantile_ns(visits), noise_floor(visits), log.facts
     seen = np.array([not cell.held_out for cell in cells])
-    all_seen = not MIN_TIMINGS <= seen.sum() < len(cells)
+    all_seen = not fit.MIN_TIMINGS <= seen.sum() < len(cells)
     seen |= all_seen
     timings = timings_of(suite, cells, measured_ns)
     whole = fit_posterior(timings, prior, facts=facts)
     blind = whole if all_seen else fit_posterior(timings, prior, seen.astype(float), facts)
-    by_whole, by_blind = (jax.tree.map(np.asarray, estimate(fit.posterior, timings.runs)) for fit in (whole, blind))
-    terms_ns = np.asarray(jax.jit(predicted_ns)(blind.terms.coefficients, timings.runs, dict(facts)))
+    by_whole, by_blind = (jax.tree.map(np.asarray, fit.estimate(one.posterior, timings.runs)) for one in (whole, blind))
+    terms_ns = np.asarray(jax.jit(fit.predicted_ns)(blind.terms.coefficients, timings.runs, dict(facts)))
     errors = np.log(measured_ns / by_blind.time_ns)
     known_sd, variant = np.sqrt(np.sum(by_blind.scores**2, -1)), np.asarray(timings.runs.variant)
     own = np.asarray(whole.posterior.spread)
@@ -143,42 +114,42 @@ def fitted(suite: Suite, log: SampleLog, prior: LatencyPrior) -> Fitted:
 
 
 def widened_spread(spread: np.ndarray, variant: np.ndarray, log_errors: np.ndarray, known_sd: np.ndarray) -> np.ndarray:
-    """Return the spread of each variant, `[n]`, widened until 90 % intervals hold the held-out runs."""
+    """Return the spread of each variant, `[n]`, widened until 90 % intervals hold 90 % of the held-out runs."""
     wide = np.array(spread, float)
-    needed = np.sqrt(np.maximum((np.abs(log_errors) / COVERED_SDS) ** 2 - known_sd**2, 0.0))
+    needed = np.sqrt(np.maximum((np.abs(log_errors) / fit.COVERED_SDS) ** 2 - known_sd**2, 0.0))
     for code in np.unique(variant):
         mine = needed[variant == code]
-        place = math.ceil(COVERED * (mine.size + 1)) / mine.size
+        place = math.ceil(fit.COVERED * (mine.size + 1)) / mine.size
         wide[code] = max(wide[code], float(np.quantile(mine, min(place, 1.0))))
     return wide
 
 
 def error_summaries(
-    cells: Sequence[Cell],
+    cells: Sequence[fit.Cell],
     measured_ns: np.ndarray,
-    blind: LatencyEstimate,
+    blind: fit.LatencyEstimate,
     blind_terms_ns: np.ndarray,
     noise: np.ndarray,
     seen: np.ndarray,
-) -> dict[str, ErrorSummary]:
-    """Return by group the mean absolute relative errors of seen and of held-out cells; columns are `[cells]`."""
+) -> dict[str, calibration.ErrorSummary]:
+    """Return each group's mean absolute relative errors on seen and on held-out cells; arrays are `[cells]`."""
     groups = np.array([cell.group for cell in cells])
     errors, terms_errors = (np.abs(times_ns / measured_ns - 1.0) for times_ns in (blind.time_ns, blind_terms_ns))
-    covered = np.abs(np.log(measured_ns / blind.time_ns)) <= COVERED_SDS * np.asarray(blind.log_sd())
+    covered = np.abs(np.log(measured_ns / blind.time_ns)) <= fit.COVERED_SDS * np.asarray(blind.log_sd())
 
     def mean(values: np.ndarray, which: np.ndarray) -> float | None:
         return None if not which.any() or np.isnan(found := float(np.mean(values[which]))) else found
 
-    def of_group(mine: np.ndarray) -> ErrorSummary:
+    def of_group(mine: np.ndarray) -> calibration.ErrorSummary:
         out, own = mine & ~seen, {"fit": mean(errors, mine & seen), "noise_floor": mean(noise, mine)}
         own |= {"held_out": mean(errors, out), "terms_alone": mean(terms_errors, out), "covered": mean(covered, out)}
-        return ErrorSummary(held_out_cells=int(out.sum()), **own)
+        return calibration.ErrorSummary(held_out_cells=int(out.sum()), **own)
 
     return {group: of_group(groups == group) for group in dict.fromkeys(groups.tolist())}
 
 
-def enough_known(suite: Suite, log: SampleLog, prior: LatencyPrior, deadline: Deadline) -> Callable[[], bool]:
-    """Return a function that says, after half of the time, whether the held-out errors and the noise are small."""
+def enough_known(suite: fit.Suite, log: SampleLog, prior: fit.LatencyPrior, deadline: Deadline) -> Callable[[], bool]:
+    """Return a function that says whether errors and noise are small; it says no in the first half of the time."""
     ask_at_s = time.perf_counter() + deadline.left_s() / 2.0
 
     def is_enough() -> bool:
@@ -188,22 +159,24 @@ def enough_known(suite: Suite, log: SampleLog, prior: LatencyPrior, deadline: De
         cells, visits = log.timed()
         seen = np.array([not cell.held_out for cell in cells])
         measured_ns, noise = quantile_ns(visits), noise_floor(visits)
-        if not MIN_TIMINGS <= seen.sum() < len(cells) or not noise.mean() <= TARGET_NOISE:
+        if not fit.MIN_TIMINGS <= seen.sum() < len(cells) or not noise.mean() <= TARGET_NOISE:
             return False
-        fit = fit_posterior(timings_of(suite, cells, measured_ns), prior, seen.astype(float), log.facts)
-        blind = jax.tree.map(np.asarray, estimate(fit.posterior, fit.runs))
-        errors = error_summaries(cells, measured_ns, blind, blind.time_ns, noise, seen).values()
+        blind = fit_posterior(timings_of(suite, cells, measured_ns), prior, seen.astype(float), log.facts)
+        found = jax.tree.map(np.asarray, fit.estimate(blind.posterior, blind.runs))
+        errors = error_summaries(cells, measured_ns, found, found.time_ns, noise, seen).values()
         ask_at_s = time.perf_counter() + ASK_EVERY_S
         return all(own.held_out is None or own.held_out <= TARGET_ERROR for own in errors)
 
     return is_enough
 
 
-def verdict_on(summaries: Mapping[str, ErrorSummary], noise_level: float | None, most_error: float) -> Verdict:
+def verdict_on(
+    summaries: Mapping[str, calibration.ErrorSummary], noise_level: float | None, most_error: float
+) -> Verdict:
     """Return the verdict on the fit of one model; a mean held-out error of up to `most_error` is good enough."""
     again = "run `rlxjax calibrate` again, on an idle machine or with a larger --budget"
     if not (out := [own for own in summaries.values() if own.held_out is not None and own.held_out_cells]):
-        return Verdict([], [f"No cell was held out, so the error is unknown: hold cells out in the suite, or {again}."])
+        return Verdict([], [f"No cell was held out, so the error is unknown: hold out cells of the suite, or {again}."])
     cells = np.array([summary.held_out_cells for summary in out], float)
     error = float(cells @ [summary.held_out for summary in out] / cells.sum())
     covered = float(cells @ [summary.covered or 0.0 for summary in out] / cells.sum())
@@ -219,50 +192,57 @@ def verdict_on(summaries: Mapping[str, ErrorSummary], noise_level: float | None,
     return Verdict(said, [f"{caution}: {again}." for caution, is_so in cautions.items() if is_so])
 
 
-def said_of_pace(pace: Pace, processors: int) -> Verdict:
-    """Return what to say of the machine's speed, and of other programs, while it was timed."""
+def said_of_pace(pace: calibration.Pace, processors: int) -> Verdict:
+    """Return sentences on the machine's speed, and on other programs, during the measurement."""
     found = Verdict([], [])
     if pace.usual is not None:
         share = f"This machine ran at {100 * pace.usual:.0f} % of its speed at the fastest earlier calibration"
-        is_slow = pace.usual < LEAST_PACE
-        (found.cautions if is_slow else found.said).append(f"{share}{': times are for this speed' if is_slow else ''}.")
+        if pace.usual < LEAST_PACE:
+            found.cautions.append(f"{share}: predicted times are for this speed.")
+        else:
+            found.said.append(f"{share}.")
     if pace.others is not None and pace.others > MOST_OTHERS:
         found.cautions.append(
-            f"Other programs kept {pace.others:.1f} of {processors} processors busy: times are for that load; run "
-            "`rlxjax calibrate` again once the other programs have ended."
+            f"Other programs used {pace.others:.1f} of {processors} processors: predicted times are for this load; "
+            "run `rlxjax calibrate` again once the other programs have ended."
         )
     return found
 
 
-def busier(others: float | None, then: MachineSection | None) -> str:
-    """Return a sentence if other programs keep more processors busy than at a calibration, else an empty text."""
+def busier(others: float | None, then: calibration.MachineSection | None) -> str:
+    """Return a sentence if other programs use more processors than at a calibration, else an empty text."""
     before = 0.0 if then is None or then.pace is None else then.pace.others or 0.0
     if others is None or others - before <= MOST_OTHERS:
         return ""
-    return f"Other programs keep {others:.1f} processors busy, and kept {before:.1f} busy at the calibration."
+    return f"Other programs use {others:.1f} processors, and used {before:.1f} at the calibration."
 
 
-def why_worse(found: Fitted, cells: Sequence[Cell], section: ModelSection, rival: CalibrationFile) -> str:
-    """Return why a calibration, or a population, predicts cells better than a fit of other samples; else nothing."""
+def why_worse(
+    found: Fitted, cells: Sequence[fit.Cell], mine: calibration.ModelSection, rival: calibration.CalibrationFile | None
+) -> str:
+    """Return why a fit predicts worse than a rival calibration or population; empty if the fit is no worse."""
     model = found.whole.posterior.model
-    earlier = rival.models[model.name]
-    if section.samples and earlier.samples:
-        if section.samples.sha256 == earlier.samples.sha256:
-            return ""
-        if section.samples.timings < LEAST_SHARE * earlier.samples.timings:
-            return f"The fit has {section.samples.timings:,} visits, the earlier one {earlier.samples.timings:,}."
-    mine, its = (sum(own.held_out_cells for own in one.held_out.values()) for one in (section, earlier))
-    if mine < LEAST_SHARE * its:
-        return f"The fit has {mine} held-out cells, the earlier one {its}."
-    runs, known = cell_runs(model, cells), Calibration.from_file(rival, [model]).of(model.name).posterior
-    now, then = (COVERED_SDS * float(np.median(estimate(one, runs).log_sd())) for one in (found.whole.posterior, known))
-    wide = [number_text(math.exp(min(reach, 99.0)), 2) for reach in (now, then)]
-    said = "A typical 90 % interval reaches a factor of {} each way, and {} without this fit.".format(*wide)
-    return said if now > MOST_WIDER * then else ""
+    its = None if rival is None else rival.models.get(model.name)
+    if rival is None or its is None or (its.samples and mine.samples and its.samples.sha256 == mine.samples.sha256):
+        return ""
+    sizes = [(mine.samples.timings, its.samples.timings, "visits")] if mine.samples and its.samples else []
+    held_out = [sum(own.held_out_cells for own in one.held_out.values()) for one in (mine, its)]
+    for own, other, what in (*sizes, (*held_out, "held-out cells")):
+        if own < LEAST_SHARE * other:
+            return f"The fit has {own:,} {what}, the earlier fit {other:,}."
+    known = calibration.Calibration.from_file(rival, [model]).of(model.name).posterior
+    found_sd, known_sd = (
+        fit.estimate(one, fit.cell_runs(model, cells)).log_sd() for one in (found.whole.posterior, known)
+    )
+    now, then = (fit.COVERED_SDS * float(np.median(log_sd)) for log_sd in (found_sd, known_sd))
+    if now <= MOST_WIDER * then:
+        return ""
+    factors = "{} in each direction, and {}".format(*(number_text(math.exp(min(one, 99.0)), 2) for one in (now, then)))
+    return f"A typical 90 % interval reaches a factor of {factors} without this fit."
 
 
-def what_holds(summaries: Mapping[str, ErrorSummary], most_error: float) -> list[str]:
-    """Return sentences: groups with a held-out error up to `most_error`, with a larger error, and without an error."""
+def what_holds(summaries: Mapping[str, calibration.ErrorSummary], most_error: float) -> list[str]:
+    """Return sentences that name the groups with a small, a large and an unknown held-out error."""
     out = {name: own.held_out for name, own in summaries.items() if own.held_out is not None}
     good, bad = ([name for name in out if (out[name] <= most_error) == is_good] for is_good in (True, False))
     kinds = {"You may use predictions of these groups (held-out error)": good}
@@ -272,8 +252,8 @@ def what_holds(summaries: Mapping[str, ErrorSummary], most_error: float) -> list
     return [f"{said}: {', '.join(map(texts.__getitem__, names))}." for said, names in kinds.items() if names]
 
 
-def what_pays(calibrated: CalibratedModel, inputs: Mapping[str, Any]) -> list[str]:
-    """Return a sentence on where along the first input the second strategy is faster; none for a list as input."""
+def what_pays(calibrated: calibration.CalibratedModel, inputs: Mapping[str, Any]) -> list[str]:
+    """Return a sentence on the values of the first input with a faster second strategy; none for list inputs."""
     if len(calibrated.strategies) < 2 or any(map(np.ndim, inputs.values())):
         return []
     along, *others = inputs
@@ -298,8 +278,8 @@ class Outcome:
     is_written: bool
     samples_path: FilePath
     verdict: Verdict
-    section: ModelSection
-    suite: Suite
+    section: calibration.ModelSection
+    suite: fit.Suite
     fitted: Fitted
     skipped: Mapping[str, Sequence[str]]  # cells without timings, by reason
     micro_ns: Mapping[str, float]
@@ -307,7 +287,7 @@ class Outcome:
     is_interrupted: bool = False
 
     @property
-    def samples(self) -> Samples:
+    def samples(self) -> calibration.Samples:
         assert self.section.samples is not None
         return self.section.samples
 
@@ -330,7 +310,7 @@ def print_outcome(outcome: Outcome, console: Console, *, is_verbose: bool = Fals
     """Print the verdict on a calibration; with `is_verbose`, also errors, coefficients and a few works."""
     samples, verdict, details = outcome.samples, outcome.verdict, []
     if is_verbose:
-        _print_errors(outcome.section, console)
+        print_rows(console, "Mean absolute error of predictions", error_rows(outcome.section))
         _print_coefficients(outcome.section, console)
         _print_works(outcome, console)
         if outcome.micro_ns:
@@ -356,19 +336,13 @@ def shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:SKIPPED_SHOWN]) + (f" and {more} more, which the file names" if more > 0 else "")
 
 
-def _print_errors(section: ModelSection, console: Console) -> None:
-    """Print the errors of each group; the longer of groups and errors runs down the page."""
-
-    def said(value: float | None) -> str:
-        return "-" if value is None else str(value) if isinstance(value, int) else f"{100 * value:.1f}"
-
-    rows, fields = [["", *ERROR_COLUMNS]], ERROR_COLUMNS.values()
-    rows += [[name, *(said(getattr(own, field)) for field in fields)] for name, own in section.held_out.items()]
-    headings, *rows = map(list, zip(*rows, strict=True)) if len(rows) <= len(ERROR_COLUMNS) else rows
-    print_table(console, "Mean absolute error of predictions (%)", headings, rows)
+def error_rows(section: calibration.ModelSection) -> list[Row]:
+    """Return the errors of each group as rows of a table."""
+    errors = {name: own.model_dump() for name, own in section.held_out.items()}
+    return [{"of": name} | {text: own[field] for text, field in ERRORS.items()} for name, own in errors.items()]
 
 
-def _print_coefficients(section: ModelSection, console: Console) -> None:
+def _print_coefficients(section: calibration.ModelSection, console: Console) -> None:
     rows = []
     for name, entry in section.coefficients.items():
         uncertainty = f"{100 * entry.log_sd:.0f} %" if entry.log_sd < 0.5 else f"x {math.exp(entry.log_sd):.1f}"
@@ -377,7 +351,7 @@ def _print_coefficients(section: ModelSection, console: Console) -> None:
 
 
 def _print_works(outcome: Outcome, console: Console) -> None:
-    """Print the times of a few works by each strategy, and the decisions."""
+    """Print the times of each strategy for a few works, and the decisions."""
     found, calibrated = outcome.fitted, outcome.fitted.calibrated
     pairs = zip(found.measured_ns, found.estimate.time_ns, strict=True)
     times_ns = {cell.name: pair for cell, pair in zip(found.cells, pairs, strict=True)}

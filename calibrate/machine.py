@@ -1,4 +1,4 @@
-"""Micro-benchmarks of a machine: launches, waits, transfers and small programs, its pace, and its gate."""
+"""A machine's micro-benchmarks (launches, waits, transfers and small programs), its pace, and its gate."""
 
 import functools
 import time
@@ -18,25 +18,25 @@ from rlxjax.welch import SELECTIONS, WelchPeakParams, mean_power, selected_peaks
 
 from .samples import Canary, Micro, SampleLog
 
-#: Float32 elements of the arrays for transfers, and of the array for copies, which exceeds any cache.
+#: Float32 elements of the arrays for transfers, and of the array for copies (larger than any cache); element bytes.
 TRANSFER_ELEMENTS, COPY_ELEMENTS, ELEMENT_BYTES = 2**22, 2**25, 4
 MICRO_REPEATS = 15
-#: The micro-benchmarks that the gate and the start of a fit need.
+#: The gate and the start of a fit need these micro-benchmarks.
 NEEDED_MICRO = ("launch", "roundtrip", "copy", "readback")
-#: Runs in a row of a transform; the quickest counts, whose rows are in the caches.
+#: A transform runs this many times in a row. The fastest run counts, since the caches then hold its rows.
 RUNS_IN_A_ROW = 10
 #: Rows, bins and k of two selections of peaks: the first scans many bins, the second ranks many peaks.
 WIDE_SELECTION, DEEP_SELECTION = (64, 2049, 1), (256, 129, 64)
-#: Rows and n_fft of two transforms, from signal to powers: inside a processor's first cache, and outside.
+#: Rows and n_fft of two transforms, from signal to powers: the first fits in a processor's first cache.
 SHORT_TRANSFORM, LONG_TRANSFORM = (64, 1024), (8, 8192)
-#: The micro-benchmarks that tell the pace, the seconds between two looks at them, and the quantile of their times.
+#: Micro-benchmarks that tell the pace, the seconds between two looks (timings of these), and the quantile that counts.
 CANARIES, EVERY_S, LOW_QUANTILE = ("top_k deep", "top_k wide", "maxima deep", "upload"), 1.0, 0.25
-#: Prior standard deviation of the logarithm of a machine's speed from one minute to the next, and its weight in looks.
+#: Prior standard deviation of the log of a machine's speed from minute to minute, and this prior's weight in looks.
 PACE_LOG_SD, PACE_LOOKS = 0.05, 10
 
 
 def time_micro(log: SampleLog, repeats: int = MICRO_REPEATS) -> None:
-    """Time the micro-benchmarks in turn until each has this many repeats, and keep each time."""
+    """Time the micro-benchmarks in rounds until each has this many repeats, and keep each time."""
     with quiet_collector():
         for repeat in range(repeats):
             for name, run in micro_benchmarks().items():
@@ -67,12 +67,12 @@ def gate_rates(micro_ns: Mapping[str, float]) -> dict[str, float]:
 
 
 def measured_gate(micro_ns: Mapping[str, float], platform: str) -> dict[str, GateCoefficient]:
-    """Return the IO gate with this machine's rates: a sync point costs its round trip, and any gain counts."""
+    """Return the IO gate of this machine's rates: a sync point costs a round trip, and any gain counts."""
     measured = gate_rates(micro_ns)
     chosen = {"unified_memory": False, "host_thunk_penalty_ns": 0.0, "min_gain_ns": 0.0}
     gate = IoFusionGate.checked(**measured, **chosen)
     provenance = dict.fromkeys(measured, Provenance.MEASURED) | dict.fromkeys(chosen, Provenance.ARCH_DEFAULT)
-    if platform == "cpu":  # the host reads a view, so its time is no readback
+    if platform == "cpu":  # the host reads a view, so the measured time is not a readback
         provenance["host_readback_bw"] = Provenance.UNCALIBRATED
     return {
         name: GateCoefficient(value=float(getattr(gate, name)), unit=unit, provenance=provenance[name])
@@ -140,7 +140,7 @@ def slowness(now_ns: Mapping[str, float], then_ns: Mapping[str, float]) -> float
 
 
 def used_by_others(log: SampleLog) -> float | None:
-    """Return the processors that other processes kept busy, on average; None without two looks."""
+    """Return the average number of processors that other processes kept busy; None without two looks."""
     others = [look.others for look in log.canaries[1:]]
     return float(np.mean(others)) if others else None
 

@@ -16,33 +16,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlxjax import fit
 from rlxjax.clock import call_ns, quiet_collector, visit_ns
-from rlxjax.fit import (
-    Cell,
-    Facts,
-    LatencyEstimate,
-    LatencyPrior,
-    Suite,
-    cell_runs,
-    estimate,
-    next_measurements,
-    prior_posterior,
-)
 
 from .interrupts import heeded
 from .machine import CanaryWatch
 from .samples import SampleLog, Visit
 from .terminal import Deadline
 
-#: Works that the fit sees for each held-out work.
+#: The number of seen works for each held-out work.
 SEEN_PER_HELD_OUT = 2
-#: Spread of runs and size of the correction that the design assumes.
+#: The spread of runs and the size of the correction that the choice of works assumes.
 DESIGN_SPREAD, DESIGN_CORRECTION_SD = 0.05, 0.025
-#: Works chosen to predict all times, after one work for each unknown.
+#: After a work for each unknown coefficient, this many works are chosen that best predict all times.
 FOR_TIMES = 32
-#: Seconds of a cell before its first timing, with compilation, and its expected runs.
+#: Assumed seconds of a cell before its first timing, compilation included, and its assumed number of runs.
 READY_S, EXPECTED_RUNS = 0.2, 20
-#: The most seconds of a cell until its second run has ended, before and after the deadline.
+#: The most seconds until a cell's second run has ended: before the deadline, and after the deadline.
 CELL_LIMIT_S, GRACE_S = 30.0, 3.0
 #: The most numbers of a result that are compared between two runs, and the relative tolerance.
 COMPARED, TOLERANCE = 4096, 1e-3
@@ -50,21 +40,21 @@ COMPARED, TOLERANCE = 4096, 1e-3
 MEMORY_SHARE = 0.25
 
 
-def by_work(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
+def by_work(cells: Sequence[fit.Cell]) -> dict[str, list[fit.Cell]]:
     """Return the cells of each work; works are in the order of their first cells."""
-    works: dict[str, list[Cell]] = {}
+    works: dict[str, list[fit.Cell]] = {}
     for cell in cells:
         works.setdefault(cell.work, []).append(cell)
     return works
 
 
 def measuring_order(
-    suite: Suite, cells: Sequence[Cell], prior: LatencyPrior, facts: Facts, rng: np.random.Generator
-) -> list[Cell]:
+    suite: fit.Suite, cells: Sequence[fit.Cell], prior: fit.LatencyPrior, facts: fit.Facts, rng: np.random.Generator
+) -> list[fit.Cell]:
     """Return the cells in the order of compilation: whole works, the shown works first.
 
-    Then comes one seen work of each group, then the most informative works for their time, then all others in random
-    order. Every third work is held out, from each group in turn.
+    A work of each group follows, then the most informative works for their time, then all others in random
+    order. Every third work is held out; held-out works alternate between groups.
     """
     works = by_work(cells)
     first = [name for name in suite.shown if name in works]
@@ -75,7 +65,7 @@ def measuring_order(
     for name in others:
         if works[name][0].held_out:
             groups.setdefault(works[name][0].group, []).append(name)
-    held_out = [name for turn in itertools.zip_longest(*groups.values()) for name in turn if name is not None]
+    held_out = [name for names in itertools.zip_longest(*groups.values()) for name in names if name is not None]
     if seen:
         blocks = [works[name] for name in (*seen, *held_out, *first)]
         expected = _expected(suite, blocks, prior, facts)
@@ -90,22 +80,24 @@ def measuring_order(
     return [cell for name in order for cell in works[name]]
 
 
-def _expected(suite: Suite, blocks: Sequence[Sequence[Cell]], prior: LatencyPrior, facts: Facts) -> LatencyEstimate:
-    """Return the prior's estimates, `[works, cells]`; places beyond a work's cells have an infinite spread."""
-    posterior = prior_posterior(suite.model, prior, DESIGN_SPREAD, DESIGN_CORRECTION_SD, facts)
+def _expected(
+    suite: fit.Suite, blocks: Sequence[Sequence[fit.Cell]], prior: fit.LatencyPrior, facts: fit.Facts
+) -> fit.LatencyEstimate:
+    """Return the prior's estimates, `[works, cells]`; padding has an infinite spread."""
+    posterior = fit.prior_posterior(suite.model, prior, DESIGN_SPREAD, DESIGN_CORRECTION_SD, facts)
     width = max(map(len, blocks))
     cells = [cell for block in blocks for cell in (*block, *[block[0]] * (width - len(block)))]
-    flat = estimate(posterior, cell_runs(suite.model, cells))
+    flat = fit.estimate(posterior, fit.cell_runs(suite.model, cells))
     found = jax.tree.map(lambda column: np.asarray(column).reshape(len(blocks), width, *column.shape[1:]), flat)
     is_there = np.arange(width) < np.array([len(block) for block in blocks])[:, None]
     return found._replace(spread=np.where(is_there, found.spread, np.inf))
 
 
-def _design(blocks: LatencyEstimate, count: int, n_first: int, n_unknowns: int) -> list[int]:
-    """Return an order of the first `count` blocks, given that the last `n_first` are timed; all are targets."""
+def _design(blocks: fit.LatencyEstimate, count: int, n_first: int, n_unknowns: int) -> list[int]:
+    """Return the first `count` blocks, those that help most to predict all blocks first; `n_first` are timed."""
 
-    def part(which: Sequence[int]) -> LatencyEstimate:
-        return LatencyEstimate(*(column[np.asarray(which)] for column in blocks))
+    def part(which: Sequence[int]) -> fit.LatencyEstimate:
+        return fit.LatencyEstimate(*(column[np.asarray(which)] for column in blocks))
 
     seconds = np.where(np.isfinite(blocks.spread), READY_S + EXPECTED_RUNS * blocks.time_ns / 1e9, 0.0).sum(1)
     taken, chosen = list(range(len(seconds) - n_first, len(seconds))), []
@@ -113,7 +105,7 @@ def _design(blocks: LatencyEstimate, count: int, n_first: int, n_unknowns: int) 
         left = [place for place in range(count) if place not in chosen]
         if (n := min(n, len(left))) > 0:
             timed = part([*taken, *chosen]) if taken or chosen else None
-            found = next_measurements(part(left), n, seconds=seconds[left], targets=targets, timed=timed)
+            found = fit.next_measurements(part(left), n, seconds=seconds[left], targets=targets, timed=timed)
             chosen += [left[place] for place in found.order]
     return chosen + [place for place in range(count) if place not in chosen]
 
@@ -127,8 +119,8 @@ class Ready(NamedTuple):
 
 
 def made_ready(
-    suite: Suite,
-    cells: Sequence[Cell],
+    suite: fit.Suite,
+    cells: Sequence[fit.Cell],
     deadline: Deadline,
     advance: Callable[[], None] = lambda: None,
     *,
@@ -137,8 +129,8 @@ def made_ready(
 ) -> Ready:
     """Compile and run cells in their order until the deadline, and at least `at_least` cells.
 
-    A program is refused if it raises, gives another result the second time, or takes longer than `CELL_LIMIT_S`. The
-    limit is `GRACE_S` after the deadline. A program beyond the limit goes on beside the others.
+    A program is refused if it raises, gives another result the second time, or takes longer than `CELL_LIMIT_S`. After
+    the deadline, the limit is `GRACE_S`. A program beyond the limit continues in the background.
     """
     waiting, running, tried, done = list(reversed(cells)), {}, {}, queue.SimpleQueue()
     while True:
@@ -157,19 +149,19 @@ def made_ready(
         except queue.Empty:
             pass
         else:
-            if running.pop(name, None) is not None:  # else refused already
+            if running.pop(name, None) is not None:  # None: refused already
                 tried[name] = result
                 advance()
         limit_s = GRACE_S if left_s < -GRACE_S and made >= at_least else CELL_LIMIT_S
         for name in [name for name, begun_s in running.items() if time.perf_counter() - begun_s > limit_s]:
             del running[name]
-            tried[name] = f"two runs took longer than {limit_s:g} seconds, and the program still runs beside others"
+            tried[name] = f"two runs took longer than {limit_s:g} seconds, and the program still runs in the background"
     good = {cell.name: tried[cell.name] for cell in cells if isinstance(tried.get(cell.name), tuple)}
     programs, times_ns = ({name: one[place] for name, one in good.items()} for place in (0, 1))
     return Ready(programs, times_ns, {name: why for name, why in tried.items() if isinstance(why, str)})
 
 
-def _tried(suite: Suite, cell: Cell) -> tuple[Callable[[], Any], int] | str:
+def _tried(suite: fit.Suite, cell: fit.Cell) -> tuple[Callable[[], Any], int] | str:
     """Return the program of a cell and the ns of its second run, or why the program is refused."""
     try:
         program = suite.program(cell)
@@ -187,7 +179,7 @@ def _raised(error: Exception) -> str:
 
 
 def _alike(first: Any, second: Any) -> bool:
-    """Whether a few numbers of two results are equal."""
+    """Return whether two results agree in a sample of their numbers."""
 
     def few(result: Any) -> np.ndarray:
         if jnp.issubdtype(getattr(result, "dtype", float), jax.dtypes.prng_key):

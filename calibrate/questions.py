@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import itertools
-import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from .command_line import (
     Segments,
     calibration_of,
     command,
+    command_line,
     say_source,
     set_up_jax,
     source_of,
@@ -45,12 +45,7 @@ BAR_WIDTH, LEAST_BAR_WIDTH, FLIPS_SHOWN = 16, 4, 6
 
 @command("rlxjax predict --batch 8192 --n-fft 256 --k 16")
 def predict(
-    batch: Batch,
-    file: File = None,
-    n_fft: NFft = 256,
-    k: Peaks = 16,
-    segments: Segments = 2,
-    as_json: AsJson = False,
+    batch: Batch, file: File = None, n_fft: NFft = 256, k: Peaks = 16, segments: Segments = 2, as_json: AsJson = False
 ) -> None:
     """Predict the time of each strategy of Welch peaks, and name the fastest one."""
     with Progress().waiting("predicting"):
@@ -60,7 +55,7 @@ def predict(
         names = own.alternatives(**sizes)
         times_ns = {name: finite_ns(own.predict_ns(name, **sizes), name) for name in names}
         ends_ns = {name: [finite_ns(end, name) for end in own.interval_ns(name, **sizes)] for name in names}
-        pick, next_best = sorted(names, key=times_ns.__getitem__)[:2]  # of equals the earlier one
+        pick, next_best = sorted(names, key=times_ns.__getitem__)[:2]  # the earlier name if two times are equal
         decided = own.compare(pick, next_best, **sizes)
         probability, in_domain = float(decided.probability), bool(decided.in_domain)
         verdict = pick if decided.verdict() == "fuse" else "undecided"
@@ -74,10 +69,9 @@ def predict(
     say("predicted time of a call, and its 90 % interval:")
     for name, time_ns in times_ns.items():
         say(f"  {name:8}{interval_text(time_ns, *ends_ns[name])}{'  <- pick' if name == pick else ''}")
-    say(
-        f"{'undecided: ' if verdict == 'undecided' else ''}{pick} is {100 * probability:.0f} % likely to be faster "
-        f"than {next_best}, and takes {ratio:.2f} times its time"
-    )
+    likely = f"{pick} is {100 * probability:.0f} % likely to be faster than {next_best}"
+    said = f"{likely}; its predicted time is {ratio:.2f} times the predicted time of {next_best}"
+    say(f"undecided: {said}" if verdict == "undecided" else said)
     if not in_domain:
         say("extrapolated: the workload is outside the measured range")
     say_source(known, "welch")
@@ -85,12 +79,7 @@ def predict(
 
 @command("rlxjax explain --batch 8192 --n-fft 256 --k 16")
 def explain(
-    batch: Batch,
-    file: File = None,
-    n_fft: NFft = 256,
-    k: Peaks = 16,
-    segments: Segments = 2,
-    as_json: AsJson = False,
+    batch: Batch, file: File = None, n_fft: NFft = 256, k: Peaks = 16, segments: Segments = 2, as_json: AsJson = False
 ) -> None:
     """Explain the fastest strategy of Welch peaks: the parts of its time, its lead, and what would change the pick."""
     with Progress().waiting("explaining"):
@@ -109,7 +98,7 @@ def explain(
         say(text, to)
     if rows := flip_rows(explanation)[:FLIPS_SHOWN]:
         print_rows(to, flips_title(explanation), rows)
-        say("a change of more standard deviations is less likely, by the timings", to)
+        say("a change of more standard deviations is less likely", to)
     else:
         say("no change of one input or coefficient by up to a factor of 100 changes the pick", to)
     if not explanation.in_domain:
@@ -122,7 +111,7 @@ def explain(
 def possible(
     calibrated: "rlxjax.calibration.CalibratedModel", explanation: "rlxjax.calibration.Explanation"
 ) -> "rlxjax.calibration.Explanation":
-    """Return an explanation without the flips to inputs that no run of the model can have."""
+    """Return an explanation without flips to inputs that the model refuses."""
     for strategy in explanation.strategies:
         finite_ns(strategy.time_ns, strategy.strategy)
 
@@ -210,17 +199,14 @@ Axes = Annotated[str | None, Option("--mesh", help="The mesh of the target's dev
 def _users_functions(
     what: str, names: list[str], arg: list[str] | None, args: str | None, size: str | None = None
 ) -> Iterator[tuple[list[Callable], Any]]:
-    """Import a user's functions, and yield the functions and their arguments.
-
-    With the name of a size, the arguments are a function of that size.
-    """
+    """Import a user's functions; yield the functions and their arguments, or with `size` a function of the size."""
     with Progress().waiting(what):
         set_up_jax(None)
         import jax
 
         from .suites import arguments_of, arguments_of_size, named
 
-        # The output of the user's code is no part of the answer.
+        # The user's code may print, and its output is not part of the answer.
         with jax.enable_x64(False), contextlib.redirect_stdout(sys.stderr):
             functions = [named(name, "function", Callable) for name in names]
             yield functions, arguments_of_size(size, arg or [], args) if size else arguments_of(arg or [], args)
@@ -258,28 +244,28 @@ def profile(
     mesh: Axes = None,
     largest: Annotated[
         str | None,
-        Option(help="Find the largest value of this size, named in --arg or taken by --args, that fits a target."),
+        Option(help="Find the largest value of a size that fits a target: a name in --arg, or the argument of --args."),
     ] = None,
     devices: Annotated[
-        int | None, Option(help="Compare all meshes of this number of devices: axes data and model.", min=1)
+        int | None, Option(help="Compare all meshes of this many devices, with axes data and model.", min=1)
     ] = None,
     prices: Annotated[
-        FilePath | None, Option(help="A file of prices per hour; prints the price of a step on a target.")
+        FilePath | None, Option(help="A file of prices per hour, to print the price of a step on a target.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count the work of a function, and predict the time of a jitted call on this machine and of its parts.
+    """Count the work of a function, and predict the time of a jitted call and of its parts on this machine.
 
-    Launches and traffic are counted as if nothing were fused; XLA then fuses most of these launches. Your module is
-    imported, from the current folder too, and nothing is compiled or run. With --target, the function is compiled for a
-    device that need not be present, and the kernels, the memory and the estimates are the compiler's.
+    Launches and traffic are counted without fusion; XLA fuses most of these launches. Your module is imported, from the
+    current folder too, and nothing is compiled or run. With --target, the function is compiled for a device that need
+    not be present, and the compiler gives kernels, memory and estimates.
     """
     known = None
     of_target: dict[str, Any] = {"--mesh": mesh, "--largest": largest, "--devices": devices, "--prices": prices}
     if target is None and (name := next((name for name, value in of_target.items() if value is not None), None)):
         raise ValueError(f"{name}: expected --target as well")
     if devices and (mesh or largest):
-        raise ValueError("--devices: expected neither --mesh nor --largest, since it compares meshes")
+        raise ValueError("--devices: expected neither --mesh nor --largest, since --devices compares meshes")
     what = f"compiling for {target}" if target else "profiling"
     with _users_functions(what, [function], arg, args, largest) as ((fn,), given):
         if target is None:
@@ -334,7 +320,7 @@ def _profiled_for(
     if priced is not None and found.target is not None:
         cost = priced.cost(found.target.device.name, found.target.devices, predicted.pipelined_ns or predicted.time_ns)
         said = f"a step in a loop costs {cost or 0:.3g} {priced.currency}"
-        parts.append(f"the prices have no {found.target.device.name}" if cost is None else said)
+        parts.append(f"the prices file has no price for {found.target.device.name}" if cost is None else said)
     answer |= {"cost": cost, "currency": priced.currency if priced else None}
     return answer, parts, is_sure
 
@@ -360,21 +346,22 @@ def _of_target(file: FilePath | None, target: str) -> "rlxjax.Calibration | None
 @command(
     "rlxjax advise stages:scale stages:energy --arg 'f32[64]' --measure undecided",
     "rlxjax advise stages:scale stages:energy --arg 'f32[2048]' --target h100",
-    statuses={0: "fuse or keep", 1: "undecided, or it cannot be modelled"},
+    statuses={0: "fuse or keep", 1: "undecided, or a function cannot be modelled"},
 )
 def advise(
+    context: typer.Context,
     stages: Annotated[
         list[str],
-        Argument(help="Functions as module:function, in order. A single one is compared with running it without jit."),
+        Argument(help="Functions as module:function, in order. One function is compared with its run without jit."),
     ],
     arg: Arg = None,
     args: Args = None,
     calibration: Given = None,
-    min_gain: Annotated[float, Option(help="The least ns a call that fewer programs have to save.", min=0)] = 0.0,
+    min_gain: Annotated[float, Option(help="Fewer programs have to save at least this many ns per call.", min=0)] = 0.0,
     trips: Trips = None,
     measure: Annotated[
         Literal["never", "undecided", "always"] | None,
-        Option(help="Compile and time the programs: where the model is not sure, or always. RLXJAX_MEASURE or never."),
+        Option(help="When to compile and time the programs. Default: RLXJAX_MEASURE, or never."),
     ] = None,
     target: Target = None,
     mesh: Axes = None,
@@ -386,7 +373,7 @@ def advise(
     need not be present, and the compiler's kernels, bytes, memory and estimates decide.
     """
     if target is not None and calibration:
-        raise ValueError("--calibration: expected none with --target, which is another device")
+        raise ValueError("--calibration: expected no file with --target, since the target is another device")
     is_timed = measure not in (None, "never")
     what = "timing the programs" if is_timed else f"compiling for {target}" if target else "advising"
     with _users_functions(what, stages, arg, args) as (functions, given):
@@ -399,13 +386,7 @@ def advise(
         source = {"calibration": None, "cautions": []} if known is None else source_of(known, "functions")
         typer.echo(json_text(advice.as_dict() | source))
     else:
-        options = {"--arg": arg, "--args": args, "--calibration": calibration, "--trips": trips}
-        options["--min-gain"] = min_gain or None
-        listed = [
-            (name, own) for name, value in options.items() for own in (value if isinstance(value, list) else [value])
-        ]
-        words = [str(word) for name, own in listed if own is not None for word in (name, own)]
-        say(advice.text(shlex.join(["rlxjax", "advise", *stages, *words, "--measure", "undecided"])))
+        say(advice.text(f"{command_line(context, 'measure')} --measure undecided"))
         if known is not None:
             say_source(known, "functions")
     raise typer.Exit(0 if advice.verdict in ("fuse", "group", "keep") else UNSURE_STATUS)

@@ -1,4 +1,4 @@
-"""The raw samples of a campaign, one JSON line each, appended at once; and the time of each cell."""
+"""The raw samples of a campaign (one JSON line each, appended at once), and the time of each cell."""
 
 import contextlib
 import dataclasses
@@ -12,29 +12,17 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from pydantic import Field, TypeAdapter, ValidationError
 
-from rlxjax.calibration import (
-    Fingerprint,
-    NotNegative,
-    Positive,
-    Strict,
-    current_fingerprint,
-    fingerprint_differences,
-    first_refusal,
-    not_written,
-    read_file,
-    set_aside,
-    without_duplicates,
-)
+from rlxjax import calibration as files
 from rlxjax.clock import PROTOCOL, QUARTILE, mean_ns
 from rlxjax.fit import Cell, Facts, Suite
 
-#: Steps that separate a cell's time from the machine's pace, and the odd count of neighbouring visits for a pace.
+#: Iterations that separate cell times from the machine's pace; a pace is the median of this odd number of visits.
 PACE_STEPS, PACE_VISITS = 3, 21
 
 
 @dataclasses.dataclass(frozen=True)
 class Visits:
-    """Visits in their order, `[visits]`: the round, the cell below `n_cells`, and the time of each visit."""
+    """Visits in order, `[visits]`: the round, the index of the cell (below `n_cells`), and the time of each visit."""
 
     round: np.ndarray
     cell: np.ndarray
@@ -43,7 +31,7 @@ class Visits:
 
     @classmethod
     def of_rounds(cls, times_ns: np.ndarray) -> "Visits":
-        """Return rounds with one visit of each cell in order, from times `[rounds, cells]`."""
+        """Return visits from times `[rounds, cells]`: each round visits each cell once, in order."""
         times_ns = np.asarray(times_ns, np.float64)
         return cls(*np.divmod(np.arange(times_ns.size), times_ns.shape[1]), times_ns.ravel(), times_ns.shape[1])
 
@@ -56,9 +44,9 @@ class Visits:
 
 
 def quantile_ns(visits: Visits) -> np.ndarray:
-    """Return the time of each cell in ns, float64 `[cells]`: the lower quartile of its visits without the pace.
+    """Return the time of each cell in ns, float64 `[cells]`: the lower quartile of its visits at the average pace.
 
-    The pace at a visit is the median, over the visits around it, of their times relative to their cells' quartiles.
+    The pace at a visit is a median over the neighbouring visits: each time is divided by its cell's quartile.
     """
     order = np.argsort(visits.cell, kind="stable")
     starts = np.searchsorted(visits.cell[order], np.arange(1, visits.n_cells))
@@ -75,7 +63,7 @@ def quantile_ns(visits: Visits) -> np.ndarray:
 
 
 def noise_floor(visits: Visits) -> np.ndarray:
-    """Return the relative difference of each cell's times in even and in odd rounds, `[cells]`; NaN after one round."""
+    """Return the relative difference of each cell's time between even and odd rounds, `[cells]`; NaN for one round."""
     rounds = visits.rounds()
     if (half := len(rounds) // 2) == 0:
         return np.full(visits.n_cells, np.nan)
@@ -91,55 +79,55 @@ Name = Annotated[str, Field(min_length=1, max_length=256)]
 ShortName = Annotated[str, Field(max_length=64)]
 
 
-class Header(Strict):
-    """The first line: the suite, the machine, its schedule, and the SHA-256 of files that programs ran."""
+class Header(files.Strict):
+    """The first line: the suite, the machine, the model's facts, and the SHA-256 of the given files."""
 
     kind: Literal["header"] = "header"
     version: Literal[5] = SAMPLES_VERSION
     suite: Name
     runner: Annotated[int, Field(ge=1)]
     protocol: Annotated[int, Field(ge=1)]
-    fingerprint: Fingerprint
-    facts: dict[str, NotNegative | list[NotNegative]]
+    fingerprint: files.Fingerprint
+    facts: dict[str, files.NotNegative | list[files.NotNegative]]
     given: dict[str, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] = {}
 
 
-class KeptCell(Strict):
+class KeptCell(files.Strict):
     """A cell, see `rlxjax.fit.Cell`."""
 
     name: Name
     variant: Name
-    inputs: dict[str, NotNegative | tuple[NotNegative, ...]]
+    inputs: dict[str, files.NotNegative | tuple[files.NotNegative, ...]]
     work: Name
     group: Name
     held_out: bool
-    compiled: dict[str, NotNegative | tuple[NotNegative, ...]] = {}
+    compiled: dict[str, files.NotNegative | tuple[files.NotNegative, ...]] = {}
 
 
-class Cells(Strict):
+class Cells(files.Strict):
     """The cells that all later rounds visit."""
 
     kind: Literal["cells"] = "cells"
     cells: list[KeptCell]
 
 
-class Micro(Strict):
+class Micro(files.Strict):
     """One repeat of a micro-benchmark."""
 
     kind: Literal["micro"] = "micro"
     name: ShortName
-    time_ns: Positive
+    time_ns: files.Positive
 
 
-class Canary(Strict):
-    """A look at the machine's pace: times of micro-benchmarks, and the processors that other processes used since."""
+class Canary(files.Strict):
+    """A look at the machine's pace: times of micro-benchmarks, and the processors that other processes used."""
 
     kind: Literal["canary"] = "canary"
-    times_ns: dict[ShortName, Positive]
+    times_ns: dict[ShortName, files.Positive]
     others: Annotated[float, Field(ge=0)]
 
 
-class Visit(Strict):
+class Visit(files.Strict):
     """The timed calls of one visit of a cell."""
 
     kind: Literal["visit"] = "visit"
@@ -166,13 +154,13 @@ class SampleLog:
 
     @classmethod
     def new(cls, suite: Suite, name: str) -> "SampleLog":
-        """Return a log without samples of a suite; the name is that on a command line."""
+        """Return an empty log of a suite; `name` is the suite's name on a command line."""
         facts = {name: np.asarray(fact, float).tolist() for name, fact in suite.facts().items()}
-        about = {"fingerprint": current_fingerprint(), "facts": facts, "given": dict(suite.given)}
+        about = {"fingerprint": files.current_fingerprint(), "facts": facts, "given": dict(suite.given)}
         return cls(Header(suite=name, runner=suite.runner, protocol=PROTOCOL, **about))
 
     @property
-    def fingerprint(self) -> Fingerprint:
+    def fingerprint(self) -> files.Fingerprint:
         return self.header.fingerprint
 
     @property
@@ -201,12 +189,12 @@ class SampleLog:
 
     @contextlib.contextmanager
     def kept_in(self, path: FilePath, *, append: bool) -> Iterator[FilePath | None]:
-        """Append each added line to a file at once; yield the new path of earlier samples."""
-        aside = None if append else set_aside(path)
+        """Append each added line to a file at once; yield the path to which earlier samples were moved, or None."""
+        aside = None if append else files.set_aside(path)
         try:
             self._file = open(path, "ab" if append else "xb", buffering=0)  # noqa: SIM115
         except OSError as reason:
-            raise not_written(path, reason) from None
+            raise files.not_written(path, reason) from None
         with self._file:
             if not append:
                 self._write(self.header)
@@ -216,10 +204,10 @@ class SampleLog:
     def _write(self, line: Header | Line) -> None:
         rest = f"{line.model_dump_json()}\n".encode()
         try:
-            while self._file and rest:  # a full disk takes a part
+            while self._file and rest:  # a full disk may take only a part
                 rest = rest[self._file.write(rest) :]
         except OSError as reason:
-            raise not_written(self._file.name, reason) from None
+            raise files.not_written(self._file.name, reason) from None
 
     def keep(self, line: Line) -> None:
         self._write(line)
@@ -242,7 +230,7 @@ class SampleLog:
             case Visit():
                 last = len(self.rounds)
                 if line.round > last:
-                    raise ValueError(f"visit.round: expected at most {last}, the one after the last, got {line.round}")
+                    raise ValueError(f"visit.round: expected at most {last}, the next round, got {line.round}")
                 if line.round == last:
                     self.rounds.append([])
                 self.rounds[line.round].append((line.cell, round(mean_ns(line.times_ns))))
@@ -252,21 +240,21 @@ def read_samples(
     path: FilePath, *, advice: str = "take samples with `rlxjax calibrate`", cut_tail: bool = False
 ) -> SampleLog:
     """Read a samples file, compressed if its name ends in `.gz`; a truncated last line is left out."""
-    content = read_file(path, mend=advice)
+    content = files.read_file(path, mend=advice)
     whole = content[: content.rfind(b"\n") + 1]
     log = None
     for number, text in enumerate(whole.splitlines(), 1):
         try:
             line = _LINE.validate_json(text)
-            json.loads(text, object_pairs_hook=without_duplicates)
+            json.loads(text, object_pairs_hook=files.without_duplicates)
             if isinstance(line, Header) is (log is not None):
-                raise ValueError("expected a header in the first line, and there alone")
+                raise ValueError("expected a header in the first line, and in no other")
             if isinstance(line, Header):
                 log = SampleLog(line)
             elif log is not None:
                 log.add(line)
         except ValueError as error:
-            reason = first_refusal(error) if isinstance(error, ValidationError) else error
+            reason = files.first_refusal(error) if isinstance(error, ValidationError) else error
             raise ValueError(f"{path}: line {number}: {reason}; {advice}") from None
     if log is None:
         raise ValueError(f"{path}: holds no header; {advice}")
@@ -276,14 +264,14 @@ def read_samples(
 
 
 def resumed(path: FilePath, wanted: Header, cells: Sequence[Cell]) -> SampleLog:
-    """Read samples to continue with; refuse those of another suite, version, machine, grid, or of other files."""
+    """Read samples to continue with; refuse samples of another suite, version, machine, grid or learned model."""
     log = read_samples(path, advice=ANEW, cut_tail=True)
     for name in ("suite", "runner", "protocol"):
         got, expected = getattr(log.header, name), getattr(wanted, name)
         if got != expected:
             raise ValueError(f"{path}: holds samples of {name} {got}, and this is {name} {expected}; {ANEW}")
-    if differences := fingerprint_differences(log.fingerprint, wanted.fingerprint):
-        raise ValueError(f"{path}: was taken elsewhere ({'; '.join(differences)}); {ANEW}")
+    if differences := files.fingerprint_differences(log.fingerprint, wanted.fingerprint):
+        raise ValueError(f"{path}: was taken with another machine or software ({'; '.join(differences)}); {ANEW}")
     if log.header.given != wanted.given:
         raise ValueError(f"{path}: holds runs of other learned models; give the same --model files, or {ANEW}")
     known = {cell.name for cell in cells}
@@ -298,10 +286,10 @@ def samples_path(calibration: FilePath, model: str) -> FilePath:
 
 
 def calibration_of(samples: FilePath) -> FilePath:
-    """Return the path of the calibration file beside a samples file, by its name."""
+    """Return the path of the calibration file of a samples file, from the samples file's name."""
     rest = samples.name.removesuffix(".gz")
     name, _, model = rest.removesuffix(SUFFIX).rpartition(".")
     if not (rest.endswith(SUFFIX) and name and model):
         likes = f"NAME.MODEL{SUFFIX}, which makes NAME.json"
-        raise ValueError(f"--out: expected a file, as {samples} is not named like {likes}")
+        raise ValueError(f"--out: expected a file, since {samples} is not named like {likes}")
     return samples.with_name(f"{name}.json")

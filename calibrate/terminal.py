@@ -18,11 +18,11 @@ from rich.text import Text
 
 from rlxjax.units import bytes_text, time_text
 
-#: Columns of a table where there is no terminal.
+#: The width of the output without a terminal, in columns.
 WIDE = 1000
-#: Figures and texts by heading; a heading ends with the unit of its numbers in brackets.
+#: The values of a table's row by heading; a heading ends with the unit of its numbers in brackets.
 Row = dict[str, Any]
-#: The units that a cell prints with its number, and a heading therefore does not.
+#: Functions that print a number with its unit, by unit; the heading then leaves out the unit.
 _TEXTS: dict[str, Callable[[float], str]] = {" (ns)": time_text, " (bytes)": bytes_text}
 
 
@@ -32,7 +32,7 @@ def console() -> Console:
 
 
 def say(text: object, to: Console | None = None) -> None:
-    """Print a text without line breaks, so that names in it can be copied, on standard output or a console."""
+    """Print a text without added line breaks, so that names in it can be copied, on standard output or a console."""
     if to is None:
         typer.echo(plain(text))
     else:
@@ -71,7 +71,7 @@ def counted(count: int, what: str) -> str:
 
 
 def shown(value: Any, heading: str) -> str:
-    """Return the text of a cell: a number by the unit in its heading, and text as it is.
+    """Return the text of a table's cell; the unit in the heading says how a number is printed.
 
     Examples:
         >>> shown(1234.5, "time (ns)"), shown(0.0234, "error (%)"), shown(True, "timed"), shown(None, "noise (%)")
@@ -88,7 +88,7 @@ def shown(value: Any, heading: str) -> str:
 
 
 def heading_text(heading: str) -> str:
-    """Return a heading as a table prints the heading: without a unit that the cells print."""
+    """Return a heading without its unit if the cells print the unit."""
     return next((heading.removesuffix(unit) for unit in _TEXTS if heading.endswith(unit)), heading)
 
 
@@ -155,7 +155,7 @@ class Progress:
     def phase(
         self, name: str, deadline: Deadline | None = None, total: int | None = None, what: str = "round"
     ) -> Iterator[Callable[[], None]]:
-        """Show a phase of steps `what`; yield the function to call after each. With a deadline, the bar shows time."""
+        """Show a phase; yield the function to call after each step (`what`). With a deadline, the bar shows time."""
         begun_s, steps = time.perf_counter(), 0
         span_s = None if deadline is None else max(deadline.left_s(), 0.1)
 
@@ -172,12 +172,12 @@ class Progress:
 
     @contextlib.contextmanager
     def counting(self, name: str, what: str) -> Iterator[Callable[[int, int], None]]:
-        """Show the count and rate of `what`; yield the function to call with the counts done and in all."""
+        """Show the count and rate of `what`; yield a function that takes the finished and the total count."""
         begun: tuple[float, int] | None = None
 
         def advance(done: int, total: int) -> None:
             nonlocal begun
-            begun = begun or (time.perf_counter(), done)  # an earlier run's share has no rate
+            begun = begun or (time.perf_counter(), done)  # the rate leaves out an earlier run's part
             rate = (done - begun[1]) / max(time.perf_counter() - begun[0], 1e-3)
             update(completed=done, total=total, steps=f"{done:,} of {counted(total, what)}, {rate:,.0f} a second")
 
@@ -186,7 +186,7 @@ class Progress:
 
 
 class _TimeLeft(rich_progress.ProgressColumn):
-    """Seconds until the planned end of the command, or of the phase where the command has none."""
+    """Seconds until the planned end of the command, or of the phase if the command has no planned end."""
 
     def __init__(self, ends_s: float | None):
         super().__init__()

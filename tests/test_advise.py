@@ -509,7 +509,7 @@ def test_the_command_imports_what_is_named_and_refuses_the_rest_in_one_line(tmp_
         "stages: odd_stages has no 'c.y' .AttributeError: ": lambda: named("odd_stages:c.y", "stages"),
         "stages: expected a function, odd_stages:n is of type int": lambda: named("odd_stages:n", "stages", Callable),
         "stages: expected a function, or functions in order, got 5": lambda: rx.advise(5),
-        "--args: odd_stages:leave does not return .SystemExit: 3": lambda: arguments_of([], "odd_stages:leave"),
+        "--args: odd_stages:leave fails .SystemExit: 3": lambda: arguments_of([], "odd_stages:leave"),
         "but it raised SystemExit: 3": lambda: rx.advise(named("odd_stages:leave", "stages"), real(8)),
         "--args: math has no 'nope'": lambda: arguments_of([], "math:nope"),
         "--args: expected a tuple from math:pi, got float": lambda: arguments_of([], "math:pi"),

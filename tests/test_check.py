@@ -52,7 +52,7 @@ def test_errors_that_the_calibration_expects_are_good():
     for seed, spread in itertools.product(range(20), (0.02, 0.08, 0.15)):
         verdict, text = judged(seed=seed, spread=spread)
         assert (verdict.word, verdict.status) == ("good", 0), (seed, spread)
-        assert text.endswith("is chance). by my file.json")
+        assert text.endswith("may be chance). calibration: my file.json")
     wild = np.ones(len(PREDICTED_NS))
     wild[7] = 50.0
     assert judged(wild)[0].word == "good"
@@ -94,7 +94,7 @@ def test_a_micro_benchmark_and_a_shared_pace_are_no_drift_and_a_drift_of_a_busie
         verdict, text = judged(factor, spread=0.02, others=others, then=then)
         assert (verdict.word, verdict.status) == (word, status), (factor, others)
         assert text.startswith("inconclusive: the machine is busy; 24 cells") == (status == 3)
-        assert ("Other programs keep 0.9 processors busy" in text) == bool(verdict.busy)
+        assert ("Other programs use 0.9 processors" in text) == bool(verdict.busy)
         assert ("Calibrate again: rlxjax calibrate" in text) == (status > 0)
 
 
@@ -202,7 +202,7 @@ def test_another_machine_is_not_this_one_and_other_software_is_named_and_does_no
 def test_a_suite_that_is_not_given_and_a_budget_that_is_too_short_are_refused(file):
     result = CliRunner().invoke(app, ["validate", str(file())])
     assert result.exit_code == 2
-    said = f"toy was not validated: give its suite with --suite module:NAME (the file calls it {NAME})"
+    said = f"toy was not validated: give its suite with --suite module:NAME (the file names the suite {NAME})"
     assert said in result.stderr
     for budget in ("4", "nan", "inf", "-1"):
         result = invoke(file(), "--budget", budget)

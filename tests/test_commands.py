@@ -178,10 +178,10 @@ def test_a_package_that_is_not_installed_is_one_line_and_status_2(capsys):
 def test_bad_input_is_one_line_and_status_2(file, monkeypatch):
     for arguments, said in (
         *(
-            (("calibrate", "--budget", budget), f"--budget: expected at least 20 seconds, 10 a suite, got {budget}")
+            (("calibrate", "--budget", budget), f"--budget: expected at least 20 seconds, 10 per suite, got {budget}")
             for budget in ("1", "-1", "inf", "nan")
         ),
-        (("calibrate", "--only", "functions", "--budget", "1"), "at least 10 seconds, 10 a suite, got 1"),
+        (("calibrate", "--only", "functions", "--budget", "1"), "at least 10 seconds, 10 per suite, got 1"),
         (("calibrate", "--device", "abacus"), "expected one of cpu, gpu, cuda, rocm, tpu, got 'abacus'"),
         (("predict", "no-such-file", "--batch", "1"), "no such file"),
         (("validate", "no-such-file"), "no such file"),
@@ -228,7 +228,7 @@ def test_predict_and_explain_print_what_the_library_says_in_json_and_in_text(fil
         shown = re.escape(interval_text(time_ns, low, high))
         assert re.search(rf"^  {strategy} +{shown}{'  <- pick' * (strategy == found['pick'])}$", text, re.MULTILINE)
     assert text.startswith("predicted time of a call, and its 90 % interval:\n")
-    assert f"{found['next_best']}, and takes {found['ratio_to_next_best']:.2f} times its time" in text
+    assert f"{found['ratio_to_next_best']:.2f} times the predicted time of {found['next_best']}" in text
     assert found["pick"] == known.pick(8, 128, 8)
     assert found["in_domain"] is True
     decided = known.decide(8, 128, 8, fused=found["pick"], kept=found["next_best"])

@@ -112,7 +112,7 @@ def test_a_device_whose_timings_do_not_fit_is_left_out_with_a_sentence(made):
     assert "expected several workloads, got a single workload; vary rows and width" in left_out["one"]
     assert "'broken': time_ns: expected a positive finite number, got nan" in left_out["broken"]
     assert "part-" in left_out["broken"]
-    assert "its times are off their predictions by" in left_out["wild"]
+    assert "its times differ from their predictions by" in left_out["wild"]
     for device, reason in left_out.items():
         assert "\n" not in reason
         assert f"{device} is left out: {reason}" in result.stderr
@@ -198,7 +198,7 @@ def test_any_name_of_a_device_becomes_the_name_of_a_file_of_its_own_that_systems
 
 
 def test_a_calibration_that_cannot_be_written_is_named_and_an_unfinished_job_runs_again(made, tmp_path, monkeypatch):
-    (samples, whole, _), out, write, fit_group = made, tmp_path / "out", job.write_json_file, job.fit_group
+    (samples, whole, _), out, write, fit_group = made, tmp_path / "out", job.calibration.write_json_file, job.fit_group
 
     def full(content, path, **options):
         if path.name == f"{GOOD[1]}.json":
@@ -212,7 +212,7 @@ def test_a_calibration_that_cannot_be_written_is_named_and_an_unfinished_job_run
     assert calibrate(samples, out).exit_code == 130
     assert (out / "unfinished.json").exists()
     monkeypatch.setattr(job, "fit_group", fit_group)
-    monkeypatch.setattr(job, "write_json_file", full)
+    monkeypatch.setattr(job.calibration, "write_json_file", full)
     again = calibrate(samples, out)
     assert again.exit_code == 1
     assert f"{GOOD[1]} is left out: {out / GOOD[1]}.json: cannot be written (No space left on device)" in again.stderr
@@ -235,7 +235,10 @@ def test_what_cannot_be_is_refused_in_one_line(made, tmp_path):
         ((tmp_path / "numbers.parquet", new, *toy), "device: expected names, got int64"),
         ((tmp_path / "less.parquet", new, *toy), "time_ns: no such column"),
         ((samples, new, *toy, "--column", "device=host"), "host (for device): no such column"),
-        ((samples, new, *toy, "--column", "device"), "--column: expected field=name, each field once, got 'device'"),
+        (
+            (samples, new, *toy, "--column", "device"),
+            "--column: expected field=name, with each field once, got 'device'",
+        ),
         ((samples, new, *toy, "--column", "where=device"), "expected fields among device, variant, time_ns, rows"),
         ((samples, new, "--model", "abacus"), "--model: expected one of welch, fft, functions"),
     ):

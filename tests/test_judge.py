@@ -72,8 +72,8 @@ def test_the_pace_is_said_and_a_slow_or_a_busy_machine_is_a_caution():
         (None, 0.0, [], None),
         (None, None, [], None),
         (0.98, 0.0, ["This machine ran at 98 % of its speed at the fastest earlier calibration."], None),
-        (0.72, 0.0, [], "This machine ran at 72 % of its speed at the fastest earlier calibration: times are for this"),
-        (None, 0.9, [], "Other programs kept 0.9 of 2 processors busy"),
+        (0.72, 0.0, [], "This machine ran at 72 % of its speed at the fastest earlier calibration: predicted times"),
+        (None, 0.9, [], "Other programs used 0.9 of 2 processors"),
     ):
         found = said_of_pace(Pace(usual=usual, usual_ns={}, log_sd=0.05, others=others), 2)
         assert found.said == said

@@ -116,7 +116,7 @@ def test_what_is_no_samples_file_or_line_is_refused_by_name_and_good_lines_are_t
         (b"\xff\n", "line 1: content: Invalid JSON"),
         (b"[" * 100_000 + b"]" * 100_000 + b"\n", "line 1: content: Invalid JSON: recursion limit exceeded"),
         (NO_FINGERPRINT, "fingerprint: Field required"),
-        (before + before, f"line {number}: expected a header in the first line, and there alone"),
+        (before + before, f"line {number}: expected a header in the first line, and in no other"),
     ):
         path.write_bytes(content)
         refused(path, said)

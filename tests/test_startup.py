@@ -172,7 +172,7 @@ def test_only_what_the_cache_wrote_in_its_own_folder_is_removed(home, tmp_path, 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes of folders are those of POSIX")
 @pytest.mark.parametrize("is_above", [True, False])
-@pytest.mark.parametrize("said", ["may be written by others", "symbolic link", "belongs to another user"])
+@pytest.mark.parametrize("said", ["can be written by others", "symbolic link", "belongs to another user"])
 def test_a_folder_that_others_could_write_programs_into_is_not_used(home, tmp_path, monkeypatch, said, is_above):
     monkeypatch.setattr(command_line, "MAX_BYTES", 0)
     folder = compiled_programs_path()

@@ -84,7 +84,7 @@ def test_a_learned_fft_is_timed_at_its_length_and_its_work_is_a_fact_of_the_samp
         assert [facts[name][place] for name in ("learned_n_fft", "learned_flop", "learned_live_bins")] == [
             model.n_fft, *work
         ]  # fmt: skip
-    with pytest.raises(ValueError, match="has n_fft 256, as another file has"):
+    with pytest.raises(ValueError, match="expected another n_fft in each file, got 256 again in"):
         suite_of("welch", [files[0], saved_model(tmp_path, 256, 9)])
 
     calibrated = rx.calibration.prior_calibration("cpu").of("welch").with_facts(**suite.facts())
@@ -159,7 +159,7 @@ def test_the_suite_of_gpu_kernels_takes_what_samples_say_or_else_texts_and_refus
     read = KernelsSuite({cell.name: text for cell in cells}).kept(cells)
     assert all(dict(cell.inputs) == kept for cell in (*said, *read))
     assert {cell.variant for cell in (*said, *read)} <= set(GPU_KERNELS.variants)
-    with pytest.raises(ValueError, match="without what was compiled of it"):
+    with pytest.raises(ValueError, match="without the counts of its compiled program"):
         KernelsSuite().kept(cells)
 
 
@@ -175,7 +175,7 @@ def test_a_file_has_a_suite_that_is_given_that_ships_or_that_a_package_offers_an
         assert found.model.name == "toy"
     assert suite_of_file("welch", "welch", [SUITE]).model is suite_of("welch").model
     for name, said in (
-        ("_campaigns:SUITE", r"give its suite with --suite module:NAME \(the file calls it _campaigns:SUITE\)"),
+        ("_campaigns:SUITE", r"give its suite with --suite module:NAME \(the file names the suite _campaigns:SUITE\)"),
         ("", "give its suite with --suite module:NAME$"),
         ("gone", "--suite: the entry point gone does not load .ModuleNotFoundError"),
         ("text", "--suite: expected a rlxjax.Suite, text is of type str"),

@@ -28,7 +28,7 @@ from rlxjax.fit import LatencyModel
 from rlxjax.models import BUILT_IN, FUNCTIONS, GPU_KERNELS, WELCH
 
 from ..decisions import decided_here, in_words, is_by, row_of
-from ..judge import ERROR_COLUMNS, said_of_pace, verdict_on, what_pays
+from ..judge import error_rows, said_of_pace, verdict_on, what_pays
 from ..questions import flip_rows, flips_title, possible, reasons
 from .changes import Measured, change_section, earlier_calibration, measured_beside, model_of
 from .page import Section, Table, Verdict, drawn, page, rows_of, sentence
@@ -170,17 +170,12 @@ def decided_sections(content: CalibrationFile, calibration: Calibration) -> Iter
 
 def _errors(name: str, section: ModelSection) -> Section:
     """Return the mean absolute errors as an open table."""
-    units = {heading: "" if field == "held_out_cells" else " (%)" for heading, field in ERROR_COLUMNS.items()}
-    rows = [
-        {"of": of, **{heading + units[heading]: getattr(own, field) for heading, field in ERROR_COLUMNS.items()}}
-        for of, own in section.held_out.items()
-    ]
     said = (
         "The table shows the mean absolute relative error of predictions. A second fit never saw the held-out cells: "
         "expect their error for your own work. The noise floor is the difference between two halves of the timings. "
         "Nobody can tell an error near the noise floor from noise."
     )
-    table = Table(f"Errors of {name}", rows, "")
+    table = Table(f"Errors of {name}", error_rows(section), "")
     return Section(f"{name}-errors", f"{name}: errors of predictions", [said], tables=[table])
 
 

@@ -20,7 +20,7 @@ from rlxjax.models import BUILT_IN
 
 #: The entry point group for suites of installed packages.
 ENTRY_POINTS = "rlxjax.suites"
-#: The classes of the suites of rlxjax, by their module.
+#: The class of each suite of rlxjax, by the suite's module.
 SHIPPED = {"welch": "WelchSuite", "functions": "FunctionsSuite", "collectives": "CollectivesSuite"}
 #: The words that short dtype names abbreviate: `f32`, and `s32` and `f8e4m3fn` as XLA prints them.
 _WORDS = {"bf": "bfloat", "f": "float", "i": "int", "s": "int", "u": "uint", "c": "complex"}
@@ -38,7 +38,7 @@ def suite_of_file(name: str, model: str, given: Iterable[Suite] = ()) -> Suite:
     own = [suite for suite in given if model in ("", suite.model.name)]
     if found := own[0] if own else _installed(name):
         return found
-    raise ValueError(f"give its suite with --suite module:NAME{f' (the file calls it {name})' if name else ''}")
+    raise ValueError(f"give its suite with --suite module:NAME{f' (the file names the suite {name})' if name else ''}")
 
 
 def _installed(name: str, models: Sequence[FilePath] = ()) -> Suite | None:
@@ -58,7 +58,7 @@ def _suite(found: Any, name: str) -> Suite:
     if not isinstance(found, Suite):
         raise ValueError(f"--suite: expected a rlxjax.Suite, {name} is of type {type(found).__name__}")
     if not hasattr(found, "model"):
-        raise ValueError(f"--suite: {name} names no model")
+        raise ValueError(f"--suite: {name} has no model")
     return found
 
 
@@ -89,7 +89,7 @@ def latency_model(name: str) -> LatencyModel:
 
 
 def named(text: str, what: str, kind: Any = object) -> Any:
-    """Return the object `module:name`, of a type; the module may be in the current folder."""
+    """Return the object `module:name`, and refuse another type; the module may be in the current folder."""
     module_name, _, name = text.partition(":")
     if not (module_name and name):
         raise ValueError(f"{what}: expected module:name, got {text!r}")
@@ -121,7 +121,7 @@ def arguments_of(shapes: list[str], tuple_name: str | None) -> tuple[Any, ...]:
         raise ValueError("--args: expected either --arg or --args, got both")
     found = named(tuple_name, "--args")
     if callable(found):
-        with users_code(f"--args: {tuple_name} does not return"):
+        with users_code(f"--args: {tuple_name} fails"):
             found = found()
     if not isinstance(found, tuple):
         raise ValueError(f"--args: expected a tuple from {tuple_name}, got {type(found).__name__}")
@@ -129,7 +129,7 @@ def arguments_of(shapes: list[str], tuple_name: str | None) -> tuple[Any, ...]:
 
 
 def arguments_of_size(name: str, shapes: list[str], function_name: str | None) -> Callable[[int], tuple[Any, ...]]:
-    """Return a function from a size to arguments: shapes with the size's name, or a function of the size."""
+    """Return a function from a size to arguments: from shapes that name the size, or from a user's function."""
     if function_name is None:
         place = re.compile(rf"(?<=[\[,]){re.escape(name)}(?=[\],])")
         if not any(map(place.search, shapes)):
@@ -139,14 +139,14 @@ def arguments_of_size(name: str, shapes: list[str], function_name: str | None) -
     found = named(function_name, "--args", Callable)
 
     def given(size: int) -> tuple[Any, ...]:
-        with users_code(f"--args: {function_name} does not return for {size}"):
+        with users_code(f"--args: {function_name} fails for {size}"):
             return tuple(found(size))
 
     return given
 
 
 def shape_of(text: str) -> jax.ShapeDtypeStruct:
-    """Return the shape and dtype that a text such as `f32[1024,256]` says; `key[]` is a random key."""
+    """Return the shape and dtype of a text such as `f32[1024,256]`; `key[]` is a random key."""
     match = _SHAPE.fullmatch(text.strip())
     shape = tuple(map(int, match[2].split(","))) if match and match[2] else ()
     dtype = None if match is None else _dtype_of(match[1])
@@ -157,7 +157,7 @@ def shape_of(text: str) -> jax.ShapeDtypeStruct:
 
 
 def _dtype_of(name: str) -> Any:
-    """Return the dtype of a name that JAX, NumPy or XLA prints, None where JAX has no arrays of such a dtype."""
+    """Return the dtype of a name that JAX, NumPy or XLA prints, None if JAX has no arrays of that dtype."""
     if name == "key":
         return jax.eval_shape(lambda: jax.random.key(0)).dtype
     short = _SHORT.fullmatch(name)

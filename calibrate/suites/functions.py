@@ -1,4 +1,4 @@
-"""The suite of ordinary JAX functions: a table of kinds and sizes."""
+"""Ordinary JAX functions to time: a table of kinds and sizes."""
 
 import contextlib
 import dataclasses
@@ -20,12 +20,12 @@ from rlxjax.models import FUNCTIONS, GPU_KERNELS, function_runs, gpu_facts_of_ki
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """An argument: shape, dtype and kind of values."""
+    """An argument of a function: its shape, its dtype, and the kind of its random values."""
 
     shape: tuple[int, ...]
     dtype: Any = np.float32
     values: str = "normal"  # "positive" (0.5 to 1.5), "definite" (symmetric matrices), "key" (of a random generator)
-    below: int = 0  # integers are uniform from 0 to this less 1
+    below: int = 0  # if given, the values are integers from 0 to below - 1
 
     def abstract(self) -> jax.ShapeDtypeStruct:
         is_key = self.values == "key"
@@ -47,7 +47,7 @@ class Draw:
         return jnp.asarray(drawn.astype(self.dtype))
 
 
-#: The function and the arguments of a dtype and numbers.
+#: Makes a function and its arguments from a dtype and the numbers of a size.
 Make = Callable[..., tuple[Callable[..., Any], tuple[Any, ...]]]
 
 
@@ -57,8 +57,8 @@ class Kind(NamedTuple):
     family: str
     name: str
     make: Make
-    sizes: str  # numbers joined by "x", with ":" and a dtype where it is not float32, and "*" where it is held out
-    held_out: bool = False  # the fit sees no size of it
+    sizes: str  # each: numbers joined by "x", then ":dtype" unless float32, then "*" if held out
+    held_out: bool = False  # True: all sizes are held out
 
 
 def _normals(dtype: Any, *shapes: tuple[int, ...]) -> tuple[Draw, ...]:
@@ -66,12 +66,12 @@ def _normals(dtype: Any, *shapes: tuple[int, ...]) -> tuple[Draw, ...]:
 
 
 def _of(fn: Callable[..., Any], count: int = 1, values: str = "normal") -> Make:
-    """Return a maker of a function of arrays of one shape, the size."""
+    """Return a maker for a function of `count` arrays; the size is the shape of each array."""
     return lambda dtype, *shape: (fn, (Draw(shape, dtype, values),) * count)
 
 
 def _rows(fn: Callable[..., Any], of_elements: bool = False) -> Make:
-    """Return a maker of a function of an array and row indices, one for each result row or element."""
+    """Return a maker for a function of an array and row indices: an index for each row, or element, of the result."""
 
     def make(dtype: Any, rows: int, width: int, count: int) -> Any:
         indices = Draw((count, width) if of_elements else (count,), np.int32, below=rows)
@@ -81,7 +81,7 @@ def _rows(fn: Callable[..., Any], of_elements: bool = False) -> Make:
 
 
 def _convolution(numbers: tuple[str, str, str], depthwise: bool = False, stride: int = 1) -> Make:
-    """Return a maker of a convolution: batch, side, channels, filters, width of the window."""
+    """Return a maker for a convolution; a size is batch, image side, channels, filters and window width."""
 
     def make(dtype: Any, batch: int, side: int, channels: int, filters: int, width: int) -> Any:
         depth = {"I": 1 if depthwise else channels, "O": filters}
@@ -96,12 +96,12 @@ def _convolution(numbers: tuple[str, str, str], depthwise: bool = False, stride:
 
 
 def _matrices(fn: Callable[..., Any], values: str = "normal") -> Make:
-    """Return a maker of a function of a square matrix and an optional right side; the size is `n` or `n x columns`."""
+    """Return a maker for a function of a square matrix, and of a right side if the size has its number of columns."""
     return lambda dtype, n, *columns: (fn, (Draw((n, n), dtype, values), *(Draw((n, m), dtype) for m in columns)))
 
 
 def _keyed(sample: Callable[..., jax.Array]) -> Make:
-    """Return a maker of random arrays from a key."""
+    """Return a maker for a function that draws an array from a random key."""
     return lambda dtype, *shape: (lambda key: sample(key, shape, dtype), (Draw((), values="key"),))
 
 
@@ -118,7 +118,7 @@ def _gru(dtype: Any, steps: int, batch: int, width: int) -> Any:
 
 
 def _repeated(step: Callable[..., jax.Array], shapes: Callable[..., Any]) -> Make:
-    """Return a maker of a loop that applies a step to its first argument; the size begins with the iterations."""
+    """Return a maker for a loop that repeats a step on its first argument; the size begins with the trip count."""
 
     def make(dtype: Any, steps: int, *size: int) -> Any:
         drawn = shapes(*size)
@@ -139,7 +139,7 @@ def _descend(w: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _walk(x: jax.Array, key: jax.Array) -> jax.Array:
-    """Return the end of a random walk of 64 steps that a normal density guides."""
+    """Return the last position of a Metropolis walk of 64 steps over a normal density."""
 
     def step(x: jax.Array, key: jax.Array) -> tuple[jax.Array, None]:
         new = x + 0.1 * jax.random.normal(key, x.shape, x.dtype)
@@ -173,7 +173,7 @@ def _layer_norm(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
 
 
 def _layers(dtype: Any, width: int, depth: int, values: str = "normal") -> list[dict[str, Draw]]:
-    """Return the arguments of square dense layers."""
+    """Return the parameters of square dense layers, as arguments."""
     return [{"w": Draw((width, width), dtype, values), "b": Draw((width,), dtype, values)} for _ in range(depth)]
 
 
@@ -184,7 +184,7 @@ def _mlp(layers: list[dict[str, jax.Array]], x: jax.Array) -> jax.Array:
 
 
 def _mlp_step(layers: list[dict[str, jax.Array]], x: jax.Array, y: jax.Array) -> Any:
-    """Return the loss and the updated layers of one step of gradient descent."""
+    """Return the loss, and the layers after a step of gradient descent."""
     loss, gradient = jax.value_and_grad(lambda layers: jnp.square(_mlp(layers, x) - y).mean())(layers)
     return loss, jax.tree.map(lambda weight, slope: weight - 1e-2 * slope, layers, gradient)
 
@@ -195,7 +195,7 @@ def _adam(weight: jax.Array, slope: jax.Array, mean: jax.Array, square: jax.Arra
 
 
 def _clipped_momentum(weights: Any, slopes: Any, velocities: Any) -> Any:
-    """Return weights and velocities after a step with the gradient norm clipped to 1."""
+    """Return weights and velocities after a momentum step, with the gradient clipped to a norm of 1."""
     norm = jnp.sqrt(sum(jnp.sum(jnp.square(slope)) for slope in jax.tree.leaves(slopes)))
     velocities = jax.tree.map(lambda v, slope: 0.9 * v + slope / jnp.maximum(norm, 1), velocities, slopes)
     return jax.tree.map(lambda weight, v: weight - 1e-2 * v, weights, velocities), velocities
@@ -316,7 +316,7 @@ KINDS = (
 
 
 class TimedFunction(NamedTuple):
-    """A function of the suite at one size: family, callable, arguments as trees of `Draw`, and whether held out."""
+    """A function of the suite at one size: its family, arguments as pytrees of `Draw`, and whether it is held out."""
 
     family: str
     fn: Callable[..., Any]
@@ -331,7 +331,7 @@ class TimedFunction(NamedTuple):
 
 
 def timed_functions(kinds: Sequence[Kind] = KINDS) -> dict[str, TimedFunction]:
-    """Return functions by name, in a fixed order; 64-bit functions only if JAX has 64-bit types enabled."""
+    """Return functions by name; functions of 64-bit types only if JAX has these types enabled."""
     found = {}
     for kind in kinds:
         for size in kind.sizes.split():
@@ -346,30 +346,30 @@ def timed_functions(kinds: Sequence[Kind] = KINDS) -> dict[str, TimedFunction]:
 
 
 class KernelsSuite(Suite):
-    """The compiled GPU programs of the suite: a model to fit to the same samples, never timed separately."""
+    """The GPU kernels of the compiled functions: fitted to the samples of `FunctionsSuite`, and never timed alone."""
 
     model = GPU_KERNELS
     most_error = 0.25
 
     def __init__(self, texts: Mapping[str, str] | None = None) -> None:
-        self._texts = texts or {}  # of compiled functions by name, for samples that do not say what was compiled
+        self._texts = texts or {}  # compiled programs by name, for samples without counts of kernels
 
     def cells(self) -> list[Cell]:
         return []
 
     def kept(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Return cells with the launches of their programs; refuse a cell without launches or program text."""
+        """Return cells with the counts of their kernels; refuse a cell without counts and without a text."""
 
         def inputs(cell: Cell) -> Mapping[str, float]:
             if not cell.compiled and cell.name not in self._texts:
-                raise ValueError(f"holds {cell.name!r} without what was compiled of it")
+                raise ValueError(f"holds {cell.name!r} without the counts of its compiled program")
             return cell.compiled or gpu_inputs(gpu_program(self._texts[cell.name]))
 
         return [dataclasses.replace(cell, variant=GPU_KERNELS.variants[0], inputs=inputs(cell)) for cell in cells]
 
 
 class FunctionsSuite(Suite):
-    """Jitted functions with arrays on the device; the inputs are the counts of their profiles."""
+    """Jitted functions, called with device arrays; a cell's inputs are the counts of the function's profile."""
 
     model = FUNCTIONS
     most_error = 0.25
@@ -392,7 +392,7 @@ class FunctionsSuite(Suite):
         return functools.partial(jax.jit(function.fn), *jax.device_put(function.arguments(np.random.default_rng(0))))
 
     def kept(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Return cells with the counts of the function profiles; refuse a cell of an unknown function."""
+        """Return cells with the counts of their functions' profiles; refuse a cell that the suite does not have."""
         if unknown := [cell.name for cell in cells if cell.name not in self._functions]:
             raise ValueError(f"holds {unknown[0]!r}, which is no function of this suite")
         return [dataclasses.replace(self._cell(cell.name), compiled=cell.compiled) for cell in cells]
@@ -403,9 +403,9 @@ class FunctionsSuite(Suite):
     def as_compiled(self, cell: Cell, program: Callable[[], Any]) -> Cell:
         if jax.default_backend() != "gpu" or not isinstance(program, functools.partial):
             return cell
-        # JAX has compiled it for the first call.
+        # The first call has compiled the program.
         text = program.func.lower(*program.args).compile().as_text()  # pyright: ignore[reportFunctionMemberAccess]
-        with contextlib.suppress(ValueError):  # another JAX may write the text differently
+        with contextlib.suppress(ValueError):  # another version of JAX may print programs differently
             return dataclasses.replace(cell, compiled=gpu_inputs(gpu_program(text or "")))
         return cell
 

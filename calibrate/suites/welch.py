@@ -1,5 +1,6 @@
-"""Welch peaks, from a NumPy signal to NumPy peaks: a grid of sizes, by every strategy."""
+"""The suite of Welch peaks, from NumPy signal to NumPy peaks: every strategy on a grid of sizes."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path as FilePath
@@ -16,16 +17,9 @@ from rlxjax.learned import learned_program, load_learned_fft
 from rlxjax.models import WELCH, fft_flop, heap_rates, welch_micro_prior
 from rlxjax.welch import FAST_SEGMENTS, RUNNER_VERSION, ULTRA_SEGMENTS, WelchPeakParams, keep_programs, schedule
 
-from ..machine import (
-    DEEP_SELECTION,
-    ELEMENT_BYTES,
-    SHORT_TRANSFORM,
-    TRANSFER_ELEMENTS,
-    WIDE_SELECTION,
-    gate_rates,
-)
+from ..machine import DEEP_SELECTION, ELEMENT_BYTES, SHORT_TRANSFORM, TRANSFER_ELEMENTS, WIDE_SELECTION, gate_rates
 
-#: The variant and the segments of a row, by the name in tables.
+#: The variant and the segments of a row, by the group in samples.
 TIMED = {
     "ultra": ("host", ULTRA_SEGMENTS),
     "fast": ("host", FAST_SEGMENTS),
@@ -34,22 +28,21 @@ TIMED = {
     "block": ("block", FAST_SEGMENTS),
     "learned": ("learned", FAST_SEGMENTS),
 }
-#: Sizes of the cells, and the most samples of one segment of all rows.
+#: The names of groups in tables and sentences, for groups that samples name otherwise.
+SHOWN_GROUPS = {"ultra": "host, 1 segment", "fast": "host"}
+#: Sizes of the cells, and the largest product of batch and n_fft.
 GRID_BATCHES = (1, 2, 5, 9, 16, 27, 64, 100, 180, 256, 500, 1024, 3000, 8192, 32_768, 131_072)
 GRID_N_FFTS = (64, 96, 128, 160, 256, 384, 400, 480, 512, 1000, 1024, 1200, 1536, 2048, 4096)
 GRID_KS = (1, 4, 16, 64)
 GRID_SAMPLES = 2**23
 #: Sizes that the fit never sees, inside the range of the other sizes or at its edge.
 HELD_OUT_BATCHES, HELD_OUT_N_FFTS = (2, 100, 8192), (128, 160, 400, 1200, 4096)
-#: The workloads of the table at the end.
+#: The workloads of the printed table.
 SHOWN_BATCHES, SHOWN_N_FFT, SHOWN_K = (1, 64, 1024, 8192), 256, 16
 
 
 class WelchSuite(Suite):
-    """Every batch and n_fft of the grid up to `GRID_SAMPLES`, each with one of the numbers of peaks, by every strategy.
-
-    `models` are files of learned FFTs to time as well, each with its own segment length.
-    """
+    """Every batch and n_fft of the grid with every strategy; `models` are files of learned FFTs to time as well."""
 
     model = WELCH
     runner = RUNNER_VERSION
@@ -60,12 +53,12 @@ class WelchSuite(Suite):
         for file in models:
             model = load_learned_fft(file)
             if model.n_fft in self._learned:
-                raise ValueError(f"--model: {file} has n_fft {model.n_fft}, as another file has")
+                raise ValueError(f"--model: expected another n_fft in each file, got {model.n_fft} again in {file}")
             self._learned[model.n_fft] = model
         self.given = {file.name: sha256_of(file) for file in models}
 
     def cells(self) -> list[Cell]:
-        """Return every cell of the grid: learned cells for the models' lengths, and maxima on platforms with them."""
+        """Return every cell: learned FFTs only at their own n_fft, `fused_maxima` only on platforms with it."""
         platform = jax.default_backend()
         return [
             welch_cell(group, batch, n_fft, k)
@@ -76,6 +69,9 @@ class WelchSuite(Suite):
             if batch * n_fft <= GRID_SAMPLES
             if group != "fused_maxima" or schedule(platform).most_bins_maxima
         ]
+
+    def kept(self, cells: Sequence[Cell]) -> list[Cell]:
+        return [dataclasses.replace(cell, group=SHOWN_GROUPS.get(cell.group, cell.group)) for cell in cells]
 
     def program(self, cell: Cell) -> Callable[[], Any]:
         keep_programs(2**31)  # every round visits all programs of the grid, which take 1 GB
@@ -98,12 +94,12 @@ class WelchSuite(Suite):
         }
 
     def start(self, micro_ns: Mapping[str, float]) -> LatencyPrior:
-        """Return the model's prior, with the coefficients that micro-benchmarks measured directly."""
+        """Return the model's prior, with the coefficients that micro-benchmarks measure directly."""
         rates, upload_bytes = gate_rates(micro_ns), ELEMENT_BYTES * TRANSFER_ELEMENTS
         waits_ns = rates["dispatch_ns"] + rates["roundtrip_ns"]
         found = {"memory_bytes_per_ns": rates["memory_bw"], "copy_bytes_per_ns": upload_bytes / micro_ns["upload"]}
         if "short powers" in micro_ns:
-            rows, n_fft = SHORT_TRANSFORM  # a row is two segments
+            rows, n_fft = SHORT_TRANSFORM  # a row has two segments
             flop = 2 * rows * float(fft_flop(jnp.asarray(n_fft)))
             found["device_flop_per_ns"] = flop / (micro_ns["short powers"] - waits_ns)
         if {"top_k wide", "top_k deep"} <= set(micro_ns):
