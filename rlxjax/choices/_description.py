@@ -1,7 +1,4 @@
-"""Digests of the programs of an alternative and of everything else that a choice depends on.
-
-The description of a jaxpr or a value is equal in each process, and differs where a type or a bit differs.
-"""
+"""Digests of the programs of an alternative and of everything else that a choice depends on."""
 
 import dataclasses
 import enum
@@ -43,17 +40,14 @@ def digest(*parts: Any) -> str:
 
 
 def content_of(programs: Sequence[Any], is_jitted: bool = True) -> str:
-    """Return the digest of the jaxprs of programs that run one after another; names do not matter."""
+    """Return the digest of the jaxprs of programs, in order; names of variables do not matter."""
     return digest(is_jitted, [description_of(program.jaxpr) for program in programs])
 
 
 def setting_of(
     calibrated: CalibratedModel | None, devices: Sequence[Any] = (), runner: Any = None
 ) -> tuple[str, Fingerprint]:
-    """Return the digest that all choices of a setting share, and the fingerprint of this machine.
-
-    A setting is the machine, its software and flags, the settings of JAX, the devices and the calibration.
-    """
+    """Return the digest of machine, software, settings, devices and calibration; and the machine's fingerprint."""
     here = _fingerprint()
     flags = {name: os.environ[name] for name in _FLAGS if name in os.environ}
     settings = {name: str(jax.config.values.get(name)) for name in _SETTINGS}
@@ -100,11 +94,10 @@ def _digest_of_model(known: Handle) -> str:
 
 
 def description_of(value: Any, within: tuple[int, ...] = (), known: dict[int, Any] | None = None) -> Any:
-    """Return a description of a value for JSON, equal in any process for values that run equally.
+    """Return a JSON value that describes a value: equal in any process, different if a type or a bit differs.
 
-    Numbers differ by type and bits, objects by their fields. Functions differ by code, defaults, captured values and
-    data of their module that they read. The order of a set or a mapping does not matter. Only shapes and dtypes matter
-    of arrays that a jaxpr captures.
+    A function is described by its code, defaults and captured values, and by the data of its module that it reads. Only
+    shapes and dtypes of arrays that a jaxpr captures matter.
     """
     known = {} if known is None else known
     if value is None or isinstance(value, bool | int | str):
