@@ -1,8 +1,8 @@
-"""The weights that machines share, learned from the timings of many programs on each of several machines by optax.
+"""Learn the weights that machines share from timings of many programs on several machines, by optax.
 
 With `w` the weight of an operation and `k` the machine, `log w_k = log w + shift of the class of operations on k`: the
-weights are shared, the shifts are coefficients of each machine. All of them, and the pace of the machine while each
-batch of programs was timed, are unknowns of one robust log posterior, which `optax.lbfgs` minimises.
+weights are shared, and each machine has its own shifts. The unknowns are weights, shifts, and the pace of the machine
+during each batch of programs. `optax.lbfgs` maximises one robust posterior over all unknowns.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ STEPS = 250
 
 
 class TimedPrograms(NamedTuple):
-    """Programs that were timed, all with the same number of rows of kernels; columns `[n]`."""
+    """Timed programs with equal numbers of kernel rows; columns `[n]`."""
 
     kernels: Kernels  # `[n, kernels]`
     sizes: Mapping[str, Any]  # by name: arrays, results, trips, static_ops, peak_bytes
@@ -45,7 +45,7 @@ class TimedPrograms(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """What timings of programs tell."""
+    """The result of learning from timings."""
 
     known: KnownWeights  # with what they say of a further machine
     machines: FunctionCoefficients  # of each machine, `[machines]`
@@ -57,7 +57,7 @@ def timed_programs(
     time_ns: Sequence[float],
     batch: Sequence[int],
     machine: Sequence[int],
-    influence: Sequence[float] | None = None,
+    influence: Sequence[float] | np.ndarray | None = None,
 ) -> list[TimedPrograms]:
     """Return programs grouped by how many rows of kernels they have, to a power of four, so that little is padded."""
     width = np.array([-(-max(len(profile.kernels) - 1, 3).bit_length() // 2) for profile in profiles])
@@ -119,7 +119,7 @@ def learned_weights(
     known: KnownWeights | None = None,
     only: Sequence[str] = (),
 ) -> Learned:
-    """Return the weights that explain timings best: `timed_programs` of all machines, by some steps of L-BFGS.
+    """Return the most probable weights for the timed programs of all machines.
 
     Args:
         groups: timed programs of all machines.
@@ -196,10 +196,10 @@ def _minimised(loss: Any, z: Any, steps: int) -> Any:
 
 
 def _operation_log_sd(logs: Mapping[str, Any], groups: Sequence[TimedPrograms]) -> np.ndarray:
-    """Return how unsure the weight of each operation is at each width: what programs leave, and machines differ by."""
+    """Return the standard deviation of each log weight by operation and width, machine differences included."""
 
     def told(name: str) -> np.ndarray:
-        """Return what all programs tell of unknowns: the diagonal of the curvature of their misfit."""
+        """Return the diagonal of the curvature of the misfit of all programs."""
 
         def log_ns(own: Array, one: TimedPrograms) -> Array:
             return _log_ns({**logs, name: own}, jax.tree.map(lambda leaf: leaf[None], one))[0]

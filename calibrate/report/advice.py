@@ -30,7 +30,12 @@ _REMEDY = "write one with `rlxjax advise ... --json > FILE`"
 
 def advice_page(path: FilePath, command: str) -> str:
     advice, source = read_advice(path)
-    sections = [Section("verdict", "Verdict", verdicts=[_verdict(advice)]), _what_to_do(advice)]
+    names, word = [stage.name for stage in advice.stages], "undecided" if advice.verdict == "undecided" else "always"
+    where = f"on a machine with {advice.target}" if advice.target else "here"
+    command = f"rlxjax advise {' '.join(names)} --arg ... --measure {word}   # times the programs {where}"
+    said = "Change your code:" if advice.code else "Measure the answer; give each function as module:function:"
+    following = Section("code", "What to do next", [said], code=advice.code or command)
+    sections = [Section("verdict", "Verdict", verdicts=[_verdict(advice)]), following]
     is_predicted = bool(advice.pair) and None not in [own.predicted_ns for own in advice.pair]
     if is_predicted and all(own.terms_ns for own in advice.pair):
         pictures, rows = drawn({"A call of all stages": lambda: plot.terms(advice)})
@@ -59,25 +64,14 @@ def advice_page(path: FilePath, command: str) -> str:
     if is_predicted:
         # A compiler does not report recomputed operations.
         kept = ("saved", "recomputed") if advice.target is None else ("saved",)
-        names = [own.name for own in dataclasses.fields(advice) if own.name.startswith(kept)]
-        counts = {name.replace("_", " "): getattr(advice, name) for name in names}
+        fields = [own.name for own in dataclasses.fields(advice) if own.name.startswith(kept)]
+        counts = {name.replace("_", " "): getattr(advice, name) for name in fields}
         counts |= {f"peak bytes, {own.name}": own.peak_bytes for own in advice.pair}
         rows = [{"what": k, "count": bytes_text(n) if "bytes" in k else f"{n:,}"} for k, n in counts.items()]
         table = Table("In a call; a negative count is a loss", rows, "")
         sections.append(Section("counts", "What one program saves", tables=[table]))
-    names = " → ".join(stage.name for stage in advice.stages)
-    subtitle = " · ".join(filter(None, (names, source and f"by {source}")))
+    subtitle = " · ".join(filter(None, (" → ".join(names), source and f"by {source}")))
     return page("Should they be one program?", subtitle, sections, command, "advice")
-
-
-def _what_to_do(advice: Advice) -> Section:
-    """Return the change as code, or the command that measures the answer."""
-    stages = " ".join(f"mymodule:{stage.name}" for stage in advice.stages) or "mymodule:stage"
-    where = f"on a machine with {advice.target}" if advice.target else "here"
-    word = "undecided" if advice.verdict == "undecided" else "always"
-    command = f"rlxjax advise {stages} --arg ... --measure {word}   # times the programs {where}"
-    said = "Change your code:" if advice.code else "Measure the answer:"
-    return Section("code", "What to do next", [said], code=advice.code or command)
 
 
 def read_advice(path: FilePath) -> tuple[Advice, str]:

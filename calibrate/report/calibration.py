@@ -1,6 +1,5 @@
 """The page of a calibration: verdict, next commands, measurements, changes, and errors and pictures of each model."""
 
-import contextlib
 import dataclasses
 import math
 import shlex
@@ -46,17 +45,7 @@ def calibration_page(
     against: FilePath | None = None,
     models: Sequence[LatencyModel] = tuple(BUILT_IN.values()),
 ) -> str:
-    """Return the page of a calibration file as HTML.
-
-    Args:
-        path: the calibration file.
-        command: the command that makes the page.
-        workload: the sizes by input at which the page explains a time; a model without these inputs is explained at the
-            middle of its timed sizes.
-        samples: the file of the timings; by default the file that the calibration names, in the same folder.
-        against: an earlier calibration of the same machine.
-        models: the models of the sections; a section of another model is left out.
-    """
+    """Return the page of a calibration file; a model without the sizes of `workload` is explained at its middle."""
     content, left_out, _ = sections_of_file(path, models)
     calibration = load_calibration(path, models)
     if not calibration.models:
@@ -93,7 +82,7 @@ def calibration_page(
     machine = section.fingerprint
     title = f"Calibration of {machine.cpu_model if machine.platform == 'cpu' else machine.device_kind}"
     subtitle = f"{section.created} · {machine.cores} cores · {machine.platform}"
-    return page(title, subtitle, sections, command, "calibration")
+    return page(title, subtitle, sections, command)
 
 
 # --- The whole file ------------------------------------------------------------------------------
@@ -118,18 +107,19 @@ def _verdicts(
 
 
 def _what_to_do(calibration: Calibration, path: FilePath) -> Section:
-    """Return the commands that use the calibration, check it, and measure it again."""
     is_saved = path.absolute() == default_calibration_path(calibration.fingerprint["platform"]).absolute()
     file = "" if is_saved else f" {shlex.quote(str(path))}"
-    option, arg, lines = f" --calibration{file}" if file else "", "--arg 'f32[2048,1024]'", []
-    if FUNCTIONS.name in calibration.models:
-        lines += [("the work and the time of your function", f"profile{option} mymodule:scale {arg}")]
-        lines += [("one program or two?", f"advise{option} mymodule:scale mymodule:energy {arg}")]
-    if WELCH.name in calibration.models:
-        lines += [("the fastest strategy for Welch peaks", f"predict{file} --batch 1024 --n-fft 256 --k 16")]
-    lines += [("does the calibration still hold?", f"validate{file}")]
-    lines += [("measure again: for longer, on an idle machine", "calibrate --budget 300")]
-    return Section("next", "What to do next", code="\n".join(f"# {what}\nrlxjax {line}" for what, line in lines))
+    of_function = f"{file and f' --calibration{file}'} --arg 'f32[2048,1024]' mymodule:scale"
+    commands = {
+        "the work and the time of your function": (FUNCTIONS, f"profile{of_function}"),
+        "one program or two?": (FUNCTIONS, f"advise{of_function} mymodule:energy"),
+        "the fastest strategy for Welch peaks": (WELCH, f"predict{file} --batch 1024 --n-fft 256 --k 16"),
+        "does the calibration still hold?": (None, f"validate{file}"),
+        "measure again: for longer, on an idle machine": (None, "calibrate --budget 300"),
+    }
+    known = {what: said for what, (of, said) in commands.items() if of is None or of.name in calibration.models}
+    code = "\n".join(f"# {what}\nrlxjax {command}" for what, command in known.items())
+    return Section("next", "What to do next", code=code)
 
 
 def _what_was_measured(content: CalibrationFile, calibration: Calibration) -> Section:
@@ -233,7 +223,6 @@ def _choices(calibrated: CalibratedModel, measured: Measured | None, asked: Mapp
         return
     rest = {key: value for key, value in sizes.items() if key not in (first, second)}
     lengths = [{}] if second is None else [{second: n} for n in sorted({sizes[second], *calibrated.domain[second]})]
-    lengths = [own for own in lengths if _is_possible(calibrated, {**sizes, **own})]
     timings = None if measured is None else measured.timings
     at = along if timings is None else np.union1d(along, timings.runs.inputs[first])
     time_by = partial(plot.time_by, calibrated, first, at, timings=timings, **rest)
@@ -300,12 +289,6 @@ def _sizes(calibrated: CalibratedModel, asked: Mapping[str, float]) -> Mapping[s
         if entry.default is None or entry.is_list
     }
     return {name: values[len(values) // 2] for name, values in spans.items()}
-
-
-def _is_possible(calibrated: CalibratedModel, sizes: Mapping[str, Any]) -> bool:
-    with contextlib.suppress(ValueError):
-        return bool(calibrated.alternatives(**sizes))
-    return False
 
 
 def _values(calibrated: CalibratedModel, name: str, count: int) -> np.ndarray:

@@ -61,7 +61,7 @@ def mark_of(kind: str) -> str:
     return f"rlxjax page of {kind}"
 
 
-def page(title: str, subtitle: str, sections: Sequence[Section], command: str, kind: str) -> str:
+def page(title: str, subtitle: str, sections: Sequence[Section], command: str, kind: str = "calibration") -> str:
     """Return an HTML file with the sections in their order, and at its foot the command that made the file."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__package__ or "", "."),

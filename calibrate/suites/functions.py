@@ -1,4 +1,4 @@
-"""Ordinary JAX functions to time: a table of kinds and sizes."""
+"""The suite of ordinary JAX functions: a table of kinds and sizes."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ from rlxjax.models import FUNCTIONS, GPU_KERNELS, function_runs, gpu_facts_of_ki
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """An argument: its shape and dtype, and the values that are valid for it."""
+    """An argument: shape, dtype and kind of values."""
 
     shape: tuple[int, ...]
     dtype: Any = np.float32
@@ -66,12 +66,12 @@ def _normals(dtype: Any, *shapes: tuple[int, ...]) -> tuple[Draw, ...]:
 
 
 def _of(fn: Callable[..., Any], count: int = 1, values: str = "normal") -> Make:
-    """Return a maker of a function of arrays that all have the shape that the size says."""
+    """Return a maker of a function of arrays of one shape, the size."""
     return lambda dtype, *shape: (fn, (Draw(shape, dtype, values),) * count)
 
 
 def _rows(fn: Callable[..., Any], of_elements: bool = False) -> Make:
-    """Return a maker of a function of an array and indices of rows, one for each result or each element of it."""
+    """Return a maker of a function of an array and row indices, one for each result row or element."""
 
     def make(dtype: Any, rows: int, width: int, count: int) -> Any:
         indices = Draw((count, width) if of_elements else (count,), np.int32, below=rows)
@@ -96,7 +96,7 @@ def _convolution(numbers: tuple[str, str, str], depthwise: bool = False, stride:
 
 
 def _matrices(fn: Callable[..., Any], values: str = "normal") -> Make:
-    """Return a maker of a function of a square matrix and, where the size has them, columns of a right side."""
+    """Return a maker of a function of a square matrix and an optional right side; the size is `n` or `n x columns`."""
     return lambda dtype, n, *columns: (fn, (Draw((n, n), dtype, values), *(Draw((n, m), dtype) for m in columns)))
 
 
@@ -173,7 +173,7 @@ def _layer_norm(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
 
 
 def _layers(dtype: Any, width: int, depth: int, values: str = "normal") -> list[dict[str, Draw]]:
-    """Return the arguments that are square dense layers."""
+    """Return the arguments of square dense layers."""
     return [{"w": Draw((width, width), dtype, values), "b": Draw((width,), dtype, values)} for _ in range(depth)]
 
 
@@ -184,7 +184,7 @@ def _mlp(layers: list[dict[str, jax.Array]], x: jax.Array) -> jax.Array:
 
 
 def _mlp_step(layers: list[dict[str, jax.Array]], x: jax.Array, y: jax.Array) -> Any:
-    """Return the loss, and the layers after a step of gradient descent."""
+    """Return the loss and the updated layers of one step of gradient descent."""
     loss, gradient = jax.value_and_grad(lambda layers: jnp.square(_mlp(layers, x) - y).mean())(layers)
     return loss, jax.tree.map(lambda weight, slope: weight - 1e-2 * slope, layers, gradient)
 
@@ -195,7 +195,7 @@ def _adam(weight: jax.Array, slope: jax.Array, mean: jax.Array, square: jax.Arra
 
 
 def _clipped_momentum(weights: Any, slopes: Any, velocities: Any) -> Any:
-    """Return weights and velocities after a step whose slopes together have a norm of at most 1."""
+    """Return weights and velocities after a step with the gradient norm clipped to 1."""
     norm = jnp.sqrt(sum(jnp.sum(jnp.square(slope)) for slope in jax.tree.leaves(slopes)))
     velocities = jax.tree.map(lambda v, slope: 0.9 * v + slope / jnp.maximum(norm, 1), velocities, slopes)
     return jax.tree.map(lambda weight, v: weight - 1e-2 * v, weights, velocities), velocities
@@ -316,7 +316,7 @@ KINDS = (
 
 
 class TimedFunction(NamedTuple):
-    """A function of the suite at one size: what it mostly does, its arguments as trees of `Draw`, whether held out."""
+    """A function of the suite at one size: family, callable, arguments as trees of `Draw`, and whether held out."""
 
     family: str
     fn: Callable[..., Any]
@@ -331,7 +331,7 @@ class TimedFunction(NamedTuple):
 
 
 def timed_functions(kinds: Sequence[Kind] = KINDS) -> dict[str, TimedFunction]:
-    """Return functions by name, in a fixed order; those of 64 bits only where JAX has these enabled."""
+    """Return functions by name, in a fixed order; 64-bit functions only if JAX has 64-bit types enabled."""
     found = {}
     for kind in kinds:
         for size in kind.sizes.split():
@@ -346,7 +346,7 @@ def timed_functions(kinds: Sequence[Kind] = KINDS) -> dict[str, TimedFunction]:
 
 
 class KernelsSuite(Suite):
-    """The functions of the suite as a GPU's compiler made them: fitted to the same samples, never timed by itself."""
+    """The compiled GPU programs of the suite: a model to fit to the same samples, never timed separately."""
 
     model = GPU_KERNELS
     most_error = 0.25
@@ -358,7 +358,7 @@ class KernelsSuite(Suite):
         return []
 
     def kept(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Return cells with what their programs launch; one that does not say, and has no text, is refused."""
+        """Return cells with the launches of their programs; refuse a cell without launches or program text."""
 
         def inputs(cell: Cell) -> Mapping[str, float]:
             if not cell.compiled and cell.name not in self._texts:
@@ -369,7 +369,7 @@ class KernelsSuite(Suite):
 
 
 class FunctionsSuite(Suite):
-    """Ordinary functions, jitted, called with arrays of the device; their inputs are the counts of their profiles."""
+    """Jitted functions with arrays on the device; the inputs are the counts of their profiles."""
 
     model = FUNCTIONS
     most_error = 0.25
@@ -392,7 +392,7 @@ class FunctionsSuite(Suite):
         return functools.partial(jax.jit(function.fn), *jax.device_put(function.arguments(np.random.default_rng(0))))
 
     def kept(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Return cells with the counts of their functions' profiles; one that the suite does not have is refused."""
+        """Return cells with the counts of the function profiles; refuse a cell of an unknown function."""
         if unknown := [cell.name for cell in cells if cell.name not in self._functions]:
             raise ValueError(f"holds {unknown[0]!r}, which is no function of this suite")
         return [dataclasses.replace(self._cell(cell.name), compiled=cell.compiled) for cell in cells]
@@ -405,7 +405,7 @@ class FunctionsSuite(Suite):
             return cell
         # JAX has compiled it for the first call.
         text = program.func.lower(*program.args).compile().as_text()  # pyright: ignore[reportFunctionMemberAccess]
-        with contextlib.suppress(ValueError):  # of another JAX, whose text is written otherwise
+        with contextlib.suppress(ValueError):  # another JAX may write the text differently
             return dataclasses.replace(cell, compiled=gpu_inputs(gpu_program(text or "")))
         return cell
 
