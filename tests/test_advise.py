@@ -100,7 +100,7 @@ def test_one_program_saves_what_the_stages_hand_on_and_the_code_is_the_change_an
     assert rx.advise([square, total], real(8, 8), calibration=here).reason_code == "saves_launches"
     saved = "saves 1 call, 1 launch, 16.8 MB of readback, 33.6 MB of memory traffic\npeak memory: 33.6 MB apart, "
     assert saved in str(found)
-    assert "apart: a program for each of 2 stages; together: one program; intervals hold 90 %\n" in str(found)
+    assert "apart: a program for each of 2 stages; together: one program; 90 % intervals\n" in str(found)
     assert "donate" not in found.code
     same = rx.advise([square, sines], real(64, 64), calibration=here).code
     assert same == "fused = jax.jit(lambda x: sines(square(x)), donate_argnums=(0,))  # if nobody uses x afterwards"

@@ -203,7 +203,7 @@ def test_a_database_that_cannot_be_used_is_one_warning_to_a_choice_and_one_line_
             assert (each.look_up(decision().key), each.all()) == (None, [])
             each.keep(decision(1))
     (warned,) = [str(one.message) for one in caught]
-    for text in (str(path), said, "choices go on without"):
+    for text in (str(path), said, "choices are made without"):
         assert text in warned
     result = CliRunner().invoke(app, ["decisions", "pin", "abc", "host"])
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)

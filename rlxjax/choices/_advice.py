@@ -58,8 +58,8 @@ class Advice(Choice):
 
     "apart" runs one program for each stage, "together" runs one program for all stages. One grouping is *compared* with
     "apart": the advised grouping or, if the advice is "apart", the fastest other grouping. Predictions come from the
-    calibration. If the model decides, earlier measurements correct them. Counts are per call of all stages; a negative
-    saved count means that the compared grouping needs more.
+    calibration; if the model decides, it has also learned from earlier measurements. Counts are per call of all stages.
+    A saved count is negative if the compared grouping needs more.
 
     Attributes:
         name: the grouping to run; "apart" unless the verdict is "fuse" or "group".
@@ -70,8 +70,7 @@ class Advice(Choice):
             "undecided": the model is not sure. "cannot model": nothing is predicted or measured.
         reason_code: a stable word. Of the model: `saves_launches`, `saves_traffic`; `recompute`, `loses_tiling`,
             `slower`, `no_gain`, `peak_memory`, `already_one_program`; `too_close`; `uncosted`, `unknown_loop`,
-            `not_calibrated`. Of a measurement or a pin: `measured_faster`, `measured_slower`, `no_gain`, `tie`,
-            `pinned`.
+            `not_calibrated`. After measuring: `measured_faster`, `measured_slower`, `no_gain`, `tie`; `pinned`.
         reason: the reason in a sentence.
         compared: name of the grouping that is compared with "apart"; empty if there is none.
         min_gain_ns: the least saving in ns that you ask for.
@@ -112,9 +111,8 @@ class Advice(Choice):
     @property
     def pair(self) -> tuple[Grouping, ...]:
         """The grouping "apart" and the compared grouping; empty if nothing is compared."""
-        named = {own.name: own for own in self.alternatives}
-        found = named.get("apart"), named.get(self.compared)
-        return tuple(own for own in found if own is not None) if None not in found else ()
+        found = [own for name in ("apart", self.compared) for own in self.alternatives if own.name == name]
+        return tuple(found) if len(found) == 2 else ()
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
@@ -163,7 +161,7 @@ class Advice(Choice):
         if rows:
             compared = "" if word == "together" else f"; grouped: {self.compared}"
             stages = counted(len(rows["apart"].groups) if "apart" in rows else len(self.stages), "stage")
-            lines.append(f"apart: a program for each of {stages}; together: one program{compared}; intervals hold 90 %")
+            lines.append(f"apart: a program for each of {stages}; together: one program{compared}; 90 % intervals")
         lines += [f"{name:10}{own.times_text()}" for name, own in rows.items()]
         if self.probability is not None:
             gain = f"save more than {time_text(self.min_gain_ns)}" if self.min_gain_ns else "be faster than apart"
@@ -247,7 +245,7 @@ def flip(saved: Mapping[str, float], margin_ns: float) -> str:
         return ""
     factor, difference = (saved[most] - margin_ns) / saved[most], f"the difference in {term_in_words(most)} time"
     if factor < 0:
-        return f"break-even: never, if only {difference} changes"
+        return f"break-even: none, because the decision stays even without {difference}"
     return f"break-even: if {difference} is {factor:.2f} times the predicted difference"
 
 
@@ -334,7 +332,7 @@ def _star(stage: Stage) -> str:
 
 
 def _donated(first: Stage, last: Stage, names: Sequence[str]) -> str:
-    """Return the end of a call of `jax.jit`, with the arguments that the program may overwrite."""
+    """Return the last argument of `jax.jit`, which names the arguments that the program may overwrite; and ")"."""
     free = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(last.result)]
     donated: list[int] = []
     for place, arg in enumerate(first.args):

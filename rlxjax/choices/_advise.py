@@ -97,10 +97,10 @@ def advise(
             and time "apart", "together" and the most promising groupings, until one grouping is surely the fastest or
             surely equal to the model's favourite. The default is `RLXJAX_MEASURE`, or else "never".
         check: whether programs that are timed must give equal results, as in `choose`.
-        target: name of a device, as "tpu-v5e" or "h100". The answer is for this device, which need not be present. Each
-            program is compiled for the target (`rlxjax.targets.compile_for`). Times are based on the compiler's kernels
-            and bytes and on the data sheet; `stands_on` says more. A grouping that needs less of one resource and no
-            more of any other is always better.
+        target: a device in place of this machine, as "tpu-v5e" or "h100", which need not be present. Each program is
+            compiled for the target (`rlxjax.targets.compile_for`). Times are based on the compiler's kernels and bytes
+            and on the data sheet; `stands_on` says more. A grouping that needs less of one resource and no more of any
+            other is always better.
         mesh: sizes of a mesh of target devices by axis name, see `rlxjax.targets.compile_for`.
 
     Returns:

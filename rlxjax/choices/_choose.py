@@ -59,7 +59,7 @@ def choose(
     arguments and alternatives. The model learns from measured choices. A remembered choice among jitted functions is
     found in microseconds, so you can write `choose(alternatives, x)(x)` in place of a call. Functions that are not
     jitted are traced at each call, which takes milliseconds. If several processes hold the arguments, all processes
-    must call `choose` in the same order. The first process decides, and the slowest process sets a program's time.
+    must call `choose` in the same order. The first process decides. The slowest process determines a program's time.
 
     Args:
         alternatives: functions by name, which take the same arguments and give the same result. A jitted function runs
@@ -105,8 +105,7 @@ def choose(
     if is_traced(*jax.tree.leaves(args)):
         raise ValueError("args: expected arrays or shapes, got traced values; choose outside the traced function")
     if calibration is not None and not isinstance(calibration, Calibration):
-        given = type(calibration).__name__
-        raise ValueError(f"calibration: expected a Calibration, got {given}; `load_calibration` reads a file")
+        raise ValueError(f"calibration: expected a Calibration (`load_calibration`), got {type(calibration).__name__}")
     # Inside a traced function the choice is still computed with concrete values.
     with jax.ensure_compile_time_eval() if is_traced(jnp.zeros(())) else contextlib.nullcontext():
         known = default_calibration() if calibration is None else calibration
@@ -176,9 +175,7 @@ def _shape_of(arg: Any) -> Any:
 
 
 def recalled(work: Work, measure: str = "never", regret: float = REGRET, check: bool = True) -> Choice | None:
-    """Return the remembered choice; None if there is none, or if its alternative does not run.
-
-    The arguments are as in `decide`.
+    """Return the remembered choice, or None if no remembered choice runs here; the arguments are as in `decide`.
 
     Raises:
         ValueError: no alternative runs.
@@ -232,7 +229,7 @@ def decide(
             timed.best,
             by="measured",
             probability=float(min([timed.probability, *(chances[own] for own in chances if own not in entrants)])),
-            is_tie=timed.is_tie,
+            is_tie=bool(timed.tied),
             rounds=timed.rounds,
             measuring_s=time.perf_counter() - begun_s,
             calibration=None if work.calibrated is None else digest_of_model(work.calibrated),

@@ -45,11 +45,6 @@ class Contest(NamedTuple):
     rounds: int  # rounds with at least two programs
     failed: dict[int, str]  # the reason of each program that dropped out, by the program's place
 
-    @property
-    def is_tie(self) -> bool:
-        """Whether some program is not told apart from the best."""
-        return bool(self.tied)
-
 
 def longest_s(limit_s: float) -> float:
     """Return the seconds after which a call is given up."""

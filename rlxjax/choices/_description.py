@@ -48,7 +48,8 @@ def setting_of(
     calibrated: CalibratedModel | None, devices: Sequence[Any] = (), runner: Any = None
 ) -> tuple[str, Fingerprint]:
     """Return the digest of machine, software, settings, devices and calibration; and the machine's fingerprint."""
-    here = _fingerprint()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    here = _fingerprint(os.environ.get("XLA_FLAGS"), os.environ.get("OMP_NUM_THREADS"), cores)
     flags = {name: os.environ[name] for name in _FLAGS if name in os.environ}
     settings = {name: str(jax.config.values.get(name)) for name in _SETTINGS}
     settings["mesh"] = str(jax.sharding.get_abstract_mesh())
@@ -65,14 +66,9 @@ def default_device() -> Any:
     return asked if hasattr(asked, "device_kind") else jax.devices(asked)[0]
 
 
-def _fingerprint() -> Fingerprint:
-    """Return the fingerprint of this machine, computed once for each state of the environment."""
-    threads = tuple(os.environ.get(name) for name in ("XLA_FLAGS", "OMP_NUM_THREADS"))
-    return _known_fingerprint(threads, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0)
-
-
 @functools.lru_cache(maxsize=8)
-def _known_fingerprint(threads: tuple[str | None, ...], cores: int) -> Fingerprint:
+def _fingerprint(*environment: str | int | None) -> Fingerprint:
+    """Return the fingerprint of this machine, computed once for each state of the environment."""
     return current_fingerprint()
 
 
@@ -96,8 +92,7 @@ def _digest_of_model(known: Handle) -> str:
 def description_of(value: Any, within: tuple[int, ...] = (), known: dict[int, Any] | None = None) -> Any:
     """Return a JSON value that describes a value: equal in any process, different if a type or a bit differs.
 
-    A function is described by its code, defaults and captured values, and by the data of its module that it reads. Only
-    shapes and dtypes of arrays that a jaxpr captures matter.
+    A function is described by its code and by all values that it captures, has as defaults or reads from its module.
     """
     known = {} if known is None else known
     if value is None or isinstance(value, bool | int | str):

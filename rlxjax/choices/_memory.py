@@ -272,7 +272,7 @@ class Memory:
         try:
             if is_written:
                 path.parent.mkdir(parents=True, exist_ok=True)
-            # mode "ro" could not undo the journal of a killed process
+            # In mode "ro", SQLite cannot undo the unfinished transaction of a killed process.
             address = f"{path.absolute().as_uri()}?mode={'rwc' if is_written else 'rw'}"
             address = address if is_written or path.exists() else ":memory:"
             wait_s = AGAIN_S if path in _BUSY else WAIT_S

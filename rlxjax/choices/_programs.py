@@ -42,7 +42,7 @@ class Work:
         label: the workload in words.
         workload: sizes and dtypes that all alternatives share, as JSON values.
         devices: devices that hold the arguments.
-        runner: version of the programs, as a JSON value; a model learns only from programs of one version.
+        runner: version of the programs, as a JSON value; a model learns only from programs of the same version.
         sure: probability from which the model rules out an alternative.
     """
 

@@ -13,7 +13,7 @@ from jaxtyping import Array
 from rlxjax._values import by_value
 from rlxjax.graph import OPS, Node, Shape
 
-#: JAX's names of the kinds of numbers, to which the count of bits is appended.
+#: The start of JAX's dtype names by kind of number; the number of bits follows.
 _KINDS = {"f": "float", "bf": "bfloat", "i": "int", "u": "uint", "c": "complex", "bool": "bool"}
 
 #: Arrays by node id, or values that NumPy converts to arrays. A run ignores arrays that it does not need.
@@ -105,8 +105,7 @@ def execute_kernel(kernel: FusedKernel, inputs: Arrays) -> dict[int, Array]:
         {1: [-1.0, -2.0]}
     """
     try:
-        function = kernel.function
-        outputs = function(*[given_array(node, inputs) for node in kernel.argument_nodes])
+        outputs = kernel.function(*[given_array(node, inputs) for node in kernel.argument_nodes])
     except StepError as error:
         number, reason = error.args
         node = kernel.graph_nodes[kernel.nodes[number]]

@@ -60,10 +60,7 @@ class KernelGraph:
         self.sizes = [node.bytes for node in nodes]
 
     def may_be_one(self, one: Sequence[int], other: Sequence[int]) -> bool:
-        """Whether two kernels may be fused if this forms no cycle.
-
-        A kernel loops over one shape, except that a broadcast may follow a reduction of the kernel in any shape.
-        """
+        """Whether two kernels may be fused if no cycle arises: they loop over the same shape, or links join them."""
         first, second = ({self.loops[i] for i in group} - {ONE_ELEMENT} for group in (one, other))
         if ALONE in first | second:
             return False
