@@ -126,8 +126,6 @@ def time_by(
 ) -> Axes:
     """Draw the predicted time of each strategy over one input of a model, with a band for the time of a run.
 
-    Outside the timed sizes, lines are dotted.
-
     Args:
         calibrated: a calibrated model, or a calibration (the picture shows its first model).
         along: the name of the input.
@@ -140,7 +138,7 @@ def time_by(
         **sizes: the other inputs by name, one number each; an input with a default may be left out.
 
     Returns:
-        The axis. Both directions are logarithmic; times are in ns.
+        The axis. Both directions are logarithmic; times are in ns. Lines are dotted outside the timed sizes.
 
     Raises:
         ImportError: matplotlib is not installed.
