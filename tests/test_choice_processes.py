@@ -32,7 +32,7 @@ def test_two_processes_of_a_job_choose_the_same_and_the_one_that_is_left_says_so
         assert first[what] == second[what]
         assert first[what][1] == by
     assert "'wrong' differs from" in first["wrong"][0]
-    assert "expected the same question in all processes" in first["other"][0]
+    assert "ask different questions" in first["other"][0]
     assert [first[what] == second[what] for what in ("wrong", "other")] == [True, True]
     (reason,) = first["killed"]
     assert reason.startswith("args: another process, which holds a part of the arguments, has ended or does not")

@@ -203,7 +203,7 @@ def test_a_database_that_cannot_be_used_is_one_warning_to_a_choice_and_one_line_
             assert (each.look_up(decision().key), each.all()) == (None, [])
             each.keep(decision(1))
     (warned,) = [str(one.message) for one in caught]
-    for text in (str(path), said, "choices go on without"):
+    for text in (str(path), said, "choices are made without"):
         assert text in warned
     result = CliRunner().invoke(app, ["decisions", "pin", "abc", "host"])
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
@@ -442,23 +442,23 @@ def test_bad_input_is_one_line_and_status_2(memory, tmp_path):
     memory.keep(decision(key="ab12"))
     memory.keep(decision(key="ab34"))
     for arguments, said in (
-        (["show", "cd"], "'cd' begins no key"),
-        (["show", ""], "begins several keys"),
-        (["pin", "ab", "host"], "'ab' begins several keys; give more characters"),
+        (["show", "cd"], "no key begins with 'cd'"),
+        (["show", ""], "several keys begin"),
+        (["pin", "ab", "host"], "several keys begin with 'ab'"),
         (["pin", "ab12", "fast"], "expected one of fused, host, block, got 'fast'"),
         (["pin", "ab12", "block"], "block could not run here (it asks for 80 GB)"),
         (["pin", "ab12"], "expected fused, host, block or --off, got neither"),
         (["pin", "ab12", "host", "--off"], "got host and --off"),
         (["forget"], "expected keys or --all, got neither"),
         (["forget", "ab12", "--all"], "got both"),
-        (["forget", "ab12", "cd"], "'cd' begins no key"),
+        (["forget", "ab12", "cd"], "no key begins with 'cd'"),
         (["import", tmp_path / "none.json"], "no such file"),
         (["export", tmp_path], "expected a file to write, got the folder"),
         (["export", memory.path], "expected another file than the database itself"),
     ):
         assert said in invoke(*arguments, status=2)
     assert memory.forget(["ab34"]) == 1
-    assert "'' begins no key" in invoke("forget", "", status=2)
+    assert "no key begins with ''" in invoke("forget", "", status=2)
 
 
 def test_an_explanation_and_the_page_of_a_calibration_say_what_was_decided_beside_it(memory):

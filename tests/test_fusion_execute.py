@@ -169,8 +169,8 @@ def test_jit_is_eager_and_vmap_is_a_loop(name):
 @pytest.mark.parametrize(
     ("op", "shapes", "options", "says"),
     [
-        ("add", [(2,), (3,)], {"shape": (2,)}, "operands of one shape are needed, got .2,., .3,."),
-        ("add", [(2,), (1,)], {"shape": (2,)}, "operands of one shape"),
+        ("add", [(2,), (3,)], {"shape": (2,)}, "expected operands of the same shape, got .2,., .3,."),
+        ("add", [(2,), (1,)], {"shape": (2,)}, "operands of the same shape"),
         ("relu", [(2,)], {"shape": (3,)}, "its shape is .3,. in the graph.*give .2,."),
         ("broadcast", [(3,)], {"shape": (2,)}, "broadcast"),
         ("broadcast", [(1,)], {"shape": (None,)}, "unknown dimension"),

@@ -26,7 +26,7 @@ def kernels_of(plan):
 
 SAYS = {
     "saved": "; the value ",
-    "alone": "runs alone: its op shares no kernel",
+    "alone": "runs alone, because its op never shares a kernel",
     "shapes": "loops over",
     "cycle": "a cycle",
     "nothing": "would save",
@@ -199,9 +199,9 @@ def test_coefficients_may_be_a_set_a_device_a_row_a_gate_or_what_has_a_gate():
         ({"coefficients": "abacus"}, "unknown device 'abacus'"),
         ({"coefficients": 3.0}, "coefficients: expected a set, a device.*got 3.0"),
         ({"coefficients": None}, "coefficients: expected a set, a device.*got None"),
-        ({"coefficients": rx.backend_coefficients([0, 1])}, "one backend, got arrays"),
-        ({"coefficients": rx.io_fusion_gate_for_target([0, 1])}, "one backend, got arrays"),
-        ({"coefficients": rx.IoFusionGate(dispatch_ns=[1.0, 2.0])}, "one backend, got arrays"),
+        ({"coefficients": rx.backend_coefficients([0, 1])}, "a single backend, got arrays"),
+        ({"coefficients": rx.io_fusion_gate_for_target([0, 1])}, "a single backend, got arrays"),
+        ({"coefficients": rx.IoFusionGate(dispatch_ns=[1.0, 2.0])}, "a single backend, got arrays"),
     ],
 )
 def test_a_bad_plan_and_bad_coefficients_are_refused(options, says):

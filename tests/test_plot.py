@@ -399,8 +399,8 @@ def refusals():
     yield "noise: expected a number of at least 0, got -0.1", predicted, (LINES, LINE_TIMINGS), {"noise": -0.1}
     yield "level: expected a probability between 0 and 1, got 90", by, (LINES, "n", SIZES), {"level": 90}
     yield "m: not an input of line, which has n", by, (LINES, "m", SIZES), {}
-    yield "n: given twice", by, (LINES, "n", SIZES), {"n": 3.0}
-    yield "depth: expected one number, got 2", by, (TILES, "n", SIZES), {"depth": [1.0, 2.0]}
+    yield "n: this input was given twice", by, (LINES, "n", SIZES), {"n": 3.0}
+    yield "depth: expected a single number, got 2 numbers", by, (TILES, "n", SIZES), {"depth": [1.0, 2.0]}
     yield "n: expected at least two different numbers, got 1", by, (LINES, "n", [4.0, 4.0]), {}
     yield "n: expected positive finite numbers, got 0", by, (LINES, "n", [0.0, 4.0]), {}
     yield "n: expected numbers, got str", by, (LINES, "n", "many"), {}
@@ -408,19 +408,19 @@ def refusals():
     yield "strategies: expected at least one, got none", by, (LINES, "n", SIZES), {"strategies": []}
     few = {"n": [1, 2]}
     yield "over: expected the values of two inputs by name, got {'n': [1, 2]}", over, (TILES, few), {}
-    yield "fused, kept: expected both or neither", over, (TILES, OVER), {"fused": "tile"}
+    yield "fused, kept: give both strategies, or leave both out", over, (TILES, OVER), {"fused": "tile"}
     same = dict.fromkeys(("fused", "kept"), "tile")
-    yield "strategies: expected two different ones, got tile, tile", over, (TILES, OVER), same
+    yield "strategies: expected two different strategies, got tile, tile", over, (TILES, OVER), same
     said = "explained: expected an answer of `predict_function`, `advise` or `explain`, got "
     for given in (TILES.decide(3.0, 1.0), (), "fast", {"fast": 1.0}, None):
         yield f"{said}{type(given).__name__}", terms, (given,), {}
-    said = "explained: expected predicted times, got an advice without them"
+    said = "explained: expected predicted times, got an advice without predicted times"
     for own in (dataclasses.replace(ADVICE, compared=""), dataclasses.replace(ADVICE, alternatives=UNTIMED)):
         yield said, terms, (own,), {}
-    yield "earlier: expected coefficients of tiled, got those of line", coefficients, (TILES,), {"earlier": LINES}
+    yield "earlier: expected a model 'tiled', got a model 'line'", coefficients, (TILES,), {"earlier": LINES}
     said = "calibrated: expected a Calibration, one of its models, a posterior or its fit, got dict"
     yield said, coefficients, (LINE_TRUTH,), {}
-    yield "ax: expected one matplotlib axis, got ndarray", terms, (explained(),), {"ax": np.zeros(2)}
+    yield "ax: expected a matplotlib axis, got ndarray", terms, (explained(),), {"ax": np.zeros(2)}
 
 
 def test_what_cannot_be_drawn_is_one_sentence_and_no_figure():

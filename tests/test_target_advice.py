@@ -228,8 +228,8 @@ def test_the_command_answers_for_a_target_in_text_and_in_json(compiled, tmp_path
 def test_bad_questions_get_one_line(tmp_path):
     for said, ask in {
         "the nearest: ": lambda: rx.advise([first, second], X, target="tpu-v5"),
-        "measure: expected none with target": lambda: rx.advise([first, second], X, target="h100", measure="undecided"),
-        "calibration: expected none": lambda: rx.advise([first, second], X, target="h100", calibration=tmp_path),
+        "measure: leave it out with target": lambda: rx.advise([first, second], X, target="h100", measure="undecided"),
+        "calibration: leave it out": lambda: rx.advise([first, second], X, target="h100", calibration=tmp_path),
         "at least one target": lambda: rank_targets(first, X, targets=[]),
         "expected a known device": lambda: rank_targets(first, X, targets=["h1000000"]),
         "but first raised": lambda: rank_targets(first, "x"),

@@ -56,7 +56,7 @@ def report(
 ) -> None:
     """Write a calibration, or an advice, as one HTML file with the verdict, the next commands, errors and pictures.
 
-    The file loads nothing. --batch, --n-fft and --k give the size of the Welch peaks whose time the page explains.
+    The file needs no network. --batch, --n-fft and --k: the size of the Welch peaks whose time the page explains.
     """
     for name in ("jinja2", "matplotlib"):
         require(name, "report")
@@ -66,7 +66,7 @@ def report(
         if of_advice is not None:
             for name, one in {"FILE": file, "--samples": samples, "--against": against}.items():
                 if one is not None:
-                    raise ValueError(f"--advice: expected no {name} beside it, got {one}; make a page of each")
+                    raise ValueError(f"{name}: leave it out with --advice; the page shows an advice or a calibration")
             out = _place(out, "advice", of_advice, [])
             from ..report.advice import advice_page
 
@@ -92,7 +92,7 @@ def report(
 
 
 def _place(out: FilePath | None, kind: str, path: FilePath, inputs: list[tuple[str, FilePath | None]]) -> FilePath:
-    """Return the file to write; refuse inputs of the command, and files that are no earlier page of the same kind."""
+    """Return the file to write; refuse an input of the command, or a file that is no earlier page of this kind."""
     from rlxjax.calibration import file_to_write
 
     from .page import mark_of

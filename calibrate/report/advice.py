@@ -1,4 +1,4 @@
-"""The page of an advice: the verdict, the next command, the parts of the time, and the savings of one program."""
+"""The page of an advice: the verdict, the next command, the parts of the time, and the savings."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -68,7 +68,7 @@ def advice_page(path: FilePath, command: str) -> str:
         counts = {name.replace("_", " "): getattr(advice, name) for name in fields}
         counts |= {f"peak bytes, {own.name}": own.peak_bytes for own in advice.pair}
         rows = [{"what": k, "count": bytes_text(n) if "bytes" in k else f"{n:,}"} for k, n in counts.items()]
-        table = Table("In a call; a negative count is a loss", rows, "")
+        table = Table("Counts per call; a negative number is a loss", rows, "")
         sections.append(Section("counts", "What one program saves", tables=[table]))
     subtitle = " · ".join(filter(None, (" → ".join(names), source and f"by {source}")))
     return page("Should they be one program?", subtitle, sections, command, "advice")
@@ -95,13 +95,9 @@ def read_advice(path: FilePath) -> tuple[Advice, str]:
 def _plain(content: Any) -> Any:
     if isinstance(content, dict):
         return {plain(name): _plain(value) for name, value in content.items()}
-    return (
-        [*map(_plain, content)]
-        if isinstance(content, list)
-        else plain(content)
-        if isinstance(content, str)
-        else content
-    )
+    if isinstance(content, list):
+        return [*map(_plain, content)]
+    return plain(content) if isinstance(content, str) else content
 
 
 def _numbers(content: Any) -> Iterator[float]:
@@ -134,7 +130,7 @@ def _verdict(advice: Advice) -> Verdict:
             said[-1] += f" Compiling took {time_text(1e9 * seconds)} and {pays}."
     if advice.flip:
         said.append(sentence(advice.flip))
-    cautions = ["Some count lies outside the measured range: the prediction extrapolates."] * advice.extrapolated
+    cautions = ["Some counts lie outside the measured range: the prediction extrapolates."] * advice.extrapolated
     if advice.target is not None:  # no measurement of this machine is part of the advice
         cautions = [f"For {advice.target}: {advice.stands_on or 'its compiler says so'}."]
     return Verdict(is_good, word, said, cautions)

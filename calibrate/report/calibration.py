@@ -33,7 +33,7 @@ from ..questions import flip_rows, flips_title, possible, reasons
 from .changes import Measured, change_section, earlier_calibration, measured_beside, model_of
 from .page import Section, Table, Verdict, drawn, page, rows_of, sentence
 
-#: The count of values of the first input in a picture.
+#: The number of values of the first input in a picture.
 ALONG = 36
 
 
@@ -45,7 +45,7 @@ def calibration_page(
     against: FilePath | None = None,
     models: Sequence[LatencyModel] = tuple(BUILT_IN.values()),
 ) -> str:
-    """Return the page of a calibration file; a model without the sizes of `workload` is explained at its middle."""
+    """Return the page of a calibration file. Models with the inputs of `workload` are explained at these sizes."""
     content, left_out, _ = sections_of_file(path, models)
     calibration = load_calibration(path, models)
     if not calibration.models:
@@ -158,9 +158,8 @@ def decided_sections(content: CalibrationFile, calibration: Calibration) -> Iter
     if rows:
         said = (
             "The model was not sure of these choices, so rlxjax timed the alternatives on this machine. Later calls "
-            "use the remembered times, and the model learns from them. In a tie, the measured times do not tell "
-            "alternatives apart, and the favourite of the model runs. A choice that was measured beside another "
-            "calibration is not used with this calibration."
+            "use the remembered times, and the model learns from them. In a tie, the favourite of the model runs. A "
+            "choice that was measured with another calibration is not used with this calibration."
         )
         yield Section("decided", "Remembered choices", [said], tables=[Table("The newest first", rows, "")])
 
@@ -169,11 +168,11 @@ def decided_sections(content: CalibrationFile, calibration: Calibration) -> Iter
 
 
 def _errors(name: str, section: ModelSection) -> Section:
-    """Return the mean absolute errors as an open table."""
+    """Return the section with the mean absolute errors of a model's predictions."""
     said = (
-        "The table shows the mean absolute relative error of predictions. A second fit never saw the held-out cells: "
+        "The table shows the mean absolute relative error of predictions. A second fit leaves the held-out cells out: "
         "expect their error for your own work. The noise floor is the difference between two halves of the timings. "
-        "Nobody can tell an error near the noise floor from noise."
+        "An error near the noise floor cannot be told apart from noise."
     )
     table = Table(f"Errors of {name}", error_rows(section), "")
     return Section(f"{name}-errors", f"{name}: errors of predictions", [said], tables=[table])
@@ -196,11 +195,11 @@ def _residuals(calibrated: CalibratedModel, section: ModelSection, measured: Mea
     off = np.mean([abs(row["predicted / measured"] - 1.0) for row in rows])
     inside = np.mean([row["from (ns)"] <= row["measured (ns)"] <= row["to (ns)"] for row in rows])
     sentences = [
-        f"{said} Each point is a cell: its measured time, and the predicted over the measured time. A point at 1 is a "
-        "correct prediction. A bar is the 90 % interval, which should reach the line at 1. The grey band is the noise "
-        "floor.",
+        f"{said} Each point is a cell: its measured time, and its predicted time divided by the measured time. A "
+        "point at 1 is a correct prediction. A bar is the 90 % interval, which should reach the line at 1. The grey "
+        "band is the noise floor.",
         f"Predictions are off by {100 * off:.1f} % on average, and {100 * inside:.0f} % of the measured times lie "
-        "within their interval. The fit saw these timings. The table above has the errors of held-out cells.",
+        "within their interval. The fit saw these timings; the table above has the errors of held-out cells.",
     ]
     table = Table(f"Every cell of {name}, the furthest off first", [{**row, **about[row["run"]]} for row in rows])
     return Section(ident, title, sentences, pictures, [table])
@@ -232,9 +231,9 @@ def _choices(calibrated: CalibratedModel, measured: Measured | None, asked: Mapp
         pictures, rows = drawn({_in_words(rest): partial(plot.decision_map, calibrated, **rest)})
         timed = [row["verdict"] != "undecided" for row in rows if row["timed"]]
         said = (
-            "A cell has the colour of the strategy that is the fastest with a probability of at least 90 %. No "
-            "strategy is as sure in a grey cell. At a solid line, the fastest predicted strategy changes. Pale cells "
-            f"lie outside the timed sizes; of the other cells, {100 * np.mean(timed or [0.0]):.0f} % are decided. The "
+            "A cell has the colour of the strategy that is the fastest with a probability of at least 90 %. A cell is "
+            "grey if no strategy reaches 90 %. At a solid line, the fastest predicted strategy changes. Pale cells "
+            f"lie outside the timed sizes; {100 * np.mean(timed or [0.0]):.0f} % of the other cells are decided. The "
             "map shows the sizes around which the decision changes."
         )
         table = Table(f"The fastest strategy, by {first} and {second}", rows)
@@ -260,9 +259,9 @@ def _coefficients(calibrated: CalibratedModel) -> Section:
     name = calibrated.model.name
     pictures, rows = drawn({"Coefficients": lambda: plot.coefficients(calibrated)})
     said = (
-        "Each point is a coefficient over the median of its prior, with its 90 % interval. The pale bar is the prior "
-        "of the model, which is wide because the prior covers all machines. The timings settle "
-        f"{sum(row['provenance'] == 'measured' for row in rows)} of {len(rows)} coefficients, whose points are full. "
+        "Each point is a coefficient divided by the median of its prior, with its 90 % interval. The pale bar is the "
+        "prior, which is wide because it covers all machines. The timings determine "
+        f"{sum(row['provenance'] == 'measured' for row in rows)} of {len(rows)} coefficients, whose points are filled. "
         "The other coefficients keep most of their prior."
     )
     table = Table(f"Coefficients of {name}", rows)
@@ -274,7 +273,7 @@ def _in_words(sizes: Mapping[str, float]) -> str:
 
 
 def _sizes(calibrated: CalibratedModel, asked: Mapping[str, float]) -> Mapping[str, Any]:
-    """Return the given sizes if the model has these inputs, else the middle of the timed sizes and empty lists."""
+    """Return the given sizes if the model has these inputs, else the middle timed sizes and empty lists."""
     inputs = calibrated.model.inputs
     if asked.keys() <= inputs.keys():
         return asked
@@ -287,6 +286,6 @@ def _sizes(calibrated: CalibratedModel, asked: Mapping[str, float]) -> Mapping[s
 
 
 def _values(calibrated: CalibratedModel, name: str, count: int) -> np.ndarray:
-    """Return distinct values of an input, by equal factors, from the smallest to the largest timed value."""
+    """Return different values of an input from the smallest to the largest timed value, at equal factors."""
     step, values = calibrated.model.inputs[name].step, np.geomspace(*calibrated.domain[name], count)
     return np.unique(np.maximum(np.round(values / step), 1) * step if step else values)

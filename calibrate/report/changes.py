@@ -23,7 +23,7 @@ from rlxjax.fit import LatencyModel, cell_runs, estimate, named, unit_of
 from ..samples import noise_floor, quantile_ns, read_samples
 from .page import Section, Table, drawn, rows_of
 
-#: The joint standard deviations beyond which a change is more than chance.
+#: A change of more joint standard deviations than this number is more than chance.
 SURE_SDS = 2.0
 
 
@@ -62,12 +62,12 @@ def measured_beside(
         if not samples.is_file():
             return None, f"The samples file {samples.name} is not beside the calibration: {show}."
         if sha256_of(samples) != fitted.sha256:
-            return None, f"{samples.name} beside the calibration is not the file that was fitted: {show}."
+            return None, f"{samples.name} beside the calibration is not the file of the fit: {show}."
     log = read_samples(samples)
     places = ("in the samples", "in the calibration")
     if differences := fingerprint_differences(log.fingerprint, section.fingerprint, MACHINE_FIELDS, places):
         said = "; ".join(differences)
-        raise ValueError(f"{samples}: samples of another machine ({said}); give samples of this machine")
+        raise ValueError(f"{samples}: another machine took these samples ({said}); give samples of this machine")
     cells, visits = log.timed()
     if not cells:
         return None, f"{samples.name} holds no times."
@@ -82,10 +82,7 @@ def measured_beside(
     measured = Measured(timings, np.array(cells), noise_floor(visits)).some(kept)
     said = f"The measured times are of {len(measured.cells)} cells in {samples.name}"
     is_fitted = fitted is not None and sha256_of(samples) == fitted.sha256
-    return (
-        measured,
-        f"{said}, which the calibration was fitted to." if is_fitted else f"{said}, which the fit did not use.",
-    )
+    return measured, f"{said}. The fit {'used' if is_fitted else 'did not use'} these times."
 
 
 def earlier_calibration(
@@ -100,7 +97,7 @@ def earlier_calibration(
         places = ("in the earlier file", "in the later file")
         if differences := fingerprint_differences(one, other, MACHINE_FIELDS, places):
             said = "; ".join(differences)
-            raise ValueError(f"{path}: of another machine ({said}); give an earlier calibration of the same machine")
+            raise ValueError(f"{path}: another machine measured it ({said}); give a calibration of this machine")
     return earlier, Calibration.from_file(earlier, models, path)
 
 
@@ -109,7 +106,7 @@ def change_section(
     models: tuple[CalibratedModel, CalibratedModel],
     measured: Measured | None,
 ) -> Section:
-    """Return the changes of coefficients, and of predictions for timed cells, of one model; the surest come first."""
+    """Return the changes of a model's coefficients and of its predictions for timed cells, the surest change first."""
     name, names = models[1].model.name, list(named(models[0].coefficients))
     cells = [] if measured is None else measured.each("name")
     columns = []
@@ -142,10 +139,10 @@ def change_section(
     slower, faster = (np.sum(words[is_sure] == word) or "none" for word in ("slower", "faster"))
     said = [
         f"Since the calibration of {sections[0].created}, {' and '.join(counts)} changed by more than {SURE_SDS:g} "
-        f"joint standard deviations. Chance alone does so once in twenty. {slower} predictions got surely slower, "
-        f"{faster} surely faster.".replace("none predictions", "No predictions"),
-        "A change is the logarithm of later over earlier, in joint standard deviations. The standard deviation of a "
-        "prediction includes the pace of the machine. The earlier coefficients are grey in the picture.",
+        f"joint standard deviations. Chance alone exceeds this limit once in twenty. {slower} predictions are surely "
+        f"slower, {faster} surely faster.".replace("none predictions", "No predictions"),
+        "A change is the logarithm of later divided by earlier, in joint standard deviations. The standard deviation "
+        "of a prediction includes the pace of the machine. The earlier coefficients are grey in the picture.",
     ]
     before, after = (one.fingerprint for one in sections)
     if software := fingerprint_differences(before, after, places=("earlier", "now")):

@@ -28,7 +28,7 @@ STYLE: dict[str, Any] = {
 
 
 class Table(NamedTuple):
-    """Rows of figures by heading. The first figure names its row. A table without a summary is open."""
+    """Rows of values by heading. The first value names the row. A table without a summary is open."""
 
     caption: str
     rows: Sequence[Row]
@@ -36,7 +36,7 @@ class Table(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """A judgement in a word, its reasons and cautions, and whether it is good news: None is neither good nor bad."""
+    """A judgement in a word, with reasons and cautions. `is_good` is None if the news is neither good nor bad."""
 
     is_good: bool | None
     word: str
@@ -45,7 +45,7 @@ class Verdict(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A section: its name in links, heading, sentences, pictures by heading, tables, verdicts and code."""
+    """A section: name in links, heading, sentences, pictures by heading, tables, verdicts and code."""
 
     ident: str
     title: str
@@ -57,12 +57,12 @@ class Section(NamedTuple):
 
 
 def mark_of(kind: str) -> str:
-    """Return the words in the head of a page by which `rlxjax report` recognises the pages of a kind."""
+    """Return the words in the head of a page from which `rlxjax report` recognises its own pages of a kind."""
     return f"rlxjax page of {kind}"
 
 
 def page(title: str, subtitle: str, sections: Sequence[Section], command: str, kind: str = "calibration") -> str:
-    """Return an HTML file with the sections in their order, and at its foot the command that made the file."""
+    """Return an HTML file with the sections in order; the footer shows the command that made the file."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__package__ or "", "."),
         autoescape=True,
@@ -95,7 +95,7 @@ def rows_of(columns: Mapping[str, Any]) -> list[Row]:
 
 
 def drawn(draws: Mapping[str, Callable[[], Axes]]) -> tuple[dict[str, Markup], list[Row]]:
-    """Return pictures by heading, all with the same ranges of their axes, and the figures behind the pictures."""
+    """Return pictures by heading, with the same axis ranges in all pictures, and the numbers behind the pictures."""
     matplotlib.use("agg")
     # The hash salt makes the names inside a picture the same each time.
     with style.context(["default", STYLE, {"svg.hashsalt": "rlxjax"}]), warnings.catch_warnings():

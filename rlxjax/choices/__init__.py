@@ -1,4 +1,4 @@
-"""The fastest of several alternatives: predicted where the model is sure, otherwise measured and remembered.
+"""The fastest of several alternatives: predicted if the model is sure, otherwise measured and remembered.
 
 `choose` takes functions and returns a `Choice`, whose alternatives are `Way`s. `advise` says which stages should be one
 program and returns an `Advice`. A `Memory` keeps each measured `Choice`; `clear_choices` empties the cache of the

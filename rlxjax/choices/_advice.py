@@ -1,4 +1,4 @@
-"""The answer of `advise`: which grouping of stages runs, why, what changes, and the change as code."""
+"""The answer of `advise`: the grouping of stages to run, the reason, the effect, and the change as code."""
 
 import dataclasses
 import inspect
@@ -15,13 +15,13 @@ from rlxjax.units import bytes_text, time_text
 from ._programs import Stage
 from ._way import Choice, Way, percent
 
-#: The count of groupings that are shown, the fastest first, and the names of the groupings that are always shown.
+#: The number of groupings that are shown, the fastest first, and the names of groupings that are always shown.
 MOST_SHOWN, ENDS = 8, ("apart", "together")
-#: What a verdict comes from, in words.
+#: The source of a verdict, in words.
 DECIDED = {
     "model": "the model",
     "measured": "measuring",
-    "remembered": "an earlier measurement, which is remembered",
+    "remembered": "an earlier measurement",
     "pinned": "a person's pin",
 }
 
@@ -29,14 +29,14 @@ DECIDED = {
 @by_value
 @dataclasses.dataclass(frozen=True)
 class Grouping(Way):
-    """One grouping of stages into programs. Its name joins the stages of a program by `+`, and programs by `|`.
+    """A grouping of stages into programs, with a name such as "a+b | c": `+` joins stages of the same program.
 
     Attributes:
         groups: names of the stages of each program.
-        peak_bytes: peak memory of the largest program, in bytes; arguments of the first program stay allocated.
-        probability: predicted probability that the grouping saves more than `min_gain_ns`; None of "apart".
-        terms_ns: the parts of the predicted time in ns by name, the largest first.
-        programs: numbers of the first and the last stage of each program; empty in an answer that was read from a file.
+        peak_bytes: highest peak memory of any program, in bytes; arguments of the first program stay allocated.
+        probability: predicted probability that the grouping saves more than `min_gain_ns`; None for "apart".
+        terms_ns: predicted time in ns of each term, the largest term first.
+        programs: numbers of the first and the last stage of each program; empty if the answer was read from a file.
     """
 
     groups: tuple[tuple[str, ...], ...] = ()
@@ -47,44 +47,45 @@ class Grouping(Way):
 
     @property
     def limit(self) -> str:
-        """The name of the largest part of the predicted time: "call", "elementwise", "matmul", ..."""
+        """The name of the largest term of the predicted time: "call", "elementwise", "matmul", ..."""
         return term_in_words(next(iter(self.terms_ns), ""))
 
 
 @by_value
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Advice(Choice):
-    """Whether stages should run as fewer programs, and which: the choice of a `Grouping` with its reason and effect.
+    """The answer of `advise`: the grouping of stages to run, the reason and the effect.
 
-    "apart" is the grouping with one program for each stage, "together" the grouping with one program for all stages.
-    One grouping is *compared* with "apart": the advised grouping, or else the fastest. Predictions come from
-    the calibration, and from earlier measurements where the model decides. Counts are of one call of all stages.
+    "apart" runs one program for each stage, "together" runs one program for all stages. One grouping is *compared* with
+    "apart": the advised grouping or, if the advice is "apart", the fastest other grouping. Predictions come from the
+    calibration; if the model decides, it has also learned from earlier measurements. Counts are per call of all stages.
+    A saved count is negative if the compared grouping needs more.
 
     Attributes:
         name: the grouping to run; "apart" unless the verdict is "fuse" or "group".
-        alternatives: the fastest groupings, the fastest first, and always "apart" and "together". Only "apart", without
-            times, where the model cannot predict.
+        alternatives: the fastest groupings, the fastest first, and always "apart" and "together". If the model cannot
+            predict: only "apart", without times.
         probability: predicted probability that the compared grouping saves more than `min_gain_ns`; None if unknown.
         verdict: "fuse": run one program. "group": run the programs of `groups`. "keep": run one program for each stage.
-            "undecided": the model alone is not sure of any of these. "cannot model": nothing is predicted or measured.
-        reason_code: a stable word. By the model `saves_launches`, `saves_traffic`; `recompute`, `loses_tiling`,
+            "undecided": the model is not sure. "cannot model": nothing is predicted or measured.
+        reason_code: a stable word. Of the model: `saves_launches`, `saves_traffic`; `recompute`, `loses_tiling`,
             `slower`, `no_gain`, `peak_memory`, `already_one_program`; `too_close`; `uncosted`, `unknown_loop`,
-            `not_calibrated`. Otherwise `measured_faster`, `measured_slower`, `no_gain`, `tie`, `pinned`.
+            `not_calibrated`. After measuring: `measured_faster`, `measured_slower`, `no_gain`, `tie`; `pinned`.
         reason: the reason in a sentence.
         compared: name of the grouping that is compared with "apart"; empty if there is none.
         min_gain_ns: the least saving in ns that you ask for.
         stages: each stage as a program of its own.
-        saved_calls: how many fewer programs are called.
-        saved_launches: how many fewer kernels are launched.
-        saved_sync_points: how many fewer waits of the host there are.
-        saved_readback_bytes: how many fewer bytes of results are read back.
-        saved_traffic_bytes: how many fewer bytes move through memory.
-        recomputed_flops: how many more floating-point operations are computed.
-        recomputed_elements: how many more results of operations are computed, transcendental operations included.
-        flip: the break-even point of the largest predicted difference, in a sentence.
+        saved_calls: calls of programs saved.
+        saved_launches: launches of kernels saved.
+        saved_sync_points: waits of the host saved.
+        saved_readback_bytes: bytes of readback saved.
+        saved_traffic_bytes: bytes of memory traffic saved.
+        recomputed_flops: floating-point operations added.
+        recomputed_elements: numbers that operations compute in addition, transcendental operations included.
+        flip: a sentence that says how much the largest difference has to change until both groupings cost the same.
         code: the change as Python; empty unless the verdict is "fuse" or "group".
-        target: the device that the stages were compiled for, if you named a target.
-        stands_on: what the times for the target are based on, in a sentence; empty without a target.
+        target: name of the device that the stages were compiled for; None for this machine.
+        stands_on: the basis of the times for the target, in a sentence; empty without a target.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict()
@@ -109,10 +110,9 @@ class Advice(Choice):
 
     @property
     def pair(self) -> tuple[Grouping, ...]:
-        """The grouping "apart" and the grouping that is compared with it; empty where nothing is compared."""
-        named = {own.name: own for own in self.alternatives}
-        found = named.get("apart"), named.get(self.compared)
-        return tuple(own for own in found if own is not None) if None not in found else ()
+        """The grouping "apart" and the compared grouping; empty if nothing is compared."""
+        found = [own for name in ("apart", self.compared) for own in self.alternatives if own.name == name]
+        return tuple(found) if len(found) == 2 else ()
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
@@ -126,7 +126,7 @@ class Advice(Choice):
 
     @property
     def gain_ns(self) -> float | None:
-        """The ns a call that the compared grouping saves: measured if both were timed, else predicted."""
+        """The ns per call that the compared grouping saves: measured if both groupings were timed, else predicted."""
         for name in ("measured_ns", "predicted_ns"):
             times = [getattr(own, name) for own in self.pair]
             if times and None not in times:
@@ -135,7 +135,7 @@ class Advice(Choice):
 
     @property
     def calls_to_pay_back(self) -> int | None:
-        """The count of calls after which compiling has paid off; None if it never does, or was not timed."""
+        """The number of calls after which compiling pays off; None if compiling never pays off or was not timed."""
         seconds, gain_ns = self.pair[1].compile_s if self.pair else None, self.gain_ns
         return math.ceil(seconds * 1e9 / gain_ns) if seconds is not None and gain_ns and gain_ns > 0 else None
 
@@ -147,7 +147,7 @@ class Advice(Choice):
         return self.text('rx.advise(..., measure="undecided")')
 
     def text(self, asking: str) -> str:
-        """Return the advice as lines to read; `asking` is the call or the command that measures what is undecided."""
+        """Return the advice as lines to read. An undecided advice names `asking`, the call or command that measures."""
         word, named = "together" if len(self.groups) < 2 else "grouped", {own.name: own for own in self.alternatives}
         lines, by_model = (
             [f"{self.verdict}: {self.reason} ({self.reason_code})"],
@@ -161,7 +161,7 @@ class Advice(Choice):
         if rows:
             compared = "" if word == "together" else f"; grouped: {self.compared}"
             stages = counted(len(rows["apart"].groups) if "apart" in rows else len(self.stages), "stage")
-            lines.append(f"apart: a program for each of {stages}; together: one program{compared}; intervals hold 90 %")
+            lines.append(f"apart: a program for each of {stages}; together: one program{compared}; 90 % intervals")
         lines += [f"{name:10}{own.times_text()}" for name, own in rows.items()]
         if self.probability is not None:
             gain = f"save more than {time_text(self.min_gain_ns)}" if self.min_gain_ns else "be faster than apart"
@@ -203,7 +203,7 @@ class Advice(Choice):
 
 
 def term_in_words(term: str) -> str:
-    """Return the name of a term as people write it."""
+    """Return the name of a term as people write the name."""
     return term.removesuffix("_ns").replace("_", " ")
 
 
@@ -211,7 +211,7 @@ def term_in_words(term: str) -> str:
 
 
 def why_not(saved: Mapping[str, float], margin_ns: float, recomputed: int) -> str:
-    """Return the reason code of keeping a program for each stage."""
+    """Return the reason code for keeping one program for each stage."""
     if margin_ns >= 0:
         return "no_gain"
     if min(saved, key=lambda name: saved[name]) == "transpose_ns":
@@ -223,15 +223,15 @@ def why_predicted(
     code: str, name: str, margin_ns: float, saved: Mapping[str, float], again: int, asked_ns: float, priced: str
 ) -> str:
     """Return the sentence of a reason code."""
-    subject, time = "one program" if name == "together" else name, f"{time_text(abs(margin_ns))} a call{priced}"
-    change = f"{subject} saves {time}" if margin_ns >= 0 else f"{subject} costs {time} more"
-    close = f"{time_text(abs(margin_ns))}{priced}, less than the uncertainty"
+    subject, time = "one program" if name == "together" else name, time_text(abs(margin_ns))
+    change = f"{subject} {f'saves {time}' if margin_ns >= 0 else f'costs {time} more'} a call{priced}"
+    close = f"{time}{priced}, less than the uncertainty"
     close = f"{change}, close to the {time_text(asked_ns)} that you ask for" if asked_ns else close
     return {
         "saves_launches": f"{change}, most of it in calls and launches",
         "saves_traffic": f"{change}, most of it in memory traffic",
         "recompute": f"{change}, because it recomputes {counted(again, 'number')}",
-        "loses_tiling": f"{change}, because it transposes element by element inside other work",
+        "loses_tiling": f"{change}, because a transpose inside another kernel moves single elements, not tiles",
         "slower": f"{change}, most of it in {term_in_words(next(iter(saved), 'call_ns'))} time",
         "no_gain": f"{change}, less than the {time_text(asked_ns)} that you ask for",
         "too_close": f"too close to call: {close}",
@@ -239,23 +239,23 @@ def why_predicted(
 
 
 def flip(saved: Mapping[str, float], margin_ns: float) -> str:
-    """Return the break-even point of the term that differs most, in a sentence."""
+    """Return by how much the largest difference of a term has to change until both groupings cost the same."""
     most = next(iter(saved), None)
     if most is None or not saved[most]:
         return ""
     factor, difference = (saved[most] - margin_ns) / saved[most], f"the difference in {term_in_words(most)} time"
     if factor < 0:
-        return f"break-even: no change of {difference} alone reaches it"
-    return f"break-even: {difference} is {factor:.2f} times the predicted difference"
+        return f"break-even: none, because the decision stays even without {difference}"
+    return f"break-even: if {difference} is {factor:.2f} times the predicted difference"
 
 
 def compared(choice: Choice) -> str:
-    """Return the name of the grouping that is compared with "apart": the chosen grouping, or the best other one."""
+    """Return the name of the grouping to compare with "apart": the choice, or the best other grouping."""
     return choice.name if choice.name != "apart" else _others(choice)[0]
 
 
 def why_measured(choice: Choice) -> tuple[str, str]:
-    """Return the reason code and the sentence of a choice that the model did not make."""
+    """Return the reason code and the reason of a choice that was measured or pinned."""
     name, is_apart = choice.name, choice.name == "apart"
     runs, code = _in_words(name), "measured_slower" if is_apart else "measured_faster"
     if choice.by == "pinned":
@@ -271,13 +271,13 @@ def why_measured(choice: Choice) -> tuple[str, str]:
     costs, predicted = ([_cost_ns(choice[own], by) for own in (name, other)] for by in ("measured_ns", "predicted_ns"))
     if choice.is_tie:
         is_priced = any(own.extra_ns for own in choice.alternatives)
-        priced = " (before the gain that you ask for and the price of memory)" if is_priced else ""
+        priced = " (without the gain that you ask for and the price of memory)" if is_priced else ""
         is_within = max(costs) <= (1.0 + choice.regret) * min(costs)
         near = f"within {100 * choice.regret:.3g} %" if is_within else "not told apart"
         return "tie", f"a tie, {near}: measured {times} a call{priced}; chosen: {runs}{failed}"
     said, saved_ns = f"measured {times} a call", took[name] - took[other]
     if costs[1] < costs[0]:
-        said += "; the first is faster in most rounds"
+        said += f"; {runs} won most rounds"
     elif is_apart and saved_ns > 0:
         asked = f"less than the {time_text(saved_ns + costs[1] - costs[0])} that you ask for"
         code, said = "no_gain", f"measured: {_in_words(other)} saves {time_text(saved_ns)} a call, {asked}"
@@ -286,7 +286,7 @@ def why_measured(choice: Choice) -> tuple[str, str]:
 
 
 def _others(choice: Choice) -> list[str]:
-    """Return the names of the other groupings, the fastest first; measured groupings come before predicted ones."""
+    """Return the names of all groupings except the choice: measured before predicted groupings, each fastest first."""
 
     def rank(own: Way) -> tuple[bool, bool, float]:
         is_timed = own.measured_ns is not None
@@ -308,7 +308,7 @@ def _in_words(name: str) -> str:
 
 
 def as_code(stages: Sequence[Stage], groups: Sequence[Sequence[int]]) -> str:
-    """Return the change as Python: a jitted function for each group, with donated arguments, and their composition."""
+    """Return the change as Python: a jitted function for each group, and the composition of these functions."""
     names = ["fused"] if len(groups) == 1 else [f"fused{number + 1}" for number in range(len(groups))]
     first = _argument_names(stages[0])
     lines, call = [], ", ".join(first)
@@ -327,12 +327,12 @@ def as_code(stages: Sequence[Stage], groups: Sequence[Sequence[int]]) -> str:
 
 
 def _star(stage: Stage) -> str:
-    """Return the star that unpacks several results of the stage before."""
+    """Return "*" if the stage takes several results of the stage before."""
     return "*" if len(stage.args) != 1 else ""
 
 
 def _donated(first: Stage, last: Stage, names: Sequence[str]) -> str:
-    """Return the end of a call of `jax.jit`, which names the arguments that the program may overwrite."""
+    """Return the last argument of `jax.jit`, which names the arguments that the program may overwrite; and ")"."""
     free = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(last.result)]
     donated: list[int] = []
     for place, arg in enumerate(first.args):
@@ -348,7 +348,7 @@ def _donated(first: Stage, last: Stage, names: Sequence[str]) -> str:
 
 
 def _argument_names(stage: Stage) -> list[str]:
-    """Return names of a stage's arguments: the names of its parameters where each argument has a parameter."""
+    """Return names for the arguments of a stage: the names of its parameters if there are enough, else x0, x1, ..."""
     try:
         parameters = list(inspect.signature(stage.fn).parameters.values())
     except (TypeError, ValueError):

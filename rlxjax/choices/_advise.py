@@ -1,4 +1,4 @@
-"""The question of `advise`: which of these jitted stages should be one program?"""
+"""`advise`: which stages should be one program?"""
 
 import dataclasses
 import functools
@@ -57,9 +57,9 @@ from ._way import SURE_OF_FUNCTIONS, Choice, Way, measure_word
 
 #: The numbers of the first and the last stage of a group of neighbours.
 Span = tuple[int, int]
-#: The most groupings that are considered (seven stages have 64), and the most that are measured beside "apart".
+#: The most groupings that are considered (seven stages have 64), and the most groupings that are measured with "apart".
 MOST_GROUPINGS, MOST_CONSIDERED = 64, 6
-#: Terms of launches, and terms of memory traffic in the functions model; for a target all other terms are traffic.
+#: Terms of launches and of memory traffic in the functions model. For a target, all terms except launches are traffic.
 LAUNCH_TERMS, TRAFFIC_TERMS = ("call_ns", "launch_ns", "loop_ns"), ("memory_ns", "movement_ns", "transpose_ns")
 
 
@@ -78,39 +78,39 @@ def advise(
 ) -> Advice:
     """Say which stages should be one jitted function, and why.
 
-    Three or more stages have several groupings of neighbours into programs: the answer names the fastest. Nothing is
-    compiled or run, unless `measure` or `target` asks for it. Measured times are remembered, and the model learns from
-    them, as in `choose`.
+    For three or more stages, the answer is the fastest grouping of neighbours into programs. Nothing is compiled or
+    run, unless you give `measure` or `target`. Measured times are remembered, and the model learns from them, as in
+    `choose`.
 
     Args:
         stages: functions, in order. A stage takes the result of the stage before as one argument, or as several
             arguments if the result is a tuple. A single function is compared with running it operation by operation,
-            without jit; the jitted functions that it calls stay whole.
+            without jit; jitted functions that it calls stay whole.
         *args: arguments of the first stage: arrays, `jax.ShapeDtypeStruct`s, or trees of them.
         calibration: the calibration of this machine, or its file; the default is `default_calibration()`.
         min_gain_ns: the least time in ns that fewer programs have to save per call, at least 0.
         trip_counts: trip counts of loops whose length depends on data, in order of appearance over all stages.
         memory_bytes: memory of the device in bytes; a program that needs more is not advised. The default is the limit
-            that JAX reports for its default device, if there is one.
-        peak_price_ns_per_byte: the cost in ns per call of a byte of peak memory, at least 0.
-        measure: "never"; "undecided", where the model is not sure; or "always". Then "apart", "together" and the most
-            promising groupings are compiled and timed until one is surely the fastest, or equal to the model's
-            favourite. The default is `RLXJAX_MEASURE`, or else "never".
+            that JAX reports for its default device, if there is a limit.
+        peak_price_ns_per_byte: the cost of a byte of peak memory, in ns per call, at least 0.
+        measure: "never", "always", or "undecided": measure only if the model is not sure. To measure means to compile
+            and time "apart", "together" and the most promising groupings, until one grouping is surely the fastest or
+            surely equal to the model's favourite. The default is `RLXJAX_MEASURE`, or else "never".
         check: whether programs that are timed must give equal results, as in `choose`.
         target: a device in place of this machine, as "tpu-v5e" or "h100", which need not be present. Each program is
-            compiled for the target (`rlxjax.targets.compile_for`). The answer is based on kernels, bytes, memory and
-            estimates of the compiler, and on the data sheet of the device, as `stands_on` says. A grouping that needs
-            less of one of these and no more of the others is always better.
+            compiled for the target (`rlxjax.targets.compile_for`). Times are based on the compiler's kernels and bytes
+            and on the data sheet; `stands_on` says more. A grouping that needs less of one resource and no more of any
+            other is always better.
         mesh: sizes of a mesh of target devices by axis name, see `rlxjax.targets.compile_for`.
 
     Returns:
-        The advice. You call it to run the grouping that it names.
+        The advice. Call the advice with the arguments of the first stage to run the advised programs.
 
     Raises:
         ValueError: there is no stage; a stage does not trace or does not take the result of the stage before; a number
-            is negative; stages that are measured have side effects, donate arguments or give unequal results; a target
-            is unknown or comes with `measure` or a calibration; its compiler is missing or fails; a mesh has no target.
-        CalibrationFileError: the file cannot be used, or there is none and no calibration ships for this platform.
+            is negative; measured stages have side effects, donate arguments or give unequal results; a target is
+            unknown, comes with `measure` or a calibration, or its compiler is missing or fails; a mesh has no target.
+        CalibrationFileError: the calibration file cannot be used, or no calibration ships for this platform.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -132,7 +132,7 @@ def advise(
         check_at_least(memory_bytes, "memory_bytes", what="number", most=math.inf)
     functions = [stages] if callable(stages) or not isinstance(stages, Iterable) else list(stages)
     if not functions or not all(map(callable, functions)):
-        raise ValueError(f"stages: expected a function, or functions in order, got {stages!r}")
+        raise ValueError(f"stages: expected a function or a list of functions, got {stages!r}")
     device = None if target is None else target_device(target)
     word = "never" if measure is None and device is not None else measure_word(measure, "never")
     is_traced_call = is_traced(*jax.tree.leaves(args))
@@ -143,10 +143,10 @@ def advise(
         if not isinstance(calibration, Calibration):
             calibration = load_calibration(calibration)
         if mesh is not None:
-            raise ValueError("mesh: expected none without a target")
+            raise ValueError("mesh: give a target too, or leave the mesh out")
     elif word != "never" or calibration is not None:
         option = "measure" if word != "never" else "calibration"
-        raise ValueError(f"{option}: expected none with target {device.name!r}, because the target is another device")
+        raise ValueError(f"{option}: leave it out with target {device.name!r}, because the target is another device")
     whole = in_order(functions, args)
     fn = functions[0] if len(functions) == 1 else composed(whole)
     apart = Grouping("apart", groups=tuple((stage.name,) for stage in whole))
@@ -158,8 +158,8 @@ def advise(
         is_jitted = isinstance(fn, jax.stages.Wrapped)
         parts = [] if is_jitted else parts_of(whole[0])
         if len(parts) < 2:
-            why = "jitted, so it is one program already" if is_jitted else "one operation, so it is one program already"
-            return said(verdict="keep", reason_code="already_one_program", reason=f"{whole[0].name} is {why}")
+            why = f"{whole[0].name} is {'jitted' if is_jitted else 'a single operation'}, so it is one program already"
+            return said(verdict="keep", reason_code="already_one_program", reason=why)
         groups = {(place, place): part for place, part in enumerate(parts)} | {(0, len(parts) - 1): whole[0]}
     profiles, refused = profiles_of(groups, trip_counts, device, mesh)
     cannot = functools.partial(said, verdict="cannot model")
@@ -187,7 +187,7 @@ def advise(
     limit, prices = has if memory_bytes is None else memory_bytes, (float(min_gain_ns), float(peak_price_ns_per_byte))
     asked = _Question(fn, args, whole, groups, profiles, refused, device, limit, *prices)
     forms, choice = asked.forms(times), None
-    is_shared = Party.of(devices_of(args)) is not ALONE  # all processes that hold the arguments ask, or none
+    is_shared = Party.of(devices_of(args)) is not ALONE  # either all processes that hold the arguments ask, or none
     is_decided = word != "never" or not is_traced_call and (is_shared or Memory().path.exists())
     able = [own for own in forms if not own.failed]
     if calibration is not None and is_decided and len(able) > 1 and min_gain_ns < math.inf:
@@ -203,8 +203,8 @@ def advise(
 
 
 def _unmodelled(profile: FunctionProfile, device: TargetDevice | None) -> tuple[str, str] | None:
-    """Return the code and the sentence why a program's time cannot be predicted; None if it can."""
-    # A compiler counts primitives without a rule, and its text does not identify unknown loops.
+    """Return the reason code and the reason why the time of a program cannot be predicted; None if it can."""
+    # A compiler counts also primitives without a rule. Its text does not identify loops of unknown length.
     unread = profile.target is not None and profile.target.gpu is not None and profile.target.gpu.unknown_loops
     if not (profile.unknown_loops or (device is None and profile.uncounted) or unread):
         return None
@@ -216,7 +216,7 @@ def _unmodelled(profile: FunctionProfile, device: TargetDevice | None) -> tuple[
 
 
 def composed(stages: Sequence[Stage]) -> Callable[..., Any]:
-    """Return the stages as one function."""
+    """Return a function that runs all stages."""
     functions = [stage.fn for stage in stages]
 
     def together(*args: Any) -> Any:
@@ -244,7 +244,7 @@ def profiles_of(
     device: TargetDevice | None,
     mesh: Mapping[str, int] | None = None,
 ) -> tuple[dict[Span, FunctionProfile], dict[Span, DoesNotFitError]]:
-    """Return the profile of each group with its share of the trip counts, and the groups that a device refuses."""
+    """Return the profile of each group with its share of the trip counts, and the groups that do not fit a device."""
     refused: dict[Span, DoesNotFitError] = {}
     options: dict[str, Any] = {} if device is None else {"level": "compiled", "target": device, "mesh": mesh}
 
@@ -283,7 +283,7 @@ def profiles_of(
 
 @dataclasses.dataclass(frozen=True)
 class _Question:
-    """Stages, the programs of their groups, and the limits of a grouping. A grouping is called a form here."""
+    """Stages, the programs of their groups, and the limits of a grouping. A `form` is a grouping."""
 
     fn: Callable[..., Any]
     args: tuple[Any, ...]
@@ -301,7 +301,7 @@ class _Question:
         return [self.groups[number, number].name for number in range(1 + max(last for _, last in self.groups))]
 
     def forms(self, times: FunctionTimes, also: Sequence[tuple[Span, ...]] = ()) -> list[Grouping]:
-        """Return the forms that fit, the best first; then one program, which may have failed, and the stages apart."""
+        """Return the groupings that fit, the best first; then "together", which may have failed, and "apart"."""
         count = len(self.names)
         leaves = jax.tree.leaves(self.groups[0, count - 1].args)
         held = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves if hasattr(leaf, "dtype"))
@@ -328,7 +328,7 @@ class _Question:
                     failed = f"one program needs {needs} at once, more than the device has, so its compiler refuses"
             own = Grouping(name, failed=failed, groups=groups, peak_bytes=peak_bytes, programs=programs)
             each = self.predictions(times, own)
-            # A partial count predicts no time.
+            # An incomplete count predicts no time.
             if each and (self.device or not any(_unmodelled(found.profile, None) for found in each)):
                 own = dataclasses.replace(own, **_predicted(each))
                 chance = self.ahead(times, own, forms[0], self.min_gain_ns)[1] if forms else None
@@ -347,10 +347,10 @@ class _Question:
     def ahead(
         self, times: FunctionTimes, form: Grouping, other: Grouping, asked_ns: float = 0.0
     ) -> tuple[float, float]:
-        """Return the ns that a form saves, peak memory priced in, and the probability that it saves more than asked."""
+        """Return the ns that a form saves, price of peak memory included, and the probability that it saves enough."""
         decided = times.decision(self.places(form), self.places(other))
         margin_ns, sd_ns = float(decided.margin_ns), float(decided.margin_sd_ns)
-        if self.device is not None:  # bytes that contradict an estimate add uncertainty
+        if self.device is not None:  # traffic that contradicts the sign of the margin adds uncertainty
             sides = [self.predictions(times, own) for own in (other, form)]
             before, after = (sum(one.profile.fused_traffic_bytes for one in side) for side in sides)
             traffic_ns = (before - after) / self.device.bandwidth_bytes_per_ns
@@ -364,7 +364,7 @@ class _Question:
         return margin_ns, 0.5 + 0.5 * math.tanh(0.5 * odds)
 
     def dominates(self, times: FunctionTimes, form: Grouping, other: Grouping) -> bool:
-        """Whether a form needs less of something and no more of anything than another, by the compiler's figures."""
+        """Whether a form needs less of one resource and no more of any other, by the compiler's figures."""
 
         def figures(own: Grouping) -> list[int]:
             profiles = [one.profile for one in self.predictions(times, own)]
@@ -380,14 +380,14 @@ class _Question:
         return is_whole and all(one <= two for one, two in pairs) and any(one < two for one, two in pairs)
 
     def run_by(self, form: Grouping) -> Callable[..., Any]:
-        """Return the function that runs a form; "apart" of a single function is the function as it was given."""
+        """Return the function that runs a form. For "apart" of a single function, return the given function."""
         is_given = form.name == "apart" and len(self.whole) == 1
         return self.fn if is_given else composed([self.groups[span] for span in form.programs])
 
     def work(
         self, forms: Sequence[Grouping], times: FunctionTimes, calibrated: CalibratedModel, measure: str, teaches: bool
     ) -> Work:
-        """Return forms as work to choose from; the calibration alone selects them, so that memory finds them again."""
+        """Return the forms to choose from; the calibration alone selects forms, so that memory finds the choice."""
         arrays, is_plain = functools.cache(lambda: filled(self.args)), len(self.whole) == 1
         traced = functools.cache(lambda span: self.groups[span].fn.trace(*self.groups[span].args))
 
@@ -448,7 +448,7 @@ class _Question:
                 verdict, code = fuses, "saves_launches" if launches >= traffic else "saves_traffic"
             else:
                 verdict, code = "undecided", "too_close"
-            priced = " (peak memory priced in)" if self.price else ""
+            priced = " (price of peak memory included)" if self.price else ""
             reason = why_predicted(code, grouped.name, margin_ns, saved, again, asked_ns, priced)
             others = [own for own in forms if own is not grouped and not own.failed]
             if len(self.names) > 2 and verdict == fuses:
@@ -462,7 +462,8 @@ class _Question:
             has = f"{bytes_text(device.memory_bytes)} at once"
             if chances and apart.peak_bytes > device.memory_bytes:
                 verdict, code = fuses, "peak_memory"
-                reason = f"separate programs need {bytes_text(apart.peak_bytes)} of {has}, which do not fit; {reason}"
+                needs = bytes_text(apart.peak_bytes)
+                reason = f"separate programs do not fit: they need {needs} of {has}; {reason}"
             found = dict(zip([*map("+".join, grouped.groups), *self.names], [*programs, *each], strict=True))
             changed = change_in_words([own.profile for own in each], [own.profile for own in programs])
             targets = {name: own.profile.target for name, own in found.items()}
@@ -493,7 +494,7 @@ class _Question:
 
 
 def _predicted(each: Sequence[FunctionPrediction]) -> dict[str, Any]:
-    """Return the fields of a grouping that programs predict, run one after another."""
+    """Return the predicted fields of a grouping whose programs run one after another."""
     terms: Counter[str] = Counter()
     for one in each:
         terms.update(one.terms_ns)  # pyright: ignore[reportArgumentType]
@@ -501,11 +502,11 @@ def _predicted(each: Sequence[FunctionPrediction]) -> dict[str, Any]:
 
 
 def _saved(apart: Sequence[FunctionPrediction], grouped: Sequence[FunctionPrediction]) -> dict[str, Any]:
-    """Return the fields of the answer that count savings and recomputation of one grouping against another."""
+    """Return the fields that count what the second grouping saves and recomputes, compared with the first."""
 
     def totals(programs: Sequence[FunctionPrediction]) -> dict[str, int]:
         profiles = [program.profile for program in programs]
-        # A compiled text shows what is fused, but not what is recomputed.
+        # A compiled text shows fusions but no recomputation.
         kernels = [profile.kernels for profile in profiles if profile.level == "jaxpr"]
         compiled = sum(int(profile.io.kernel_launches) for profile in profiles if profile.level == "compiled")
         return {
@@ -524,7 +525,7 @@ def _saved(apart: Sequence[FunctionPrediction], grouped: Sequence[FunctionPredic
 
 
 def change_in_words(apart: Sequence[FunctionProfile], grouped: Sequence[FunctionProfile]) -> str:
-    """Return what a grouping changes by the compiler's figures, as "1 kernel instead of 3, 134 MB less traffic"."""
+    """Return the change of a grouping by the compiler's figures, as "1 kernel instead of 3, 134 MB less traffic"."""
     sides = (apart, grouped)
     before, after = (sum(int(own.io.kernel_launches) for own in side) for side in sides)
     moved, left = (sum(own.fused_traffic_bytes for own in side) for side in sides)

@@ -26,11 +26,11 @@ ANSWER_S = 600.0
 
 
 class FailedError(Exception):
-    """A call gave no result. The text says why and continues a sentence that begins with the name of the program."""
+    """A call gave no result. The text completes a sentence that begins with the name of the program."""
 
 
 class Caller:
-    """Makes calls one after another on a thread, under the caller's JAX settings, and gives up calls that never end."""
+    """Runs calls one after another in a thread, with the caller's JAX settings, and gives up a call that takes long."""
 
     def __init__(self) -> None:
         self._asked: queue.SimpleQueue[Callable[[], Any] | None] | None = None
@@ -89,11 +89,11 @@ class Party(NamedTuple):
         return not self.devices or self.devices[0].process_index == jax.process_index()
 
     def first_text(self, said: str) -> str:
-        """Return the first text of any process that is not empty."""
+        """Return the first text that is not empty among the texts of all processes."""
         return next(filter(None, self.gathered(said)), "")
 
     def gathered(self, said: Any) -> list[Any]:
-        """Return the JSON values of all processes; raise `ValueError` if a process has ended."""
+        """Return the JSON value that each process gives; raise `ValueError` if a process has ended."""
         if not self.devices:
             return [said]
         content = json.dumps(said).encode()
@@ -108,12 +108,12 @@ class Party(NamedTuple):
                     blocks = caller(functools.partial(_exchanged, self.devices, block), ANSWER_S)
                     found = [own + more for own, more in zip(found, blocks, strict=True)]
         except FailedError as reason:
-            said = f"has ended or does not answer: exchanging {reason}"
+            said = f"has ended or does not answer: the exchange {reason}"
             raise ValueError(f"args: another process, which holds a part of the arguments, {said}") from None
         return [json.loads(own[8 : 8 + int.from_bytes(own[:8], "big")]) for own in found]
 
 
-#: A process that chooses by itself.
+#: A process that chooses alone.
 ALONE = Party()
 
 
@@ -127,13 +127,13 @@ def _exchanged(devices: tuple[Any, ...], block: bytes) -> list[bytes]:
 
 # --- Whether two results are equal except for rounding -------------------------------------------
 
-#: Two results may differ by this multiple of the change that rounding makes in either of them.
+#: Two results may differ by this multiple of the change that rounding makes in either result.
 MOVES = 16.0
-#: Runs with other roundings.
+#: The number of runs with random roundings.
 DRAWS = 8
-#: Calls of other programs, which run inside the calling program.
+#: Operations that call an inner jaxpr.
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat2", "checkpoint"}
-#: Operations that round nothing.
+#: Operations whose results are not rounded.
 _EXACT = {
     *("abs", "broadcast_in_dim", "concatenate", "copy", "copy_p", "dynamic_slice", "gather", "imag", "max", "min"),
     *("neg", "pad", "real", "reduce_max", "reduce_min", "reshape", "rev", "select_n", "slice", "sort", "squeeze"),
@@ -142,10 +142,10 @@ _EXACT = {
 
 
 def difference(one: Any, other: Any, calls: Sequence[Callable[[], Any]] = ()) -> str:
-    """Return how the second of two results differs from the first, in a few words; nothing where rounding explains it.
+    """Return how the second result differs from the first, in a few words; "" if rounding explains the difference.
 
-    A floating-point number may differ by the square root of its dtype's precision, times its size. Any number may
-    differ by as much as rounding moves the number in either program.
+    A floating-point number may differ relatively by the square root of its dtype's precision. Any number may differ by
+    `MOVES` times the change that rounding makes in either program.
     """
     if wrong := unlike(one, other):
         return wrong
@@ -168,15 +168,15 @@ def difference(one: Any, other: Any, calls: Sequence[Callable[[], Any]] = ()) ->
         if not (is_wrong := ~(off <= most)).any():
             continue
         if not is_float:
-            return f"array {number} has other values"
+            return f"array {number} has different values"
         worst = np.unravel_index(np.argmax(np.where(is_wrong, off / np.maximum(most, 1e-300), -1.0)), off.shape)
         where = f" at {list(map(int, worst))}" if expected.shape == jnp.shape(left) and expected.ndim else ""
-        return f"array {number} is off by {off[worst]:.2g}{where}, where {most[worst]:.2g} is rounding"
+        return f"array {number} differs by {off[worst]:.2g}{where}; rounding explains at most {most[worst]:.2g}"
     return ""
 
 
 def _moves(call: Callable[[], Any], results: Sequence[Any]) -> list[np.ndarray]:
-    """Return how far rounding moves results; zeros where JAX cannot trace the call."""
+    """Return the change that rounding makes in each number of the results; zeros if JAX cannot trace the call."""
     try:
         return rounding_moves(call, results)
     except Exception:  # noqa: BLE001 - a user's program may raise anything
@@ -184,10 +184,10 @@ def _moves(call: Callable[[], Any], results: Sequence[Any]) -> list[np.ndarray]:
 
 
 def rounding_moves(call: Callable[[], Any], results: Sequence[Any]) -> list[np.ndarray]:
-    """Return the largest change of each number of a program's results over some runs with other roundings.
+    """Return the largest change of each number of a program's results over `DRAWS` runs with random roundings.
 
-    The method is Monte Carlo arithmetic (Parker, Pierce and Eggert, 2000) on the jaxpr. It multiplies constants and
-    results of operations by 1 plus or minus the precision of their dtype, or the finer precision of the results.
+    Monte Carlo arithmetic (Parker, Pierce and Eggert, 2000) multiplies each constant and each result of an operation by
+    1 plus or minus the precision of its dtype.
     """
     closed = jax.make_jaxpr(lambda: opened(call()))()
     unit = max((float(jnp.finfo(x.dtype).eps) for x in results if jnp.issubdtype(x.dtype, jnp.inexact)), default=0.0)
@@ -219,7 +219,7 @@ def own_part(leaf: Any) -> np.ndarray:
 
 
 def distance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return the distance of numbers: 0 where both are NaN, infinite where exactly one is finite."""
+    """Return the distance of each two numbers: 0 if both are NaN, infinite if exactly one is finite."""
     if one.dtype.kind not in "fc":
         return np.abs(one.astype(np.float64) - other.astype(np.float64))
     is_same = (one == other) | (np.isnan(one) & np.isnan(other))
@@ -229,7 +229,7 @@ def distance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], seed: Any, unit: float) -> list[Any]:
-    """Return the results of a jaxpr in which each computed number is moved by one rounding."""
+    """Return the results of a jaxpr whose computed numbers are each changed by one rounding."""
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
     for number, equation in enumerate(jaxpr.eqns):
         name, inner = equation.primitive.name, equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
@@ -246,7 +246,7 @@ def _run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], seed: Any, unit
 
 
 def _nudged(value: Any, seed: Any, number: int, most: float) -> Any:
-    """Return floating-point numbers moved by one rounding, up or down by a hash of their bits."""
+    """Return floating-point numbers changed by one rounding; a hash of a number's bits says whether up or down."""
     if not jnp.issubdtype(value.dtype, jnp.inexact):
         return value
     if jnp.issubdtype(value.dtype, jnp.complexfloating):

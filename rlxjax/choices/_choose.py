@@ -1,4 +1,4 @@
-"""The choice of a function, or of a suite's variant: predicted where the model is sure, else measured and remembered.
+"""The choice of a function, or of a suite's variant: predicted if the model is sure, else measured and remembered.
 
 A choice looks up its key in the memory, then asks the model, and then times the alternatives that the model does not
 rule out.
@@ -33,7 +33,7 @@ from ._way import LIMIT_MS, REGRET, Choice, Way, choice_of_json, json_of_choice,
 
 #: The most choices that this process keeps, about 2 kB each; none holds a function or an argument.
 MOST_CHOICES = 16_384
-#: The most seconds of one compilation.
+#: Seconds after which a compilation is given up.
 COMPILE_S = 3600.0
 #: The type of a jitted function.
 JITTED = type(jax.jit(abs))
@@ -53,35 +53,36 @@ def choose(
     calibration: Calibration | None = None,
     check: bool = True,
 ) -> Choice:
-    """Return the fastest alternative: predicted where the model is sure, otherwise measured.
+    """Return the fastest alternative: predicted if the model is sure, otherwise measured.
 
     Measured choices are remembered in this process and in `RLXJAX_HOME`, for the same machine, software, calibration,
-    arguments and alternatives. The model learns from them. A remembered choice among jitted functions is found in
-    microseconds, so you can write `choose(alternatives, x)(x)` in place of a call. Functions that are not jitted are
-    traced at each call, which takes milliseconds. If several processes hold the arguments, all of them must choose, in
-    the same order: the first process decides, and a program takes the time of the slowest process.
+    arguments and alternatives. The model learns from measured choices. A remembered choice among jitted functions is
+    found in microseconds, so you can write `choose(alternatives, x)(x)` in place of a call. Functions that are not
+    jitted are traced at each call, which takes milliseconds. If several processes hold the arguments, all processes
+    must call `choose` in the same order. The first process decides. The slowest process determines a program's time.
 
     Args:
-        alternatives: functions of the same arguments and result, by name. A jitted function runs as one program, any
-            other function operation by operation. Or a suite of your own, whose variants of equal result compete.
+        alternatives: functions by name, which take the same arguments and give the same result. A jitted function runs
+            as one program, any other function operation by operation. Or a suite of your own: the alternatives are its
+            variants with equal results.
         *args: arguments of the functions: arrays, `jax.ShapeDtypeStruct`s or trees of them. Random arrays replace
             shapes when alternatives are timed.
         inputs: inputs of the suite's model, by name.
-        measure: "undecided": measure where the model is not sure. "always": measure all alternatives. "never". The
-            default is `RLXJAX_MEASURE`, or else "undecided".
-        regret: relative difference that does not count, from 0 to 1. Alternatives within it are a tie, and the model's
-            favourite wins.
+        measure: "undecided": measure if the model is not sure. "always": measure all alternatives. "never": predict.
+            The default is `RLXJAX_MEASURE`, or else "undecided".
+        regret: relative difference that does not matter, from 0 to 1. If alternatives differ by less, they are a tie
+            and the model's favourite wins.
         limit_ms: milliseconds of timing, without compiling. A call that takes longer than 100 times the limit, and at
             least 1 s, is left running in a daemon thread.
         calibration: the calibration of this machine; the default is `default_calibration()`.
-        check: whether alternatives that run must give equal arrays, apart from rounding. Lists and tuples are equal.
+        check: whether alternatives that run must give equal arrays, apart from rounding. A list equals a tuple.
 
     Returns:
-        The choice. You call it with the arguments of the alternatives.
+        The choice. Call the choice with the arguments of the alternatives to run the chosen alternative.
 
     Raises:
-        ValueError: no alternative is given, or none runs; results differ; alternatives that are measured have side
-            effects or donate arguments; arguments are traced; nothing predicts and `measure` is "never"; a number is
+        ValueError: there is no alternative, or none runs; results differ; measured alternatives have side effects or
+            donate arguments; arguments are traced; `measure` is "never" but nothing predicts the times; a number is
             out of range; processes ask different questions, or a process has ended.
 
     Examples:
@@ -104,18 +105,17 @@ def choose(
     if is_traced(*jax.tree.leaves(args)):
         raise ValueError("args: expected arrays or shapes, got traced values; choose outside the traced function")
     if calibration is not None and not isinstance(calibration, Calibration):
-        given = type(calibration).__name__
-        raise ValueError(f"calibration: expected a Calibration (load_calibration), got {given}")
+        raise ValueError(f"calibration: expected a Calibration (`load_calibration`), got {type(calibration).__name__}")
     # Inside a traced function the choice is still computed with concrete values.
     with jax.ensure_compile_time_eval() if is_traced(jnp.zeros(())) else contextlib.nullcontext():
         known = default_calibration() if calibration is None else calibration
         if isinstance(alternatives, Suite):
             if args:
-                raise ValueError("args: expected none with a suite, whose model has `inputs`")
+                raise ValueError("args: leave them out with a suite; `inputs` names the sizes of its model")
             work = work_of_suite(alternatives, inputs, known)
         else:
             if inputs is not None:
-                raise ValueError("inputs: expected none with functions, which take arguments")
+                raise ValueError("inputs: leave them out with functions, which take positional arguments")
             work = work_of_functions(alternatives, args, known, word, check)
         found = decide(work, word, regret=float(regret), limit_ms=float(limit_ms), check=check)
     with _keeping:
@@ -132,7 +132,7 @@ def choose(
 
 
 def clear_choices() -> None:
-    """Empty the cache of choices, and of what models learned, in this process; the database stays.
+    """Empty the caches of choices and of learned models in this process; the database stays.
 
     Examples:
         >>> clear_choices()
@@ -143,7 +143,7 @@ def clear_choices() -> None:
 
 
 def _asked(alternatives: Any, args: tuple[Any, ...], *options: Any) -> tuple[Any, ...] | None:
-    """Return the key of a choice among jitted functions; None if Python code may depend on more than a key holds."""
+    """Return the cache key of a choice among jitted functions; None if an alternative or an argument prevents a key."""
     try:
         named = [(name, handle(fn)) for name, fn in alternatives.items() if type(fn) is JITTED]
         if len(named) < len(alternatives):
@@ -158,7 +158,7 @@ def _asked(alternatives: Any, args: tuple[Any, ...], *options: Any) -> tuple[Any
 
 
 def _shape_of(arg: Any) -> Any:
-    """Return what a choice depends on in an argument: an array without its values, or the type and bits of a value."""
+    """Return the part of an argument that a choice depends on: an array's type, or the type and bits of a number."""
     if isinstance(arg, jax.Array):
         return arg.shape, arg.dtype, arg.weak_type, arg.sharding
     if isinstance(arg, np.generic):
@@ -175,7 +175,7 @@ def _shape_of(arg: Any) -> Any:
 
 
 def recalled(work: Work, measure: str = "never", regret: float = REGRET, check: bool = True) -> Choice | None:
-    """Return the remembered choice, if there is one whose alternative still runs; arguments as in `decide`.
+    """Return the remembered choice, or None if no remembered choice runs here; the arguments are as in `decide`.
 
     Raises:
         ValueError: no alternative runs.
@@ -191,14 +191,14 @@ def decide(
     The other arguments are as in `choose`.
 
     Raises:
-        ValueError: no alternative runs; results differ; nothing predicts and `measure` is "never"; processes ask
-            different questions, or a process has ended.
+        ValueError: no alternative runs; results differ; `measure` is "never" but nothing predicts the times; processes
+            ask different questions, or a process has ended.
     """
     key, context, machine = _key_of(work, check)
     memory, party = Memory(), Party.of(work.devices)
     if {*party.gathered(key)} != {key}:
-        wanted = "expected the same question in all processes that hold the arguments, got several"
-        raise ValueError(f"alternatives: {wanted}; all must choose among the same programs, in the same order")
+        differ = "the processes that hold the arguments ask different questions"
+        raise ValueError(f"alternatives: {differ}; all must choose among the same programs, in the same order")
     if (found := _remembered(work, memory, key, measure, regret)) is not None:
         return found
     ways, chances = _predicted(work, memory, context, party, regret)
@@ -217,7 +217,7 @@ def decide(
             )
         sure = min((chances[own] for own in others), default=1.0) if is_predicted else None
         return _choice(ways, best, by="model", probability=sure, **fields)
-    # Processes that choose together take no lock: one could wait for another that waits for all.
+    # Processes that choose together take no lock: the process with the lock would wait for the others forever.
     with _timing, memory.timing() if party is ALONE else contextlib.nullcontext():
         # Another thread or process may have timed the alternatives meanwhile.
         if (found := _remembered(work, memory, key, measure, regret)) is not None:
@@ -229,7 +229,7 @@ def decide(
             timed.best,
             by="measured",
             probability=float(min([timed.probability, *(chances[own] for own in chances if own not in entrants)])),
-            is_tie=timed.is_tie,
+            is_tie=bool(timed.tied),
             rounds=timed.rounds,
             measuring_s=time.perf_counter() - begun_s,
             calibration=None if work.calibrated is None else digest_of_model(work.calibrated),
@@ -253,7 +253,7 @@ def _bare(choice: Choice) -> Choice:
 
 
 def _key_of(work: Work, check: bool) -> tuple[str, str, Any]:
-    """Return the key of a choice, the digest that it shares with all choices of its setting, and the machine."""
+    """Return the key of a choice, the digest of its setting, and the machine."""
     if all(own.failed for own in work.ways):
         failures = "; ".join(f"{own.name}: {own.failed}" for own in work.ways)
         raise ValueError(f"alternatives: none of them runs: {failures}")
@@ -270,7 +270,7 @@ def _recalled(known: Choice) -> Choice:
 
 
 def _remembered(work: Work, memory: Memory, key: str, measure: str, regret: float) -> Choice | None:
-    """Return the remembered choice if it still runs, and if it is pinned or measured as thoroughly as asked."""
+    """Return the remembered choice if it runs, and if it is pinned or measured as thoroughly as asked; else None."""
     party = Party.of(work.devices)
     known = memory.look_up(key) if party.is_first else None
     if party is not ALONE:
@@ -297,14 +297,11 @@ def _remembered(work: Work, memory: Memory, key: str, measure: str, regret: floa
 def _predicted(
     work: Work, memory: Memory, context: str, party: Party, regret: float
 ) -> tuple[list[Way], dict[int, float]]:
-    """Return the alternatives with predictions, and the probability that each is not faster by more than the regret.
-
-    The probabilities are by place, the fastest alternative first. All processes use those of the first process.
-    """
+    """Return the predicted alternatives, and the probability by place that each does not beat the best, best first."""
     ways, sd_ns = [*work.ways], np.full((len(work.ways),) * 2, np.inf)
     if work.calibrated is not None:
         ways, sd_ns = work.predict(learned(work.calibrated, memory, context, work.kind))
-    if party is not ALONE:
+    if party is not ALONE:  # all processes use the predictions of the first process
         names = ("predicted_ns", "predicted_interval_ns", "in_domain")
         said = party.gathered([[[getattr(own, name) for name in names] for own in ways], sd_ns.tolist()])[0]
         sd_ns = np.array(said[1])
@@ -349,7 +346,7 @@ def _timed(
                 expected = (own, result) if check else None
                 continue
             wrong = difference(expected[1], result)
-            if party.first_text(wrong):  # all look closer, because a program may run on all of them
+            if party.first_text(wrong):  # all processes compare again, because a program may run on all of them
                 wrong = party.first_text(difference(expected[1], result, [expected[0].call, own.call]))
             if wrong:
                 raise unequal(expected[0].name, own.name, wrong)

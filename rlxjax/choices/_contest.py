@@ -1,9 +1,9 @@
 """A contest: programs are timed in rounds until one program is surely the fastest.
 
-A round visits each program once, in random order, so that disturbances of the machine meet all programs alike. Two
-programs are compared by the logarithm of the ratio of their times, each the lower quartile of the medians of
-all visits. The error of the ratio comes from resampled rounds (the bootstrap of Efron, 1979). A program whose mean
-time is surely higher does not win. A contest is a tie where the measured times contradict the choice.
+A round visits each program once, in random order, so that a disturbance of the machine affects all programs alike. The
+time of a program is the lower quartile of the medians of its visits. Two programs are compared by the logarithm of the
+ratio of their times. Resampled rounds give the error of the ratio (the bootstrap of Efron, 1979). A program whose mean
+time is surely higher does not win. If the measured times contradict the choice, the contest is a tie.
 """
 
 import functools
@@ -21,12 +21,12 @@ from rlxjax.fit import COVERED_SDS, SURE
 
 from ._calls import ALONE, Caller, FailedError, Party
 
-#: The least rounds and the least share of the limit before a contest ends: a shared machine stays in one state for tens
-#: of milliseconds. The first round does not count if it took less than the share `WARMING` of the limit.
+#: A contest takes at least this number of rounds and this share of the limit, because a shared machine stays in the
+#: same state for tens of milliseconds. The first round does not count if its share of the limit is below `WARMING`.
 LEAST_ROUNDS, LEAST_SHARE, WARMING = 6, 0.5, 0.25
-#: The count of resamples, the probability that the interval of a ratio holds, and the least error of a ratio.
+#: The number of resamples, the confidence level of the interval of a ratio, and the smallest error of a ratio.
 RESAMPLES, LEVEL, LEAST_ERROR = 200, 0.99, 0.002
-#: A call is given up after this multiple of the limit, and after this many seconds at least.
+#: A call is given up after this multiple of the limit, but not before this number of seconds.
 LONGEST_CALL, LEAST_WAIT_S = 100, 1.0
 #: When time is up, a program replaces the favourite if it is faster with this probability.
 LIKELY = 2 / 3
@@ -43,12 +43,7 @@ class Contest(NamedTuple):
     low_ns: np.ndarray
     high_ns: np.ndarray
     rounds: int  # rounds with at least two programs
-    failed: dict[int, str]  # why a program dropped out, by its place
-
-    @property
-    def is_tie(self) -> bool:
-        """Whether some program is not told apart from the best."""
-        return bool(self.tied)
+    failed: dict[int, str]  # the reason of each program that dropped out, by the program's place
 
 
 def longest_s(limit_s: float) -> float:
@@ -66,10 +61,10 @@ def contest(
     seed: int | None = None,
     party: Party = ALONE,
 ) -> Contest:
-    """Time programs that have run once, until one is surely the fastest or those left are surely equal."""
+    """Time programs until one program is surely the fastest, or until the programs left are surely equal."""
     extras = np.zeros(len(calls)) if extra_ns is None else np.asarray(extra_ns, float)
     rng = np.random.default_rng(seed if party is ALONE else party.gathered(random.getrandbits(32))[0])
-    medians, means = np.empty((2, 0, len(calls)))  # of the calls of a visit, with the extras
+    medians, means = np.empty((2, 0, len(calls)))  # median and mean of the calls of a visit, plus the extra cost
     failed, elapsed_s, begun_s = {}, 0.0, time.perf_counter()
     active, is_settled, is_first = list(range(len(calls))), False, True
     counts: list[int | None] = [None if party is ALONE else LEAST_CALLS] * len(calls)
@@ -102,7 +97,7 @@ def contest(
         return Contest(favourite, (), 0.0, none, none, none, len(medians), failed)
     time_ns, low_ns, high_ns = np.array([_quantiles(own) for own in (means - extras).T]).T
     best, costs, most = _ahead(medians, active) if len(medians) else active[0], medians, math.log1p(regret)
-    if favourite in active:  # the favourite stays unless another program is likely to be faster by more than the regret
+    if favourite in active:
         ratio = _Ratio.of(medians, favourite, best)
         best = best if ratio.centre > most and ratio.chance_above(0.0) >= LIKELY else favourite
     timed = [place for place in range(len(calls)) if place not in failed and len(means)]

@@ -1,7 +1,4 @@
-"""Digests of the programs of an alternative and of everything else that a choice depends on.
-
-The description of a jaxpr or a value is equal in each process, and differs where a type or a bit differs.
-"""
+"""Digests of the programs of an alternative and of everything else that a choice depends on."""
 
 import dataclasses
 import enum
@@ -43,18 +40,16 @@ def digest(*parts: Any) -> str:
 
 
 def content_of(programs: Sequence[Any], is_jitted: bool = True) -> str:
-    """Return the digest of the jaxprs of programs that run one after another; names do not matter."""
+    """Return the digest of the jaxprs of programs, in order; names of variables do not matter."""
     return digest(is_jitted, [description_of(program.jaxpr) for program in programs])
 
 
 def setting_of(
     calibrated: CalibratedModel | None, devices: Sequence[Any] = (), runner: Any = None
 ) -> tuple[str, Fingerprint]:
-    """Return the digest that all choices of a setting share, and the fingerprint of this machine.
-
-    A setting is the machine, its software and flags, the settings of JAX, the devices and the calibration.
-    """
-    here = _fingerprint()
+    """Return the digest of machine, software, settings, devices and calibration; and the machine's fingerprint."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    here = _fingerprint(os.environ.get("XLA_FLAGS"), os.environ.get("OMP_NUM_THREADS"), cores)
     flags = {name: os.environ[name] for name in _FLAGS if name in os.environ}
     settings = {name: str(jax.config.values.get(name)) for name in _SETTINGS}
     settings["mesh"] = str(jax.sharding.get_abstract_mesh())
@@ -71,14 +66,9 @@ def default_device() -> Any:
     return asked if hasattr(asked, "device_kind") else jax.devices(asked)[0]
 
 
-def _fingerprint() -> Fingerprint:
-    """Return the fingerprint of this machine, computed once for each state of the environment."""
-    threads = tuple(os.environ.get(name) for name in ("XLA_FLAGS", "OMP_NUM_THREADS"))
-    return _known_fingerprint(threads, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0)
-
-
 @functools.lru_cache(maxsize=8)
-def _known_fingerprint(threads: tuple[str | None, ...], cores: int) -> Fingerprint:
+def _fingerprint(*environment: str | int | None) -> Fingerprint:
+    """Return the fingerprint of this machine, computed once for each state of the environment."""
     return current_fingerprint()
 
 
@@ -100,11 +90,9 @@ def _digest_of_model(known: Handle) -> str:
 
 
 def description_of(value: Any, within: tuple[int, ...] = (), known: dict[int, Any] | None = None) -> Any:
-    """Return a description of a value for JSON, equal in any process for values that run equally.
+    """Return a JSON value that describes a value: equal in any process, different if a type or a bit differs.
 
-    Numbers differ by type and bits, objects by their fields. Functions differ by code, defaults, captured values and
-    data of their module that they read. The order of a set or a mapping does not matter. Only shapes and dtypes matter
-    of arrays that a jaxpr captures.
+    A function is described by its code and by all values that it captures, has as defaults or reads from its module.
     """
     known = {} if known is None else known
     if value is None or isinstance(value, bool | int | str):

@@ -1,7 +1,7 @@
 """The memory of measured choices in SQLite, shared by processes, and what models learn from these choices.
 
-Each question opens its own connection: threads and forked processes share none. The rollback journal works on network
-file systems too, and survives a killed process.
+Each question opens its own connection, because threads and forked processes cannot share a connection. The rollback
+journal works on network file systems too, and survives a killed process.
 """
 
 import atexit
@@ -35,7 +35,7 @@ A = TypeVar("A")
 APPLICATION_ID, SCHEMA_VERSION = 0x726C786A, 1
 #: Seconds to wait for a process that writes, seconds to wait after a failure, and characters of a key in messages.
 WAIT_S, AGAIN_S, SHOWN_KEY = 5.0, 0.2, 8
-#: Seconds to wait for another process that times, whose answer may serve, and the name of the lock of timing.
+#: Seconds to wait for another process that is timing, and the name of the timing lock.
 TIMING_WAIT_S, TIMING_LOCK = 300.0, ".rlxjax.timing.lock"
 _MAKE = (
     "CREATE TABLE decisions (key TEXT PRIMARY KEY, context TEXT NOT NULL, kind TEXT NOT NULL, created TEXT NOT NULL, "
@@ -65,9 +65,9 @@ class Loaded(NamedTuple):
     """The result of an import.
 
     Attributes:
-        taken: count of choices that were imported.
-        known: count of choices that are known already, as new or newer.
-        elsewhere: count of choices that another kind of machine measured.
+        taken: number of choices that were imported.
+        known: number of choices that the database already had, as new or newer.
+        elsewhere: number of choices that another kind of machine measured.
         left_out: a sentence for each invalid choice.
     """
 
@@ -89,7 +89,7 @@ class Memory:
 
     `look_up`, `keep` and `all` warn once and go on without memory if the database is damaged, locked, too new or not
     writable. A choice that could not be written is written with the next choice, or when the process ends. All other
-    methods raise a `ValueError` of one sentence with the path and a remedy. If `strict`, these three do so too.
+    methods raise a `ValueError` that names the path and a remedy. With `strict`, these three methods raise it too.
 
     Args:
         path: path of the database; the default is `decisions.sqlite` in `RLXJAX_HOME`, or in the user's data folder.
@@ -128,28 +128,28 @@ class Memory:
 
     @contextlib.contextmanager
     def timing(self) -> Iterator[None]:
-        """Keep other processes that use this memory from timing; without a writable folder there is no lock."""
+        """Hold the lock that keeps other processes from timing; without a writable folder there is no lock."""
         with contextlib.ExitStack() as held:
             with contextlib.suppress(ValueError, OSError):
                 held.enter_context(locked(self.path, TIMING_LOCK, TIMING_WAIT_S))
             yield
 
     def key_of(self, start: str) -> str:
-        """Return the only key that begins with some characters.
+        """Return the key that begins with these characters.
 
         Raises:
-            ValueError: no key or several keys begin so.
+            ValueError: no key or several keys begin with these characters.
         """
         with self._opened("read") as database:
             asked = ("SELECT key FROM decisions WHERE substr(key, 1, ?) = ? LIMIT 2", (len(start), start))
             keys = [key for (key,) in database.execute(*asked)]
         if start and len(keys) == 1:
             return keys[0]
-        got = "begins several keys; give more characters" if len(keys) > 1 else "begins no key"
-        raise ValueError(f"{start[:80]!r} {got}; `rlxjax decisions list` shows all keys")
+        found = "several keys begin" if len(keys) > 1 else "no key begins"
+        raise ValueError(f"{found} with {start[:80]!r}; `rlxjax decisions list` shows all keys")
 
     def pin(self, key: str, name: str | None) -> None:
-        """Pin the alternative of a name, which then runs whatever was measured; None removes the pin.
+        """Pin an alternative by name: it runs even if another alternative is faster. None removes the pin.
 
         Raises:
             ValueError: the key is unknown, or no alternative that runs has this name.
@@ -167,7 +167,7 @@ class Memory:
             database.execute("UPDATE decisions SET pinned = ? WHERE key = ?", (pinned, key))
 
     def forget(self, keys: Sequence[str] | None) -> int:
-        """Forget the choices of some keys, or all choices if None is given; return the count of forgotten choices.
+        """Forget the choices of these keys, or all choices if `keys` is None; return the number of forgotten choices.
 
         Raises:
             ValueError: the database cannot be written.
@@ -180,7 +180,7 @@ class Memory:
             return database.executemany("DELETE FROM decisions WHERE key = ?", [(key,) for key in keys]).rowcount
 
     def export(self, path: str | os.PathLike[str]) -> int:
-        """Write all remembered choices to a JSON file; return the count of choices.
+        """Write all remembered choices to a JSON file; return the number of choices.
 
         Raises:
             ValueError: the database cannot be read, or the file is the database.
@@ -193,9 +193,7 @@ class Memory:
         return len(found)
 
     def load(self, path: str | os.PathLike[str]) -> Loaded:
-        """Import the choices of an export that a machine of this kind measured. Invalid choices are left out.
-
-        The newer choice counts where a key is known already.
+        """Import the choices of an export that this kind of machine measured; of two choices, the newer is kept.
 
         Raises:
             ValueError: the file is no complete export, or the database cannot be written.
@@ -225,16 +223,16 @@ class Memory:
         return Loaded(taken, len(own) - taken, len(found) - len(own), tuple(left_out))
 
     def _leniently(self, ask: Callable[[], A], otherwise: A) -> A:
-        """Return an answer of the database, or a substitute with one warning if the database cannot answer."""
-        if self._is_strict:
-            return ask()
+        """Return the answer of the database; if it cannot answer, warn once and return a substitute."""
         try:
             return ask()
         except ValueError as reason:
+            if self._is_strict:
+                raise
             place = str(self._given or os.environ.get("RLXJAX_HOME", ""))
             if place not in _WARNED_OF:
                 _WARNED_OF.add(place)
-                warnings.warn(f"{reason}; choices go on without this memory", stacklevel=3)
+                warnings.warn(f"{reason}; choices are made without this memory", stacklevel=3)
             return otherwise
 
     def _write(self, new: Sequence[Choice]) -> None:
@@ -257,7 +255,7 @@ class Memory:
         try:
             found = choice_of_json(content)
         except ValueError as reason:
-            start = ascii(str(key)[:SHOWN_KEY])[1:-1]  # in a damaged file it may be anything
+            start = ascii(str(key)[:SHOWN_KEY])[1:-1]  # in a damaged file the key may be anything
             mend = f"drop it with `rlxjax decisions forget {start}`"
             raise ValueError(f"{self.path}: the entry {start}: {_said(reason)}; {mend}") from None
         name = next((own.name for own in found.alternatives if own.content == pinned and not own.failed), None)
@@ -267,17 +265,14 @@ class Memory:
 
     @contextlib.contextmanager
     def _opened(self, to_be: Literal["read", "written"]) -> "Iterator[sqlite3.Connection]":
-        """Yield the database in one transaction, which is committed at the end or undone.
-
-        A missing database is made: on disk to be written, in memory to be read. Errors become one sentence.
-        """
-        import sqlite3  # few who import this module need SQLite
+        """Yield the database in one transaction. A missing database is made: on disk for writing, else in memory."""
+        import sqlite3  # loaded when first used
 
         path, is_written = self.path, to_be == "written"
         try:
             if is_written:
                 path.parent.mkdir(parents=True, exist_ok=True)
-            # mode "ro" could not undo the journal of a killed process
+            # In mode "ro", SQLite cannot undo the unfinished transaction of a killed process.
             address = f"{path.absolute().as_uri()}?mode={'rwc' if is_written else 'rw'}"
             address = address if is_written or path.exists() else ":memory:"
             wait_s = AGAIN_S if path in _BUSY else WAIT_S
@@ -297,7 +292,7 @@ class Memory:
             code, said = getattr(reason, "sqlite_errorname", ""), " ".join(str(reason).split())
             if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
                 _BUSY.add(path)
-                raise ValueError(f"{path}: another process holds it; try again later") from None
+                raise ValueError(f"{path}: another process holds the database; try again later") from None
             mend = _ELSEWHERE if code.startswith(_OF_THE_PLACE) else _AGAIN
             raise ValueError(f"{path}: cannot be {to_be} ({said}); {mend}") from None
 
@@ -373,7 +368,7 @@ def learned(calibrated: CalibratedModel, memory: Memory, context: str, kind: str
         return known[2]
     try:
         found = _conditioned(calibrated, choices)
-    except ValueError:  # a person edited an entry
+    except ValueError:  # an entry was edited by hand
         _settings[place] = able = {one.key: one for one in choices if _teaches(calibrated, one)}
         if len(able) == len(choices):
             raise
@@ -398,7 +393,7 @@ def _timed_runs(model: LatencyModel, ways: Sequence[Way]) -> Runs:
 
 
 def _conditioned(calibrated: CalibratedModel, choices: list[Choice]) -> CalibratedModel:
-    """Return a model conditioned on the measured times of some choices; the times of one choice are a probe."""
+    """Return a model conditioned on the measured times of choices; the times of the same choice are one probe."""
     taught = [(number, own) for number, choice in enumerate(choices) for own in _taught(choice)]
     if not taught:
         return calibrated
@@ -417,6 +412,6 @@ def _teaches(calibrated: CalibratedModel, one: Choice) -> bool:
     try:
         _conditioned(calibrated, [one])
     except ValueError as reason:
-        warnings.warn(f"the entry {one.key[:8]} of {one.kind} teaches nothing: {reason}", stacklevel=4)
+        warnings.warn(f"the model of {one.kind} learns nothing from entry {one.key[:8]}: {reason}", stacklevel=4)
         return False
     return True

@@ -20,9 +20,9 @@ from rlxjax.models import FUNCTIONS, function_runs
 from ._description import content_of, default_device, description_of, digest
 from ._way import SURE_OF_FUNCTIONS, Way
 
-#: Random integers lie below this number, so that they index any array with as many rows.
+#: Random integers are below this number, so that they are valid indices into arrays of at least this length.
 INTEGERS = 100
-#: The most programs of suites that are kept, the last used.
+#: The most programs of suites that are kept; the least recently used program is dropped first.
 MOST_PROGRAMS = 32
 #: Alternatives with their predictions and runs, and the standard deviation in ns of the difference of each two
 #: predictions, `[n, n]`, infinite where unknown.
@@ -36,13 +36,13 @@ class Work:
 
     Attributes:
         ways: the alternatives.
-        predict: returns the predictions of a model, which may have learned more than the calibration.
+        predict: function from a model to predictions; the model may have learned more than the calibration.
         calibrated: the model of the calibration; None without one.
         kind: "functions", or the name of the latency model.
         label: the workload in words.
         workload: sizes and dtypes that all alternatives share, as JSON values.
         devices: devices that hold the arguments.
-        runner: version of the programs, as a JSON value; a model learns only from programs of one version.
+        runner: version of the programs, as a JSON value; a model learns only from programs of the same version.
         sure: probability from which the model rules out an alternative.
     """
 
@@ -109,9 +109,9 @@ def parts_of(whole: Stage) -> list[Stage]:
 
 def equation_alone(jaxpr: Any, equation: Any) -> tuple[Callable[..., Sequence[Any]], list[Any]]:
     """Return an equation of a jaxpr as a function, and the variables of its arguments."""
-    from jax.extend import core  # which loads Pallas
+    from jax.extend import core  # loaded when first used, because it loads Pallas
 
-    inputs = list(dict.fromkeys(var for var in equation.invars if not hasattr(var, "val")))  # literals have one
+    inputs = list(dict.fromkeys(var for var in equation.invars if not hasattr(var, "val")))  # no literals
     alone = jaxpr.replace(constvars=[], invars=inputs, outvars=equation.outvars, eqns=[equation])
     return core.jaxpr_as_fun(core.ClosedJaxpr(alone, ())), inputs
 
@@ -129,9 +129,9 @@ def work_of_functions(
     ways, parts, devices, expected = [], [], devices_of(args), None
     for name, given in alternatives.items():
         if not isinstance(name, str):
-            raise ValueError(f"alternatives: expected names that are texts, got {name!r}")
+            raise ValueError(f"alternatives: expected a text as each name, got {name!r}")
         if not callable(given):
-            raise ValueError(f"alternatives: expected a function as {name!r}, got {given!r}")
+            raise ValueError(f"alternatives: expected {name!r} to be a function, got {given!r}")
         try:
             whole = in_order([given], args)[0]
         except ValueError as error:
@@ -141,7 +141,7 @@ def work_of_functions(
             continue
         program = whole.fn.trace(*whole.args)
         if len(program.jaxpr.jaxpr.invars) > len(jax.tree.leaves(program.args_info)):
-            raise ValueError(f"alternatives: expected {name!r} to capture arrays, got traced values; choose outside")
+            raise ValueError(f"alternatives: {name!r} captures traced values; choose outside the traced function")
         if measure != "never":
             check_repeatable(name, program)
         expected = expected or (name, whole.result)
@@ -180,7 +180,7 @@ def work_of_functions(
 
 
 def unlike(one: Any, other: Any) -> str:
-    """Return how the second of two results differs from the first in structure, shapes or dtypes; nothing if equal."""
+    """Return how the second result differs from the first in structure, shapes or dtypes; "" if it does not."""
     (mine, structure), (others, other_structure) = (jax.tree.flatten(opened(own)) for own in (one, other))
     if len(mine) != len(others):
         return f"{counted(len(others), 'array')} instead of {len(mine)}"
@@ -202,7 +202,7 @@ def opened(tree: Any) -> Any:
 
 
 def unequal(name: str, other: str, wrong: str) -> ValueError:
-    """Return the refusal of an alternative whose result differs from the result of another alternative."""
+    """Return the error of an alternative whose result differs from the result of another alternative."""
     said = f"expected the same result of all, but {other!r} differs from {name!r}: {wrong}"
     return ValueError(f"alternatives: {said}; check=False accepts any result")
 
@@ -217,19 +217,19 @@ def check_repeatable(name: str, program: Any) -> None:
     """Refuse to time a program with side effects or donated arguments."""
     if effects := ", ".join(sorted(str(effect) for effect in program.jaxpr.effects)):
         raise ValueError(
-            f"alternatives: expected no side effects where {name!r} is to be measured repeatedly, got {effects}; "
-            "remove them, or decide with measure='never'"
+            f"alternatives: {name!r} has side effects ({effects}), but measuring runs it repeatedly; remove them, or "
+            "use measure='never'"
         )
     inner = [any(equation.params.get("donated_invars", ())) for equation in program.jaxpr.eqns]
     if any(inner) or any(argument.donated for argument in jax.tree.leaves(program.args_info)):
         raise ValueError(
-            f"alternatives: expected no donated arguments where {name!r} is to be measured, because one call consumes "
-            "them; choose without donation, or with measure='never'"
+            f"alternatives: {name!r} donates arguments, but measuring needs them for each call; remove the donation, "
+            "or use measure='never'"
         )
 
 
 def figures_of(each: Sequence[FunctionPrediction]) -> dict[str, Any]:
-    """Return the fields of an alternative that programs predict, run one after another."""
+    """Return the predicted fields of an alternative whose programs run one after another."""
     time_ns, low_ns, high_ns = (sum(getattr(one, name) for one in each) for name in ("time_ns", "low_ns", "high_ns"))
     inside = all(one.in_domain for one in each)
     return {"predicted_ns": time_ns, "predicted_interval_ns": (low_ns, high_ns), "in_domain": inside}
@@ -238,11 +238,11 @@ def figures_of(each: Sequence[FunctionPrediction]) -> dict[str, Any]:
 def predicted_programs(
     ways: Sequence[Way], times: FunctionTimes, places: Sequence[Sequence[int]], teaches: bool = True
 ) -> Predicted:
-    """Return the predictions of alternatives that each run some programs in sequence; `teaches` adds their runs."""
+    """Return the predictions of alternatives that run programs in sequence; `teaches` adds runs to learn from."""
     found, sd_ns = [*ways], np.full((len(ways),) * 2, np.inf)
     for number, own in enumerate(places):
         each = [times.predictions[place] for place in own]
-        # A partial count predicts no time.
+        # An incomplete count predicts no time.
         if each and not any(one.uncounted or one.profile.unknown_loops for one in each):
             runs = _runs_of([one.profile for one in each]) if teaches else ()
             found[number] = dataclasses.replace(ways[number], **figures_of(each), runs=runs)
@@ -262,7 +262,7 @@ def _runs_of(profiles: Sequence[FunctionProfile]) -> tuple[dict[str, Any], ...]:
 
 
 def where_of(args: tuple[Any, ...]) -> dict[str, Any]:
-    """Return what no jaxpr shows of arguments: which are NumPy arrays, and which devices hold the others."""
+    """Return the part of arguments that no jaxpr shows: the devices of JAX arrays, and the types of other values."""
     here, default = jax.local_devices(), jax.sharding.SingleDeviceSharding(default_device())
 
     def kind(leaf: Any) -> str:
@@ -298,7 +298,7 @@ def _places_in(jaxpr: Any) -> list[jax.sharding.Sharding]:
 
 
 def filled(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return arguments with arrays in place of shapes, random and equal each time."""
+    """Return arguments with random arrays in place of shapes, the same arrays each time."""
     rng = np.random.default_rng(0)
     return jax.block_until_ready(jax.tree.map(lambda arg: _array(arg, rng), args))
 
@@ -360,7 +360,7 @@ def _program(suite: Handle, cell: Cell) -> Callable[[], Any]:
 
 
 def predicted_variants(ways: Sequence[Way], sizes: Mapping[str, Any], calibrated: CalibratedModel) -> Predicted:
-    """Return the predictions of alternatives that are one run each of the variant of their name."""
+    """Return the predictions of alternatives whose names are variants of the model."""
     with jax.ensure_compile_time_eval():
         runs = Runs.checked(calibrated.model, [own.name for own in ways], **sizes)
         found = jax.tree.map(np.asarray, estimate(calibrated.on_device(), runs.together()))

@@ -17,10 +17,10 @@ from rlxjax.units import interval_text, number_text, time_text
 
 #: The words that say when alternatives are timed.
 MEASURES = ("never", "undecided", "always")
-#: The default relative loss that does not count, and the default milliseconds of timing.
+#: The default relative loss that does not matter, and the default milliseconds of timing.
 REGRET, LIMIT_MS = 0.02, 200.0
-#: Probability from which the model of functions rules out an alternative. The model is less sure than it says where a
-#: compiler does something unexpected. `benchmarks.stage_choices` counts how often it is right.
+#: Probability from which the model of functions rules out an alternative. The model is overconfident if a compiler does
+#: something unexpected: `benchmarks.stage_choices` counts how often the model is right.
 SURE_OF_FUNCTIONS = 0.99
 #: Measured nanoseconds of a call, and the largest size of a run: numbers outside these limits are mistakes.
 MeasuredNs = Annotated[float, Field(ge=1e-3, le=1e15)]
@@ -31,7 +31,7 @@ _WHOLE = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 def _callable() -> Any:
-    """Return a field that is neither compared, shown nor saved."""
+    """Return a field that is not compared, not shown and not saved."""
     return dataclasses.field(default=None, compare=False, repr=False)
 
 
@@ -58,24 +58,24 @@ def _plain(value: Any) -> Any:
 @by_value
 @dataclasses.dataclass(frozen=True)
 class Way(Record):
-    """One alternative: a way to do a piece of work. Times are ns of one call.
+    """One alternative of a choice. Times are in ns per call.
 
     Attributes:
         name: the name that people read.
-        predicted_ns: the prediction of the latency model; None where the model has none.
+        predicted_ns: the prediction of the latency model; None without a prediction.
         predicted_interval_ns: the 90 % interval of the prediction.
-        measured_ns: the lower quartile of the visits; None of an alternative that was not timed.
+        measured_ns: the lower quartile of the times of all rounds; None if the alternative was not timed.
         measured_interval_ns: the 90 % interval of `measured_ns`.
         failed: why the alternative cannot be chosen, in a sentence; empty if it can.
-        is_tie: whether the measurement does not tell the alternative apart from the chosen alternative.
-        compile_s: seconds by which compiling and the first call exceed a later call; None if not compiled here.
+        is_tie: whether measuring did not tell the alternative apart from the chosen alternative.
+        compile_s: seconds of compiling and the first call, minus the time of a later call; None if not compiled here.
         in_domain: whether the prediction lies in the calibrated range; otherwise it is an extrapolation.
         extra_ns: a cost in ns that is added to the time when alternatives are compared.
         content: digest of the programs, which identifies the alternative.
         runs: runs of the latency model whose times add up to the prediction, each a `variant` and its `inputs`.
         fn: the function that a caller gets; None in an answer, which has its own `fn`.
         call: a function without arguments that is timed; None in an answer.
-        make: compiles the program, where the first call does not; None in an answer.
+        make: a function that compiles the program; None if the first call compiles, and in an answer.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _WHOLE
@@ -127,19 +127,19 @@ class Choice(Record):
         by: "model", "measured" in this call, "remembered" from an earlier call, or "pinned" by a person.
         alternatives: all alternatives, in the order given.
         probability: that no other alternative is faster by more than `regret`; None if unknown.
-        is_tie: whether some alternatives are not told apart from the fastest by measuring; `Way.is_tie` says which.
-        regret: relative difference that does not count.
+        is_tie: whether measuring did not tell some alternatives apart from the fastest; `Way.is_tie` marks them.
+        regret: relative difference that does not matter.
         rounds: rounds in which each alternative was timed once; 0 if none was timed.
         measuring_s: seconds of compiling and timing in this call.
         key: digest of everything that the choice depends on; `rlxjax decisions` finds the choice by it.
-        without_pin: the measured winner, where a person pinned another alternative.
+        without_pin: the measured winner, if a person pinned another alternative.
         kind: "functions", or the name of the latency model.
         label: the workload in words.
         context: digest of machine, software and calibration, which all choices of one setting share.
         calibration: digest of the calibrated model that predicted; None without a prediction.
-        machine: the machine that measured; None of a choice by the model.
+        machine: the machine that measured; None if the model chose.
         created: ISO time in UTC of the measurement.
-        fn: the chosen function as it was given, or a function that runs the program of a suite; None once pickled.
+        fn: the chosen function as you gave it, or a function that runs the program of a suite; None after pickling.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _WHOLE
@@ -214,7 +214,7 @@ class Choice(Record):
 
     @property
     def outcome(self) -> str:
-        """Which alternative is the fastest, how surely, and which alternatives are not told apart from it."""
+        """A sentence that names the fastest alternative, its probability, and the alternatives that tie with it."""
         best, chance = self.without_pin or self.name, percent(1.0 if self.probability is None else self.probability)
         others = [own for own in self.alternatives if own.name != best and not own.failed]
         said, rounds = f"{best} is the only alternative that runs", f"after {counted(self.rounds, 'round')}"
@@ -246,7 +246,7 @@ class Choice(Record):
 
 
 def percent(chance: float) -> str:
-    """Return a probability in per cent, as people read it."""
+    """Return a probability in per cent, for people."""
     return "over 99 %" if chance >= 0.995 else "under 1 %" if chance < 0.005 else f"{100.0 * chance:.0f} %"
 
 
@@ -275,7 +275,7 @@ def choice_of_json(text: str) -> Choice:
         low, high = own.measured_interval_ns or (own.measured_ns or 0.0,) * 2
         least, most = own.predicted_interval_ns or (0.0, 0.0)
         if not low <= (own.measured_ns or 0.0) <= high or least > most:
-            raise ValueError(f"{own.name}: expected a time within its interval, whose lower end comes first")
+            raise ValueError(f"{own.name}: expected a time within its interval, and the interval's lower end first")
         for run in own.runs:
             sizes = run.get("inputs") if isinstance(run.get("variant"), str) and len(run) == 2 else None
             if not isinstance(sizes, dict) or not all(map(_is_size, sizes.values())):
@@ -284,7 +284,7 @@ def choice_of_json(text: str) -> Choice:
 
 
 def _is_size(size: float | list[float]) -> bool:
-    """Return whether a number, or each number of a list, is a possible size of a run."""
+    """Whether a number, or each number of a list, is a possible size of a run."""
     return all(map(_is_size, size)) if isinstance(size, list) else 0.0 <= size <= MOST_SIZE
 
 

@@ -13,10 +13,10 @@ from jaxtyping import Array
 from rlxjax._values import by_value
 from rlxjax.graph import OPS, Node, Shape
 
-#: JAX's names of the kinds of numbers, to which the count of bits is appended.
+#: The start of JAX's dtype names by kind of number; the number of bits follows.
 _KINDS = {"f": "float", "bf": "bfloat", "i": "int", "u": "uint", "c": "complex", "bool": "bool"}
 
-#: Arrays, or values that NumPy converts to arrays, by node id; a run ignores those that it does not need.
+#: Arrays by node id, or values that NumPy converts to arrays. A run ignores arrays that it does not need.
 Arrays = Mapping[int, Any]
 
 
@@ -28,8 +28,7 @@ class FusedKernel:
     Attributes:
         id: the kernel's number in its plan.
         nodes: ids, in topological order.
-        external_inputs: ids of the values that the kernel reads from outside. They exclude nodes without operands,
-            which take an array by their own id.
+        external_inputs: ids of the nodes outside the kernel whose values the kernel reads.
         external_outputs: ids of the values that leave the kernel.
         memory_saved: bytes of the values that never reach memory.
         buffers_eliminated: count of the values that never reach memory.
@@ -54,7 +53,7 @@ class FusedKernel:
         """The jitted function. It takes the arrays of `argument_nodes` and returns the external outputs."""
         members = [self.graph_nodes[id_] for id_ in self.nodes]
         check_operand_counts(members)
-        # An operand is the number of an earlier step or, if negative, of an argument: equal kernels are compiled once.
+        # Operands number steps or, if negative, arguments. Without node ids, equal kernels are compiled once.
         arguments = {node.id: -1 - number for number, node in enumerate(self.argument_nodes)}
         places = arguments | {node.id: number for number, node in enumerate(members)}
         steps = []
@@ -78,7 +77,7 @@ class StepError(ValueError):
 
 
 def check_operand_counts(nodes: Sequence[Node]) -> None:
-    """Refuse a node whose count of operands does not fit its op."""
+    """Refuse a node whose number of operands does not fit its op."""
     for node in nodes:
         rule, count = OPS[node.op], len(node.inputs)
         if count == rule.arity or (rule.arity is None and count) or (rule.may_be_source and not count):
@@ -92,8 +91,7 @@ def execute_kernel(kernel: FusedKernel, inputs: Arrays) -> dict[int, Array]:
 
     Args:
         kernel: a kernel of a plan.
-        inputs: arrays by node id, of the kernel's external inputs and of its nodes without operands. Other arrays are
-            ignored.
+        inputs: arrays by node id, for the kernel's external inputs and its nodes without operands.
 
     Raises:
         ValueError: as in `execute_plan`; the message names the node.
@@ -107,8 +105,7 @@ def execute_kernel(kernel: FusedKernel, inputs: Arrays) -> dict[int, Array]:
         {1: [-1.0, -2.0]}
     """
     try:
-        function = kernel.function
-        outputs = function(*[given_array(node, inputs) for node in kernel.argument_nodes])
+        outputs = kernel.function(*[given_array(node, inputs) for node in kernel.argument_nodes])
     except StepError as error:
         number, reason = error.args
         node = kernel.graph_nodes[kernel.nodes[number]]
@@ -117,11 +114,11 @@ def execute_kernel(kernel: FusedKernel, inputs: Arrays) -> dict[int, Array]:
 
 
 def given_array(node: Node, arrays: Arrays) -> "np.ndarray | Array":
-    """Return the array of a node in the dtype of the graph; refuse another shape than the shape of the graph."""
+    """Return the array of a node in the node's dtype; refuse an array whose shape does not fit the node."""
     where = f"node {node.id} ({node.op})"
     if node.id not in arrays:
         name = f" {node.attributes['name']!r}" if "name" in node.attributes else ""
-        raise ValueError(f"node {node.id} ({node.op}{name}): no array was given for it")
+        raise ValueError(f"node {node.id} ({node.op}{name}): no array was given for this node")
     array = arrays[node.id]
     array = array if hasattr(array, "shape") else np.asarray(array)
     if not _agrees(array.shape, node.shape):
@@ -133,7 +130,7 @@ def given_array(node: Node, arrays: Arrays) -> "np.ndarray | Array":
         raise ValueError(f"{where}: {error}") from None
 
 
-@functools.lru_cache(maxsize=2048)  # of 0.2 to 0.5 MB a kernel: 1 GB
+@functools.lru_cache(maxsize=2048)  # 0.2 to 0.5 MB per kernel, so at most 1 GB
 def _compiled(steps: tuple[Any, ...], outputs: tuple[int, ...]) -> Callable[..., list[Array]]:
     @jax.jit
     def kernel(*arguments: Array) -> list[Array]:
@@ -143,7 +140,7 @@ def _compiled(steps: tuple[Any, ...], outputs: tuple[int, ...]) -> Callable[...,
             shapes = [operand.shape for operand in operands]
             try:
                 if op in _BINARY and len(set(shapes)) > 1:
-                    raise ValueError(f"operands of one shape are needed, got {', '.join(map(str, shapes))}")
+                    raise ValueError(f"expected operands of the same shape, got {', '.join(map(str, shapes))}")
                 value = OP_FUNCTIONS[op](*operands, **dict(attributes))
                 if not _agrees(value.shape, shape):
                     raise ValueError(f"its shape is {shape} in the graph, but its operands give {value.shape}")
@@ -172,8 +169,8 @@ def _agrees(shape: Sequence[int], declared: Shape) -> bool:
 def _rounded(value: Array, dtype: Any) -> Array:
     """Return a value rounded to a dtype, so that the compiler keeps the rounding."""
     if value.dtype == jnp.float64 and dtype == jnp.float16:
-        # Some processors convert through float32, and rounding twice makes ties that the value does not have. An odd
-        # last bit in float32 marks that digits were cut, so that the second rounding is right.
+        # Some processors convert through float32, and the first rounding can create a tie for the second rounding. An
+        # odd last bit in float32 marks that digits were cut, so that the second rounding is right.
         near = value.astype(jnp.float32)
         error = value - near.astype(jnp.float64)
         is_even = jax.lax.bitcast_convert_type(near, jnp.int32) % 2 == 0
@@ -221,7 +218,7 @@ _ATTRIBUTES = {"transpose": ("permutation",), "narrow": ("axis", "start", "lengt
 
 #: The function of each op. It takes operands, and the attributes of the node by name.
 OP_FUNCTIONS: Mapping[str, Callable[..., Array]] = {
-    "relu": lambda x: jnp.where(x > 0, x, jnp.zeros_like(x)),  # 0 of NaN
+    "relu": lambda x: jnp.where(x > 0, x, jnp.zeros_like(x)),  # NaN gives 0
     "sigmoid": lambda x: jax.nn.sigmoid(_real(x)),
     "tanh": lambda x: jnp.tanh(_real(x)),
     "gelu": lambda x: 0.5 * (y := _real(x)) * (1.0 + jnp.tanh(0.7978845608 * (y + 0.044715 * y * y * y))),

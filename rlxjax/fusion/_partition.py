@@ -29,7 +29,7 @@ class KernelGraph:
 
     def __init__(self, graph: Graph):
         self.nodes = nodes = graph.nodes
-        #: Ids of the nodes that run, in topological order; the nodes that each node reads; and those of them that run.
+        #: Ids of the nodes that run, in topological order; and by node, all nodes that it reads and those that run.
         self.members = [node.id for node in nodes if node.op not in GIVEN_OPS]
         self.reads = [tuple(dict.fromkeys(node.inputs)) if node.op not in GIVEN_OPS else () for node in nodes]
         self.producers = [[i for i in ids if nodes[i].op not in GIVEN_OPS] for ids in self.reads]
@@ -38,7 +38,7 @@ class KernelGraph:
         self.loops = [ALONE] * len(nodes)
         #: Ids of the nodes that read each node.
         self.consumers: list[list[int]] = [[] for _ in nodes]
-        #: Broadcasts after each reduction, and the reduction before each broadcast, where loops differ.
+        #: Broadcasts after each reduction, and the reduction before each broadcast, if their loops differ.
         self.links: list[list[int]] = [[] for _ in nodes]
         for i in self.members:
             node, rule = nodes[i], OPS[nodes[i].op]
@@ -60,9 +60,7 @@ class KernelGraph:
         self.sizes = [node.bytes for node in nodes]
 
     def may_be_one(self, one: Sequence[int], other: Sequence[int]) -> bool:
-        """Whether two kernels may be fused, cycles aside."""
-        # A kernel loops over one shape. Nodes of one element may join any kernel, and a broadcast may follow a
-        # reduction of its kernel in any shape.
+        """Whether two kernels may be fused if no cycle arises: they loop over the same shape, or links join them."""
         first, second = ({self.loops[i] for i in group} - {ONE_ELEMENT} for group in (one, other))
         if ALONE in first | second:
             return False
@@ -104,7 +102,7 @@ class KernelGraph:
 
 
 def kernels_after(readers: Sequence[set[int]], start: int, end: int) -> Iterator[int]:
-    """Yield the kernels that depend on one kernel along paths that avoid another kernel."""
+    """Yield the kernels that depend on kernel `start` through paths that avoid kernel `end`."""
     seen, stack = {start, end}, [start]
     while stack:
         number = stack.pop()
@@ -143,21 +141,21 @@ def backend_row(coefficients: Any) -> BackendCoefficients:
     row = getattr(coefficients, "gate", coefficients)
     if isinstance(row, IoFusionGate):
         rates = (row.dispatch_ns, row.roundtrip_ns, row.memory_bw, row.host_readback_bw, row.unified_memory)
-        row = BackendCoefficients(*rates, sgemm_gflops=math.inf, small_sgemm_gflops=math.inf)  # it has none
+        row = BackendCoefficients(*rates, sgemm_gflops=math.inf, small_sgemm_gflops=math.inf)  # a gate has none
     if not isinstance(row, BackendCoefficients):
         wanted = "a set, a device, BackendCoefficients, an IoFusionGate or a Calibration"
         raise ValueError(f"coefficients: expected {wanted}, got {coefficients!r}")
     if is_traced(*jax.tree.leaves(row)):
-        raise ValueError("coefficients: a plan is made on the host, so they cannot be traced")
+        raise ValueError("coefficients: expected numbers, got traced values; plan outside the traced function")
     if any(map(np.ndim, jax.tree.leaves(row))):
-        raise ValueError("coefficients: expected one backend, got arrays of several")
+        raise ValueError("coefficients: expected a single backend, got arrays of several")
     row.check("coefficients: ")
     return row
 
 
 # --- The search ----------------------------------------------------------------------------------
 
-#: The most kernels that the searches for cycles visit in all.
+#: The most kernels that all searches for cycles visit in total.
 SEARCH_LIMIT = 100_000
 #: The product of beam width and count of nodes, and the widest beam.
 BEAM_NODES, MAX_BEAM = 1_500, 24
@@ -194,7 +192,7 @@ def greedy_partition(graph: KernelGraph) -> Partition:
 
 
 class _Run:
-    """A state of running a graph kernel by kernel: the nodes that have run, and the ready nodes by loop."""
+    """The state after some kernels of a graph have run: these kernels, and the nodes that can run next, by loop."""
 
     def __init__(self, graph: KernelGraph, cost: LinearCost):
         self.graph, self.price = graph, functools.partial(cost.of, graph)
@@ -209,7 +207,7 @@ class _Run:
         self._run_alone()
 
     def then(self, loop: int) -> "_Run":
-        """Return the state after one more kernel of a loop, which takes all ready nodes that may join."""
+        """Return the state after one more kernel, which has all nodes that can run in this loop."""
         graph, other = self.graph, copy.copy(self)
         other.waiting, other.groups = self.waiting.copy(), self.groups.copy()
         other.ready = ready = {each: nodes.copy() for each, nodes in self.ready.items()}
@@ -249,7 +247,7 @@ class _Run:
 
 
 def _beam(graph: KernelGraph, cost: LinearCost, width: int) -> list[Partition]:
-    """Return the partitions that a beam search over the next loop finds."""
+    """Return the partitions that a beam search finds; each step chooses the loop of the next kernel."""
     frequency = Counter(graph.loops[i] for i in graph.members)
     states, finished = [_Run(graph, cost)], []
     while states:

@@ -101,12 +101,12 @@ class FusionPlan:
 
     @functools.cached_property
     def before(self) -> GraphIoProfile:
-        """The profile of the graph with each node as a kernel, which reads each value once."""
+        """The profile of the graph if each node is a kernel of its own."""
         return self._profile([[i] for i in self._kernel_graph.members])
 
     @functools.cached_property
     def after(self) -> GraphIoProfile:
-        """The profile of the graph with the kernels of the plan, which read each value once."""
+        """The profile of the graph with the kernels of the plan. A kernel reads each value once."""
         return self._profile(self._partition)
 
     @property
@@ -121,7 +121,7 @@ class FusionPlan:
 
     @functools.cached_property
     def edges(self) -> tuple[FusionEdge, ...]:
-        """All pairs of nodes of which one reads the other: whether both share a kernel, and why."""
+        """All pairs of a node and a node that reads it, and the reason why both share a kernel or not."""
         graph, kernels, cost = self._kernel_graph, self._partition, LinearCost.of_row(self._row)
         owner, readers = graph.owners(kernels)
         exported = {i for group in kernels for i in graph.exports(group)}
@@ -136,7 +136,7 @@ class FusionPlan:
                 return f"kernel {a} loops over {shapes(a)}, kernel {b} over {shapes(b)}"
             for between in kernels_after(readers, a, b):
                 if b in readers[between]:
-                    return f"kernels {a} and {b} as one form a cycle with kernel {between}"
+                    return f"fusing kernels {a} and {b} forms a cycle with kernel {between}"
             return None
 
         def edge(i: int, j: int) -> FusionEdge:
@@ -150,7 +150,7 @@ class FusionPlan:
                 saves = f"{launches} launch and {bytes_text(saved_bytes)}, {time_text(gain_ns)}"
                 reason = f"fusing both saves {saves}; the value {place}"
             elif alone:
-                reason = f"node {alone[0].id} ({alone[0].op}) runs alone: its op shares no kernel"
+                reason = f"node {alone[0].id} ({alone[0].op}) runs alone, because its op never shares a kernel"
             elif apart := reason_apart(a, b):
                 reason = apart
             elif gain_ns <= 0:
@@ -186,20 +186,20 @@ def plan_fusion(
 ) -> FusionPlan:
     """Decide which nodes of a graph run as one kernel.
 
-    A kernel loops over one shape. Nodes of one element may join any kernel. A reduction shares a kernel with nodes of
-    its operand's shape, and the broadcast after the reduction may join. Elementwise ops, reductions, `load`, `store`,
-    `copy` and `broadcast` may share a kernel; each other op is a kernel of its own.
+    All nodes of a kernel loop over the same shape; a node of one element may join any kernel. A reduction may share a
+    kernel with nodes of its operand's shape, and the broadcast after the reduction may join. Elementwise ops,
+    reductions, `load`, `store`, `copy` and `broadcast` may share a kernel; each other op is a kernel of its own.
 
     Args:
         graph: the graph. Values that no node reads leave their kernel, as outputs do.
-        plan: "cost": the cheapest plan found, counted in launches and bytes. "greedy": the reference's chains, whose
-            order may not be executable. "unfused": each node is a kernel.
+        plan: "cost": the plan with the lowest cost of launches and bytes that the search finds. "greedy": the
+            reference's chains, whose order may not be executable. "unfused": each node is a kernel.
         coefficients: costs of a launch and a byte: a built-in set ("arch" or "portable", for JAX's default device), a
-            device name, a row, the rates of a gate, or a calibration with a measured gate.
+            device name, a `BackendCoefficients`, an `IoFusionGate`, or a calibration with a measured gate.
 
     Raises:
-        ValueError: plan, device or set is unknown; coefficients are arrays, traced, negative or NaN; a node has a wrong
-            count of operands (plan "cost").
+        ValueError: the plan, the device or the set is unknown; coefficients are arrays, traced, negative or NaN; a node
+            has a wrong number of operands (plan "cost").
 
     Examples:
         >>> g = Graph()
@@ -226,7 +226,7 @@ def plan_fusion(
     kernels = []
     for number, group in enumerate(partition):
         inside = set(group)
-        if plan == "greedy":  # what the reference says of a chain
+        if plan == "greedy":  # the counts that the reference gives for a chain
             inputs, outputs = [j for i in group for j in kernel_graph.nodes[i].inputs if j not in inside], group[-1:]
             saved = (len(group) - 1) * kernel_graph.nodes[group[0]].elements * _GREEDY_ELEMENT_BYTES
             eliminated = max(0, len(group) - len(inputs) - 1)
@@ -245,7 +245,7 @@ def execute_plan(plan: FusionPlan, inputs: Arrays) -> dict[int, Array]:
 
     Each kernel is one jitted function. Kernels of equal ops, shapes and dtypes are compiled once, even in several
     plans. The function works under `jit`, `vmap` and `grad`. Results do not depend on the plan, except that a compiler
-    may contract a product and a sum into one rounding.
+    may round a product and a sum once instead of twice.
 
     Args:
         plan: the plan.
@@ -257,9 +257,8 @@ def execute_plan(plan: FusionPlan, inputs: Arrays) -> dict[int, Array]:
         only the last value of a chain.
 
     Raises:
-        ValueError: an array is missing or has another shape, operands have unequal shapes or a wrong count, or an op
-            has no kernel; the message names the node. Or the order of the plan cannot run; the message names the
-            kernel.
+        ValueError: an array is missing or has a wrong shape; operands have unequal shapes or a wrong number; an op has
+            no kernel; the kernels cannot run in the order of the plan. The message names the node or the kernel.
 
     Examples:
         >>> import numpy as np
@@ -280,8 +279,8 @@ def execute_plan(plan: FusionPlan, inputs: Arrays) -> dict[int, Array]:
         for id_ in kernel.external_inputs:
             if id_ not in results and id_ not in given:
                 raise ValueError(
-                    f"kernel {kernel.id} needs the value of node {id_} ({nodes[id_].op}), which no kernel "
-                    "before it computes: the order of this plan cannot run; use the default plan"
+                    f"kernel {kernel.id} needs the value of node {id_} ({nodes[id_].op}), which no earlier kernel "
+                    "computes: the order of this plan cannot run; use the default plan"
                 )
         computed = execute_kernel(kernel, arrays)
         arrays.update(computed)

@@ -1,4 +1,4 @@
-"""Rewrites: named steps that turn a graph into a cheaper graph with the same or fewer outputs."""
+"""Rewrites: named changes of a graph that make it cheaper and keep its outputs or drop some of them."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -10,10 +10,10 @@ from rlxjax.graph import Graph, profile_graph_io
 def select_peaks_only_outputs(graph: Graph, target: str) -> Graph:
     """Return a graph that reads back peaks in place of the spectra from which the peaks are computed.
 
-    The rewrite looks for the spectrum of an fft that is an output and that a welch_peaks node reads. It drops the
-    spectrum if the peaks are an output already. Otherwise the peaks replace the spectrum if the gate of the target
-    decides so. On the cpu nothing changes. Other outputs stay in order. Nodes that reach no output are removed, and the
-    other nodes get new numbers. A graph without such a spectrum is returned unchanged.
+    A spectrum is an output of an fft node that a welch_peaks node reads. If the peaks are an output already, the
+    spectrum is dropped. Otherwise the peaks replace the spectrum if the gate of the target decides to fuse. Other
+    outputs stay in order. Nodes that reach no output are removed, and the other nodes get new numbers. A graph without
+    a spectrum, and any graph on the cpu, is returned unchanged.
 
     Args:
         graph: the graph.

@@ -71,7 +71,7 @@ def plan_stages(
     for name, value in (numbers | {"peak_price_ns_per_byte": peak_price_ns_per_byte}).items():
         check_at_least(value, name, what="number", most=np.inf)
     is_group = np.triu(np.isfinite(times))
-    # The best plan is the fastest plan that needs no more memory.
+    # The best plan is the fastest plan among the plans that need no more memory.
     caps = np.unique(peaks[is_group]) if peak_price_ns_per_byte else [np.inf]
     found = {plan for cap in caps for plan in _fastest(times, peaks, is_group & (peaks <= cap), count)}
     return heapq.nsmallest(
@@ -100,8 +100,8 @@ def soft_plan_ns(time_ns: Float[Array | np.ndarray, "*batch stages stages"], tem
     """Return the relaxation of the best plan's time in ns, `[*batch]`: a softmin over all plans.
 
     The softmin is `-temperature * log(sum(exp(-time / temperature)))` over the plans of `plan_stages`. It is at most
-    the time of the best plan, and tends to this time as the temperature goes to 0. Its derivative by the time of a
-    group is the weight of the plans with that group.
+    the time of the best plan, and tends to this time as the temperature goes to 0. The derivative with respect to the
+    time of a group is the total weight of the plans with this group.
 
     Args:
         time_ns: time of each group in ns, `[*batch, first, last]`; infinite where stages cannot share a program.

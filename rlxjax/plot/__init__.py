@@ -1,8 +1,8 @@
 """Pictures of predictions and calibrations, on your matplotlib axis or on a new one.
 
 `terms` draws the parts of a predicted time. `predicted_vs_measured`, `time_by`, `decision_map` and `coefficients` draw
-a calibrated model. Each function returns the axis, whose times are in ns, with their unit at each tick. `rows` returns
-the figures behind a picture.
+a calibrated model. Each function returns the axis. Its data are in ns; its tick labels name their unit. `rows` returns
+the numbers behind a picture.
 """
 
 from ._axes import rows as rows

@@ -1,8 +1,4 @@
-"""The parts that all pictures share: axes, colours, checks of arguments, and the figures behind a picture.
-
-Every colour has a contrast of at least 3 with white and with black. Readers who confuse red and green can tell the
-colours apart. tests/test_plot.py computes both.
-"""
+"""The parts that all pictures share: axes, colours, checks of arguments, and the numbers behind a picture."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -22,16 +18,18 @@ if TYPE_CHECKING:
 else:
     Axes = Any  # matplotlib is imported when a picture is drawn
 
+#: Each colour has a contrast of at least 3 with white and with black. Readers who confuse red and green can tell the
+#: colours apart. tests/test_plot.py computes both.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7a3cff")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", (0, (6, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1)))
 #: The colour of noise, totals and undecided cells; the opacity of bands behind lines.
 NEUTRAL, PALE = "#808080", 0.2
-#: The largest count of input values that each get a tick.
+#: The most input values for which each value gets a tick.
 MOST_TICKS = 9
-#: The height of a text line of a new figure, in font sizes, and of all other parts together, in inches.
+#: The height of a text line of a new figure, in font sizes; and the height of all other parts together, in inches.
 LINE_HEIGHT, REST_IN = 1.45, 0.9
-#: The figures behind each picture: a row for each mark, by heading. The heading ends with the unit of the number.
+#: The numbers behind each picture: a row for each mark, by heading. A heading ends with the unit.
 _ROWS: "WeakKeyDictionary[Axes, list[dict[str, Any]]]" = WeakKeyDictionary()
 
 
@@ -43,7 +41,7 @@ def axis_of(ax: Any, lines: float | None = None) -> Axes:
     if isinstance(ax, matplotlib.axes.Axes):
         return ax
     if ax is not None:
-        raise ValueError(f"ax: expected one matplotlib axis, got {type(ax).__name__}")
+        raise ValueError(f"ax: expected a matplotlib axis, got {type(ax).__name__}")
     from matplotlib import pyplot
 
     width_in, height_in = matplotlib.rcParams["figure.figsize"]
@@ -53,12 +51,12 @@ def axis_of(ax: Any, lines: float | None = None) -> Axes:
 
 
 def ink_of(ax: Axes) -> Any:
-    """Return the colour of the labels of an axis, which is readable on its background."""
+    """Return the colour of the labels of an axis, which is readable on the axis's background."""
     return ax.xaxis.label.get_color()
 
 
 def show_legend(ax: Axes, above: Sequence[Any] = ()) -> None:
-    """Show the legend: within the axis, or above a filled axis, with more than three names in two rows."""
+    """Show the legend inside the axis, or the given handles above the axis. More than three handles take two rows."""
     where: dict[str, Any] = {}
     if above:
         columns = len(above) if len(above) <= 3 else (len(above) + 1) // 2
@@ -71,7 +69,7 @@ def show_legend(ax: Axes, above: Sequence[Any] = ()) -> None:
 def show(
     ax: Axes, along: Literal["x", "y"], label: str, said: Callable[[float], str], sizes: Mapping[str, Any] | None = None
 ) -> None:
-    """Label a direction, and its ticks by a function of their values; name the fixed sizes below the label."""
+    """Label a direction of the axis. `said` gives the text of a tick; the fixed sizes stand below the label."""
     from matplotlib.ticker import LogFormatter
 
     class LogTicks(LogFormatter):
@@ -88,7 +86,7 @@ def show(
 
 
 def show_input(ax: Axes, along: Literal["x", "y"], label: str, values: np.ndarray, sizes: Any = None) -> None:
-    """Label a logarithmic direction by the values of an input; each of a few values gets a tick."""
+    """Label a logarithmic direction of the axis with the values of an input. If there are few, each gets a tick."""
     ax.set(**{f"{along}scale": "log"})
     show(ax, along, label, plain, sizes)
     if len(values) <= MOST_TICKS:
@@ -126,7 +124,7 @@ class Hue(NamedTuple):
 
 
 def hues(model: LatencyModel, names: Sequence[str]) -> dict[str, Hue]:
-    """Return the look of each strategy or variant: the look of its first variant, or another look if that is taken."""
+    """Return the look of each strategy or variant: the look of its first variant or, if this is taken, another look."""
     variants, own = list(model.variants), {}
     for name in names:
         place = variants.index(name if name in variants else strategy_of(model, name).variants[0])
@@ -141,7 +139,7 @@ def hues(model: LatencyModel, names: Sequence[str]) -> dict[str, Hue]:
 
 
 def calibrated_of(calibrated: Any, timings: Any = None, what: str = "") -> CalibratedModel:
-    """Return the given calibrated model; of a calibration, the model of the timings, or the first model."""
+    """Return the calibrated model. From a calibration, return the model of the timings, or the first model."""
     if timings is not None and not isinstance(timings, Timings):
         raise ValueError(f"timings: expected Timings, got {type(timings).__name__}")
     if isinstance(calibrated, Calibration):
@@ -177,20 +175,20 @@ def other_sizes(sizes: Mapping[str, Any], *along: str) -> dict[str, Any]:
     """Return the sizes that stay fixed, without the sizes that are None."""
     for name, value in sizes.items():
         if name in along:
-            raise ValueError(f"{name}: given twice")
+            raise ValueError(f"{name}: this input was given twice")
         if np.ndim(value):
-            raise ValueError(f"{name}: expected one number, got {np.size(value)}")
+            raise ValueError(f"{name}: expected a single number, got {np.size(value)} numbers")
     return {name: value for name, value in sizes.items() if value is not None}
 
 
 def keep(ax: Axes, figures: Mapping[str, Any]) -> None:
-    """Keep the figures behind a picture by heading: a column, or one value for all rows."""
+    """Keep the numbers behind a picture by heading: a column, or the same value for all rows."""
     columns = [column.tolist() for column in np.broadcast_arrays(*map(np.atleast_1d, figures.values()))]
     _ROWS.setdefault(ax, []).extend(dict(zip(figures, row, strict=True)) for row in zip(*columns, strict=True))
 
 
 def rows(ax: Axes) -> list[dict[str, Any]]:
-    """Return the figures behind a picture: a row for each mark, by heading.
+    """Return the numbers behind a picture: for each mark, a dict from heading to number.
 
     Args:
         ax: the axis that a function of `rlxjax.plot` drew on.

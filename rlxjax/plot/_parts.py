@@ -1,4 +1,4 @@
-"""Pictures of the parts of a predicted time, and of coefficients beside their priors."""
+"""Pictures of the parts of a predicted time, and of coefficients with their priors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +28,7 @@ from ._axes import (
 
 #: The thickness of a bar, the height of a label of two lines, and the space between two strategies, in rows.
 THICKNESS, HEAD, GAP = 0.72, 1.5, 0.5
-#: The end of the axis at most, as a multiple of the longest predicted time: wide intervals leave space for the parts.
+#: The longest axis, as a multiple of the longest predicted time: a wide interval is cut, so that the parts have space.
 MOST_SHOWN = 2.0
 
 
@@ -71,7 +71,7 @@ def coefficients(
     if whole is not None:
         settled = np.array([whole.provenance.get(name) is Provenance.MEASURED for name in names])
     if before is not None and before.model.name != own.model.name:
-        raise ValueError(f"earlier: expected coefficients of {own.model.name}, got those of {before.model.name}")
+        raise ValueError(f"earlier: expected a model {own.model.name!r}, got a model {before.model.name!r}")
 
     ax = axis_of(ax, len(names))
     places, reach = np.arange(len(names)), np.exp(COVERED_SDS * prior_sd)
@@ -119,10 +119,10 @@ def _column(part: Any) -> np.ndarray:
 
 
 def terms(explained: Any, *, ax: Axes | None = None) -> Axes:
-    """Draw the parts of a predicted time: of a function, of both forms of an advice, or of each strategy of a model.
+    """Draw the parts of a predicted time: of a function, of both groupings of an advice, or of a model's strategies.
 
-    The grey bar is the whole predicted time, with its 90 % interval, whose ends the label names. An interval that is
-    much longer than the time goes beyond the edge of the picture. Below the grey bar, each part begins where the part
+    The grey bar is the whole predicted time with its 90 % interval; the label gives the numbers. An interval that is
+    much longer than the time is cut at the edge of the picture. Below the grey bar, each part begins where the part
     above ends. Parts that make the time shorter go to the left. Parts of 0 ns are left out.
 
     Args:
@@ -134,7 +134,7 @@ def terms(explained: Any, *, ax: Axes | None = None) -> Axes:
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: `explained` is no such answer, or an advice that predicts no time.
+        ValueError: `explained` is no such answer, or an advice without predicted times.
 
     Examples:
         >>> from matplotlib.figure import Figure
@@ -186,7 +186,7 @@ def _explanations(given: Any) -> Sequence[StrategyExplanation]:
         return [StrategyExplanation(given.target or "one call", given.terms_ns, given.time_ns, bounds_ns)]
     if (pair := getattr(given, "pair", None)) is not None:  # an advice, whose class stands above the pictures
         if not pair or None in [own.predicted_ns for own in pair]:
-            raise ValueError("explained: expected predicted times, got an advice without them")
+            raise ValueError("explained: expected predicted times, got an advice without predicted times")
         ends = [own.predicted_interval_ns or (own.predicted_ns, own.predicted_ns) for own in pair]
         return [StrategyExplanation(o.name, o.terms_ns, o.predicted_ns, e) for o, e in zip(pair, ends, strict=True)]
     each = given.strategies if isinstance(given, Explanation) else given

@@ -44,11 +44,11 @@ def predicted_vs_measured(
     names: Sequence[str] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw predicted over measured times, with intervals and the noise of the timings.
+    """Draw predicted times divided by measured times, with intervals and the noise of the timings.
 
-    A point on the line at 1 is a correct prediction. A bar is the interval of a predicted time. The bar crosses this
-    line if the interval holds the measured time. The grey band is the noise floor: the relative difference between
-    repeated timings. Each variant has its own colour and marker; the legend says its mean absolute relative error.
+    A point on the line at 1 is a correct prediction. A bar is the interval of a predicted time; it crosses the line if
+    the interval holds the measured time. The grey band is the noise floor: the relative difference between repeated
+    timings. Each variant has its own colour and marker; the legend gives its mean absolute relative error.
 
     Args:
         calibrated: a calibrated model, or a calibration that holds the model of the timings.
@@ -63,7 +63,7 @@ def predicted_vs_measured(
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: the timings are missing or of another model, or `level` or `noise` is out of range.
+        ValueError: the timings are missing or belong to another model, or `level` or `noise` is out of range.
 
     Examples:
         >>> from matplotlib.figure import Figure
@@ -124,23 +124,21 @@ def time_by(
     ax: Axes | None = None,
     **sizes: RealLike | None,
 ) -> Axes:
-    """Draw the predicted time of each strategy by one input of a model, with a band for the time of a run.
-
-    A line is dotted beyond the timed sizes.
+    """Draw the predicted time of each strategy over one input of a model, with a band for the time of a run.
 
     Args:
         calibrated: a calibrated model, or a calibration (the picture shows its first model).
         along: the name of the input.
         values: at least two positive values of this input, `[n]`.
         strategies: the names of the strategies; by default all strategies that give the result at every value.
-        timings: measured times of the model. Points show the timings at these sizes. A strategy with several variants
-            shows the timings of the variant that the strategy runs.
+        timings: measured times of the model, drawn as points if their sizes are those of the picture. If a strategy has
+            several variants, only timings of the variant that it runs are drawn.
         level: the probability that a band holds the time of a run, between 0 and 1.
         ax: the matplotlib axis to draw on; without an axis, a new figure.
         **sizes: the other inputs by name, one number each; an input with a default may be left out.
 
     Returns:
-        The axis. Both directions are logarithmic; times are in ns.
+        The axis. Both directions are logarithmic; times are in ns. Lines are dotted outside the timed sizes.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -167,7 +165,7 @@ def time_by(
     is_timed = np.broadcast_to(np.asarray(whole.in_domain(**moved)), numbers.shape)
 
     ax = axis_of(ax)
-    beyond = ~is_timed  # and its neighbours, so that lines meet
+    beyond = ~is_timed  # and the neighbours of these values, so that lines meet
     beyond[1:] |= ~is_timed[:-1]
     beyond[:-1] |= ~is_timed[1:]
     for name, hue in hues(whole.model, names).items():
@@ -178,7 +176,7 @@ def time_by(
         if name in points:
             at, measured_ns = points[name]
             ax.plot(at, measured_ns, linestyle="none", marker=hue.marker, **style)
-            style |= {"marker": hue.marker, "markevery": []}  # the legend shows what points look like
+            style |= {"marker": hue.marker, "markevery": []}  # the legend shows the marker of the points
             of = dict(zip(at.tolist(), measured_ns.tolist(), strict=True))
             figures["measured (ns)"] = [of.get(value) for value in numbers.tolist()]
         keep(ax, figures)
@@ -220,17 +218,17 @@ def decision_map(
     ax: Axes | None = None,
     **sizes: RealLike | None,
 ) -> Axes:
-    """Draw the fastest strategy over two inputs of a model, and the undecided sizes.
+    """Draw a map of the fastest strategy over two inputs of a model.
 
-    A cell has the colour of the strategy that `CalibratedModel.decided` is sure of. A cell is grey if no strategy is
-    sure to be the fastest. At a solid line, the fastest predicted strategy changes. Cells beyond the dotted line are
-    pale: no size there was timed.
+    A cell has the colour of the strategy that `CalibratedModel.decided` is sure of, or is grey if no strategy is sure
+    to be the fastest. At a solid line, the fastest predicted strategy changes. Pale cells beyond the dotted line are
+    outside the timed sizes.
 
     Args:
         calibrated: a calibrated model, or a calibration (the picture shows its first model).
-        over: the values of two inputs by name, `[columns]` (to the right) and `[rows]` (upwards). By default the
-            first two inputs without a given size, at doublings of the smallest timed value, cut to the sizes around
-            which the decision changes.
+        over: dict from two names of inputs to their values, `[columns]` (to the right) and `[rows]` (upwards). By
+            default the first two inputs without a given size, at doublings of the smallest timed value; the map then
+            shows the sizes around which the decision changes.
         fused: the first of two strategies; by default all strategies that give the result in every cell compete.
         kept: the second strategy.
         ax: the matplotlib axis to draw on; without an axis, a new figure.
@@ -260,10 +258,10 @@ def decision_map(
     others = other_sizes(sizes, across, up)
     cells = {**others, **dict(zip((across, up), map(np.ravel, np.meshgrid(columns, rows)), strict=True))}
     if (fused is None) != (kept is None):
-        raise ValueError("fused, kept: expected both or neither")
+        raise ValueError("fused, kept: give both strategies, or leave both out")
     names = whole.alternatives(**cells) if fused is None or kept is None else (fused, kept)
     if len(set(names)) < 2:
-        raise ValueError(f"strategies: expected two different ones, got {', '.join(names) or 'none'}")
+        raise ValueError(f"strategies: expected two different strategies, got {', '.join(names) or 'none'}")
     found = whole.decided(**cells, candidates=names)
     winner = np.where(found.is_sure, found.place, len(names))
     grid = {across: cells[across], up: cells[up], "place": found.place, "winner": winner}
@@ -306,7 +304,7 @@ def decision_map(
 
 
 def _timed(whole: CalibratedModel, sizes: Mapping[str, Any]) -> dict[str, Sequence[float]]:
-    """Return the values of the first two inputs without a given size: possible doublings over the timed range."""
+    """Return the values of the first two inputs without a given size: the possible doublings in the timed range."""
     free = [name for name, entry in whole.model.inputs.items() if sizes.get(name) is None and not entry.is_list]
     free.sort(key=lambda name: whole.model.inputs[name].default is not None)
     ends = {name: whole.domain[name] for name in free[:2]}
@@ -323,7 +321,7 @@ def _timed(whole: CalibratedModel, sizes: Mapping[str, Any]) -> dict[str, Sequen
 
 
 def _changing(cells: np.ndarray) -> np.ndarray:
-    """Return the numbers of the rows from two before the first change to two after the last, or of all equal rows."""
+    """Return the numbers of rows from two before the first change to two after the last; all rows if none changes."""
     changes = np.flatnonzero((cells[1:] != cells[:-1]).any(1)) + 1
     first, last = (changes[0] - 2, changes[-1] + 2) if changes.size else (0, len(cells))
     return np.arange(max(first, 0), min(last, len(cells)))
@@ -334,7 +332,7 @@ def _label(whole: CalibratedModel, name: str) -> str:
 
 
 def _draw_borders(ax: Axes, x: np.ndarray, y: np.ndarray, cells: np.ndarray, line: str) -> None:
-    """Draw lines between neighbouring cells `[rows, columns]` that differ, with cell edges at x and y."""
+    """Draw a line between neighbouring cells `[rows, columns]` that differ; x and y are the edges of the cells."""
     style = {"colors": [ink_of(ax)], "linestyles": line, "linewidths": 1.0}
     row, column = np.argwhere(cells[:, 1:] != cells[:, :-1]).T
     ax.vlines(x[column + 1], y[row], y[row + 1], **style)
