@@ -109,7 +109,7 @@ class FunctionsModel(CountsModel):
     the sizes.
     """
 
-    name, version = "functions", 4
+    name, version = "functions", 5
     inputs = FrozenDict(
         {name: Input(unit, least=0.0, step=0, default=0.0) for name, unit in PROGRAM_INPUTS.items()}
         | {name: Input(unit, least=0.0, step=0, default=0.0, is_list=True) for name, unit in KERNEL_INPUTS.items()}
