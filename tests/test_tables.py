@@ -540,11 +540,11 @@ def test_places_and_arguments_that_cannot_be_are_one_line(tmp_path):
         ),
         ({"want": ["fuse_probability"]}, "temperature_ns: expected a temperature"),
         ({"temperature_ns": -1.0}, "temperature_ns: expected a positive"),
-        ({"strategy": "tile"}, "a gate has no strategies"),
+        ({"strategy": "tile"}, "a gate, which has no strategies"),
         ({"columns": {"launches": "a"}}, "columns: expected fields among"),
         ({"rows_per_batch": 0}, "rows_per_batch: expected an integer of at least 1"),
         ({"what": TILES, "strategy": "tyle"}, "strategy: expected one of loop, tile, got 'tyle'"),
-        ({"what": TILES, "temperature_ns": 1.0}, "a calibrated model has its own uncertainty"),
+        ({"what": TILES, "temperature_ns": 1.0}, "a calibrated model, which has its own uncertainty"),
     ):
         with pytest.raises(ValueError, match=said) as refused:
             evaluate(**good | wrong)
