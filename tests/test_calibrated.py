@@ -156,22 +156,22 @@ DOUBLED = calibrated(certain(Doubled(), LINE_TRUTH))
 CALIBRATION = two_models()
 #: By what is refused, calls that do.
 REFUSED = {
-    "n: expected a number of one workload, got shape (2,); see `pick_index`": [
+    "n: expected a number for one workload, got shape (2,); use `pick_index`": [
         lambda: TILES.pick(np.array([1.0, 100.0])),
         lambda: TILES.variant_of("tile", n=[1.0, 100.0]),
     ],
-    "depth: expected a number of one workload, got shape (2,); see `pick_index`": [
+    "depth: expected a number for one workload, got shape (2,); use `pick_index`": [
         lambda: TILES.pick(64, depth=[1, 2])
     ],
-    "n: expected a number of one workload, got a traced value; see `pick_index`": [
+    "n: expected a number for one workload, got a traced value; use `pick_index`": [
         lambda: jax.jit(TILES.pick)(64.0),
         lambda: jax.jit(lambda n: TILES.variant_of("tile", n) and n)(100.0),
     ],
-    "pick: expected a calibration of numbers, got a traced one; see `pick_index`": [
+    "pick: expected a calibration of numbers, got a traced calibration; use `pick_index`": [
         lambda: jax.jit(lambda own: own.pick(64.0))(TILES),
         lambda: jax.jit(lambda own: own.variant_of("tile", 64.0))(TILES),
     ],
-    "alternatives: expected inputs that are numbers, got traced ones; see `pick_index`": [
+    "alternatives: expected inputs that are numbers, got traced values; use `pick_index`": [
         lambda: jax.jit(lambda n: TILES.alternatives(n) and n)(100.0),
         lambda: jax.jit(lambda own: own.alternatives(100.0) and own.coefficients)(TILES),
     ],
@@ -182,7 +182,7 @@ REFUSED = {
         lambda: DOUBLED.pick_index(100.0, 2.0),
     ],
     "strategy: expected one of once, loop, tile, got 'quick'": [lambda: TILES.predict_ns("quick", 1)],
-    "strategy: 'pair' was not timed for such work (n 64, depth 1)": [
+    "strategy: 'pair' was not timed for this work (n 64, depth 1)": [
         lambda: LATE.predict_ns("pair", 64),
         lambda: LATE.compare("loop", "pair", 64),
         lambda: LATE.pick(64, candidates=("loop", "pair")),
@@ -199,7 +199,7 @@ REFUSED = {
     ],
     "model: expected one of line, tiled, got 'other'": [lambda: CALIBRATION.predict_ns("host", 1, model="other")],
     "model: expected tiled, got 'line'": [lambda: TILES.predict_ns("tile", 1, model="line")],
-    "models: this calibration holds no known model; see load_calibration(models=)": [
+    "models: this calibration holds no known model; name yours in load_calibration(models=)": [
         lambda: two_models(models=[]).pick(1)
     ],
     **{

@@ -69,7 +69,7 @@ def loaded(path, changes=None, models=BOTH):
 
 def test_what_is_saved_gives_the_same_predictions_picks_and_decisions(path):
     for fits, said in (((), "none"), ((line_fit(), line_fit()), "line, line")):
-        with pytest.raises(ValueError, match=f"fits: expected at least one fit, and one per model, got {said}"):
+        with pytest.raises(ValueError, match=f"fits: expected one fit for each of one or more models, got {said}"):
             save_calibration(path, *fits)
         assert not path.exists()
     fits = [line_fit(), tiled_fit()]

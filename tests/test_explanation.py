@@ -132,7 +132,7 @@ def test_at_the_crossover_the_predictions_meet(explained):
         assert math.log(crossover.value / low) == pytest.approx(COVERED_SDS * crossover.log_sd)
         assert crossover.in_domain
         assert crossover.sentence == (
-            "the predictions are equal at n 533.3: plain is faster just below it, blocked just above"
+            "the predictions are equal at n 533.3: plain is faster just below, blocked just above"
         )
         flip = next(flip for flip in explanation.flips if flip.name == "n")
         assert flip.factor == pytest.approx(at / explanation.inputs["n"], rel=1e-9)

@@ -146,8 +146,8 @@ KEYS = [
     (["k=x/a", "k=__HIVE_DEFAULT_PARTITION__/a"], "in", [None, "x"]),
     (["k=1/a", "k=%FF/a"], "in", "in/k=%FF/a.parquet': expected a path in UTF-8"),
     (["k=1/b=2/k=3/a"], "in", "/a.parquet: expected one folder k=... in its path, got two"),
-    (["k=1/a", "a"], "in", "in/a.parquet: expected a folder k=... in its path, as "),
-    (["k=1/a", "b=1/a"], "in", "in/k=1/a.parquet: expected a folder b=... in its path, as "),
+    (["k=1/a", "a"], "in", "in/a.parquet: expected a folder k=... in the path, as in "),
+    (["k=1/a", "b=1/a"], "in", "in/k=1/a.parquet: expected a folder b=... in the path, as in "),
     ([f"{FIELDS[0]}=1/a"], "in", f"/a.parquet: {FIELDS[0]}: expected a column or a folder of the path, got both"),
     (["score_ns=1/a"], "in", "score_ns: the output adds a column of this name"),
 ]
@@ -395,14 +395,12 @@ def test_rejects_are_those_of_the_job_and_a_part_without_them_is_done_again(tmp_
         assert evaluate(source, out, GATE, resume=True).rejected == 2
     # Rejects of a job whose output and manifest are deleted belong to no other.
     remove(out)
-    with pytest.raises(
-        ValueError, match="out.rejected: expected a new or empty folder, got one that holds other files"
-    ):
+    with pytest.raises(ValueError, match="out.rejected: expected a new or empty folder, got a folder with other files"):
         evaluate(source, out, GATE)
     rejects.unlink()
     assert evaluate(write(source, pairs(4)), out, GATE).rejected == 0
     (tmp_path / "other.rejected").touch()
-    with pytest.raises(ValueError, match="other.rejected: expected a folder, or none, got a file"):
+    with pytest.raises(ValueError, match="other.rejected: expected a folder or a free name, got a file"):
         evaluate(source, tmp_path / "other", GATE)
 
 
@@ -435,7 +433,7 @@ def test_an_input_that_changes_between_stop_and_resume_or_while_it_is_read_is_fo
     write(source, {name: column[::-1] for name, column in rows.items()}, **plain)
     assert pq.read_metadata(source).equals(footer)
     assert len(source.read_bytes()) == len(good)
-    said = "the input differs; give another folder \\(.*a.parquet: size, footer or time of change, which `cp -p`"
+    said = "the input differs; give another folder \\(.*a.parquet: size, footer or modification time, which `cp -p`"
     with pytest.raises(ValueError, match=said):
         evaluate(source, out, GATE, resume=True)
     # A copy that keeps its time is the same input.
@@ -528,7 +526,7 @@ def test_places_and_arguments_that_cannot_be_are_one_line(tmp_path):
         ({"source": tmp_path / "empty"}, "expected Parquet files, found none"),
         ({"source": [source, source]}, "expected each file once"),
         ({"source": [source, other]}, "more: expected no such column, got int64"),
-        ({"sink": source}, "expected a folder, or none, got a file"),
+        ({"sink": source}, "expected a folder or a free name, got a file"),
         (
             {"source": tmp_path / "in", "sink": tmp_path / "in"},
             "expected Parquet files, found none except those that the job writes",
@@ -542,11 +540,11 @@ def test_places_and_arguments_that_cannot_be_are_one_line(tmp_path):
         ),
         ({"want": ["fuse_probability"]}, "temperature_ns: expected a temperature"),
         ({"temperature_ns": -1.0}, "temperature_ns: expected a positive"),
-        ({"strategy": "tile"}, "a gate has no strategies"),
+        ({"strategy": "tile"}, "a gate, which has no strategies"),
         ({"columns": {"launches": "a"}}, "columns: expected fields among"),
         ({"rows_per_batch": 0}, "rows_per_batch: expected an integer of at least 1"),
         ({"what": TILES, "strategy": "tyle"}, "strategy: expected one of loop, tile, got 'tyle'"),
-        ({"what": TILES, "temperature_ns": 1.0}, "a calibrated model has its own uncertainty"),
+        ({"what": TILES, "temperature_ns": 1.0}, "a calibrated model, which has its own uncertainty"),
     ):
         with pytest.raises(ValueError, match=said) as refused:
             evaluate(**good | wrong)

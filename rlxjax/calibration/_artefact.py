@@ -1,4 +1,4 @@
-"""Calibration files: reading, with one line for each mistake, writing by sections, and the shipped files."""
+"""Read and write calibration files section by section, and find the shipped files."""
 
 import functools
 import json
@@ -44,16 +44,16 @@ JOB_MODELS = (WELCH.name, FUNCTIONS.name)
 
 
 class CalibrationFileError(ValueError):
-    """An unusable calibration file: one line with the file, the field and the command that helps."""
+    """The error of an unusable calibration file; its line names the file, the field and the command to run."""
 
 
 def default_calibration_path(platform_name: str | None = None) -> FilePath:
-    """Return the path of this machine's calibration for a JAX platform; see `home_folder`."""
+    """Return the path of this machine's calibration file for a JAX platform; see `home_folder` for the folder."""
     return home_folder("data", CalibrationFileError) / f"calibration-{platform_name or jax.default_backend()}.json"
 
 
 def is_there(path: FilePath) -> bool:
-    """Whether a path exists; True if the path cannot be checked, so that reading names the reason."""
+    """Return whether a path exists; True if the check fails, so that reading the file gives the reason."""
     try:
         path.stat()
     except OSError as error:
@@ -66,15 +66,9 @@ def read_calibration_file(path: AnyPath, models: Iterable[LatencyModel] | None =
 
     Args:
         path: the file.
-        models: the models whose sections are checked; default: the built-in ones.
+        models: the models whose sections are checked; default: the built-in models.
 
-    Warns:
-        UserWarning: a section is unusable and left out, or was edited by hand; the warning names the field.
-
-    Raises:
-        CalibrationFileError: the file is missing, truncated or of another schema, or has no usable section of these
-            models. A section is unusable with another version of its model, or with a missing, negative or NaN
-            coefficient.
+    The warnings and errors are those of `load_calibration`.
     """
     known = list(BUILT_IN.values() if models is None else models)
     content, left_out, edited = sections_of_file(path, known)
@@ -88,14 +82,14 @@ def read_calibration_file(path: AnyPath, models: Iterable[LatencyModel] | None =
 def sections_of_file(
     path: str | os.PathLike[str], models: Iterable[LatencyModel] | None = None
 ) -> tuple[CalibrationFile, list[str], list[str]]:
-    """Return the usable sections of a file, a sentence for each unusable section, and a sentence for each edited one.
+    """Return the usable sections of a file, sentences about its unusable sections, and sentences about edited sections.
 
-    Arguments and errors are those of `read_calibration_file`, but a file without usable sections is no error.
+    The arguments and errors are those of `read_calibration_file`. A file without usable sections is accepted.
     """
     raw, known = _raw_of(path), {model.name: model for model in (BUILT_IN.values() if models is None else models)}
     found: dict[str, Any] = {}
     left_out, edited = [], []
-    sections: dict[str, Any] = raw["models"] | {"": raw.get("machine")}  # the machine has no name
+    sections: dict[str, Any] = raw["models"] | {"": raw.get("machine")}  # "" stands for the machine
     for name, own in sections.items():
         place, is_asked = f"models.{name}" if name else "machine", not name or name in known
         if not name and own is None:
@@ -123,12 +117,12 @@ def sections_of_file(
 def _raw_of(path: str | os.PathLike[str]) -> dict[str, Any]:
     raw = read_json(path, SCHEMA_VERSION, CalibrationFileError, _mend(path), "a calibration")
     if not isinstance(raw.get("models"), dict):
-        raise CalibrationFileError(f"{path}: models: expected sections by name; {_mend(path)}")
+        raise CalibrationFileError(f"{path}: models: expected one section for each model's name; {_mend(path)}")
     return raw
 
 
 def _mend(path: str | os.PathLike[str], model: str = "", raw: Any = None) -> str:
-    """Return the commands that make a calibration or a section again, by measuring or from the named samples."""
+    """Return the commands that remake a calibration or a section, from new timings or from the kept samples."""
     named = raw.get("samples") if isinstance(raw, dict) else None
     named = named if isinstance(named, dict) else {}
     suite, file = (own if isinstance(own, str) else "" for own in (named.get("suite"), named.get("file")))
@@ -144,18 +138,18 @@ def _mend(path: str | os.PathLike[str], model: str = "", raw: Any = None) -> str
 def write_sections(
     path: str | os.PathLike[str], models: Mapping[str, ModelSection], machine: MachineSection | None = None
 ) -> list[str]:
-    """Write sections into a calibration file, under the folder's lock; the other sections stay.
+    """Write sections into a calibration file; the file's other sections stay.
 
     Args:
-        path: the file, which is made if missing. A file that is no calibration of this schema is renamed.
-        models: sections by the name of their model.
-        machine: the machine's section; default: the file's own.
+        path: the file. A missing file is created. A file that is not a calibration of this schema is renamed first.
+        models: the new sections by the name of their model.
+        machine: the new section of the machine; by default the file's section stays.
 
     Returns:
-        Sentences about a renamed file, or about a file that was edited by hand.
+        A sentence about a renamed file, or about a file that was edited by hand; an empty list otherwise.
 
     Raises:
-        ValueError: the path is no file, or another process writes in the folder.
+        ValueError: the path is not a file, or another process is writing in the folder.
         OSError: the file cannot be written.
     """
     said, known = [], {}
@@ -176,7 +170,7 @@ def write_sections(
 
 
 def machine_section(path: str | os.PathLike[str], fingerprint: Fingerprint) -> MachineSection | None:
-    """Return the machine's section of a calibration file, None unless machine and software are this process's."""
+    """Return the machine's section of a calibration file, or None if the section has another fingerprint."""
     try:
         machine = sections_of_file(path)[0].machine
     except CalibrationFileError:
@@ -185,10 +179,10 @@ def machine_section(path: str | os.PathLike[str], fingerprint: Fingerprint) -> M
 
 
 def read_prior(path: str | os.PathLike[str], model: LatencyModel) -> tuple[LatencyPrior[Any], str | None]:
-    """Return the prior for a further machine from a calibration or a fleet's prior, and its platform if known.
+    """Read the prior for another machine from a calibration or a fleet's prior; return also the platform if known.
 
     Raises:
-        CalibrationFileError: as `read_calibration_file`, or a file without the model.
+        CalibrationFileError: as `read_calibration_file`, or the file has no section for the model.
     """
     section = read_calibration_file(path, [model]).models.get(model.name)
     if section is None:
@@ -198,13 +192,13 @@ def read_prior(path: str | os.PathLike[str], model: LatencyModel) -> tuple[Laten
 
 
 def population_path(platform: str) -> FilePath:
-    """Return the path of the shipped prior of a platform."""
+    """Return the path of the prior that ships for a platform."""
     return FilePath(__file__).with_name(f"{platform}-prior.json")
 
 
 @functools.cache
 def population(platform: str) -> CalibrationFile | None:
-    """Return the shipped prior of a platform; None if no machine of the platform was timed."""
+    """Return the content of the prior that ships for a platform; None if no machine of the platform was timed."""
     path, mend = population_path(platform), "install rlxjax again"
     if not path.exists():
         return None
@@ -214,10 +208,10 @@ def population(platform: str) -> CalibrationFile | None:
 
 
 def population_prior(model: LatencyModel, platform: str | None = None) -> LatencyPrior[Any] | None:
-    """Return the prior of a model's coefficients, pooled from other machines.
+    """Return the shipped prior of a model's coefficients, which is pooled from timed machines.
 
     Args:
-        model: the model.
+        model: the latency model.
         platform: "cpu", "gpu" or "tpu"; default: JAX's default platform.
 
     Returns:
@@ -237,14 +231,15 @@ def save_calibration(path: str | os.PathLike[str], *fits: PosteriorFit) -> None:
     """Write a calibration of this machine from fits of one or more latency models.
 
     `load_calibration(path, models=...)` reads the file. The file's sections of other models stay. The new sections have
-    no measured gate and no samples; files of `rlxjax calibrate` have both.
+    no measured gate and no samples; `rlxjax calibrate` writes both.
 
     Args:
         path: the file.
-        *fits: results of `fit_posterior`, of different models.
+        *fits: results of `fit_posterior`, one for each model.
 
     Raises:
-        ValueError: no fit, or two fits of one model; the path is no file, or another process writes in the folder.
+        ValueError: no fit is given, or two fits have the same model; the path is not a file; or another process is
+            writing in the folder.
 
     Examples:
         >>> import tempfile
@@ -261,7 +256,7 @@ def save_calibration(path: str | os.PathLike[str], *fits: PosteriorFit) -> None:
     """
     names = [found.posterior.model.name for found in fits]
     if not fits or len(set(names)) < len(names):
-        raise ValueError(f"fits: expected at least one fit, and one per model, got {', '.join(names) or 'none'}")
+        raise ValueError(f"fits: expected one fit for each of one or more models, got {', '.join(names) or 'none'}")
     sections = {name: section_of(found, found.posterior.model.prior) for name, found in zip(names, fits, strict=True)}
     for said in write_sections(path, sections):
         warnings.warn(said, stacklevel=2)

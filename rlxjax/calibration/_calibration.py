@@ -40,18 +40,18 @@ from ._target_times import predict_function
 class Calibration(Predictions):
     """The latency models of one machine, fitted to its timings.
 
-    Each method asks one model: the first, or the model that `model=` names. `of` returns the model itself.
+    Each method uses one model: the first, or the model that `model=` names. `of` returns a model.
 
     A calibration is a pytree and may be an argument of a jitted function. Its measured values are leaves. The models'
-    names, provenance and cautions, the fingerprint and the source are static: JAX compiles again when one of these
-    changes. Two files differ in their source, so a function that takes the calibration of another file is compiled
-    again. A function that takes the `posterior` is compiled again only for another model.
+    names, provenance and cautions, the fingerprint and the source are static: JAX compiles again if one of these
+    changes. The source differs between files, so JAX compiles again for the calibration of another file. A function
+    that takes only the `posterior` is compiled again only for another model.
 
     Attributes:
         models: the calibrated models, by name.
         gate: the IO gate with this machine's measured rates, a pytree of floats; None if the rates were not measured.
-            The gate scores only launches, waits and bytes, as the reference does; `compare` uses timed runs and
-            says the probability.
+            The gate scores only launches, waits and bytes, as the reference gate does. `compare` uses a fitted model
+            and returns a probability.
         fingerprint: the machine and software of the first model; empty for a population.
         source: the source of the numbers, as a phrase.
     """
@@ -71,7 +71,7 @@ class Calibration(Predictions):
     def from_file(
         cls, content: CalibrationFile, models: Iterable[LatencyModel] | None = None, path: AnyPath | None = None
     ) -> "Calibration":
-        """Build a calibration from a file's content; arguments as in `load_calibration`."""
+        """Build a calibration from a file's content; the arguments are those of `load_calibration`."""
         given, machine = (BUILT_IN.values() if models is None else models), content.machine
         known = {model.name: model for model in given if model.name in content.models}
         of = [content.models[name] for name in known] or [*content.sections().values()]
@@ -84,13 +84,13 @@ class Calibration(Predictions):
         )
 
     def of(self, model: str | None = None) -> CalibratedModel:
-        """Return one calibrated model by name; default: the first.
+        """Return the calibrated model of a name; default: the first model.
 
         Raises:
-            ValueError: a model that the calibration does not hold.
+            ValueError: the calibration does not hold the model.
         """
         if not self.models:
-            raise ValueError("models: this calibration holds no known model; see load_calibration(models=)")
+            raise ValueError("models: this calibration holds no known model; name yours in load_calibration(models=)")
         name = next(iter(self.models)) if model is None else model
         if name not in self.models:
             mend = f"; measure it with `rlxjax calibrate --only {name}`" if name in JOB_MODELS else ""
@@ -110,7 +110,7 @@ class Calibration(Predictions):
             probe: labels of timings that were taken together, as in `CalibratedModel.updated`.
 
         Raises:
-            ValueError: timings of a model that the calibration does not hold, or as `CalibratedModel.updated`.
+            ValueError: the calibration does not hold the timings' model, or as `CalibratedModel.updated`.
 
         Examples:
             >>> from rlxjax.fit import prior_posterior
@@ -124,7 +124,7 @@ class Calibration(Predictions):
         return dataclasses.replace(self, models={**self.models, name: self.of(name).updated(timings, probe)})
 
     def explain(self, *inputs: float, model: str | None = None, **given: float | None) -> Explanation:
-        """Explain the pick of a model: see `rlxjax.calibration.explain`."""
+        """Explain the pick of a model; see `rlxjax.calibration.explain`."""
         return explain(self.of(model), *inputs, **given)
 
     predict_function = predict_function
@@ -135,17 +135,17 @@ def load_calibration(path: AnyPath | None = None, models: Iterable[LatencyModel]
 
     Args:
         path: the file.
-        models: the latency models to load, the default model first; default: `rlxjax.models.BUILT_IN`. Sections of
-            other models are ignored.
+        models: the latency models to load, the first of which answers if you name none; default:
+            `rlxjax.models.BUILT_IN`. Sections of other models are ignored.
 
     Warns:
         MachineMismatchWarning: a section was made on another machine or with other software.
-        UserWarning: a section is unusable and left out, or was edited by hand and is used; the warning names the field.
+        UserWarning: a section is unusable and is left out, or a section was edited by hand and is used.
 
     Raises:
-        CalibrationFileError: the file is missing, truncated or of another schema, or has no usable section. A section
-            of another version of its model, or with a missing, negative or NaN coefficient, is unusable. The error
-            names the file, the field and the command that helps.
+        CalibrationFileError: the file is missing or truncated, has another schema, or has no usable section. A section
+            is unusable if its model has another version, or if a coefficient is missing, negative or NaN. The error
+            names the file, the field and the command to run.
 
     Examples:
         >>> load_calibration("missing.json")
@@ -161,9 +161,9 @@ def load_calibration(path: AnyPath | None = None, models: Iterable[LatencyModel]
 
 @jax.ensure_compile_time_eval()
 def prior_calibration(platform: str | None = None) -> Calibration | None:
-    """Return the shipped calibration for machines that were never timed, pooled from other machines.
+    """Return the shipped calibration for a machine that was never timed; it is pooled from other machines.
 
-    The intervals are wide, and the provenance says that nothing was measured here.
+    The intervals are wide, and the provenance says that nothing was measured on this machine.
 
     Args:
         platform: "cpu", "gpu" or "tpu"; default: JAX's default platform.
@@ -183,9 +183,9 @@ def prior_calibration(platform: str | None = None) -> Calibration | None:
 
 
 def default_calibration(platform: str | None = None) -> Calibration | None:
-    """Return this machine's saved calibration, or `prior_calibration` without one.
+    """Return this machine's saved calibration, or `prior_calibration` if none is saved.
 
-    The file is read once a process.
+    Each process reads the file once.
 
     Args:
         platform: "cpu", "gpu" or "tpu"; default: JAX's default platform.
@@ -195,8 +195,8 @@ def default_calibration(platform: str | None = None) -> Calibration | None:
 
     Warns:
         MachineMismatchWarning: a section of the saved file was made on another machine and is not used, or was made
-            with other software.
-        UserWarning: the saved file, or a section, cannot be read and is not used; or no folder can hold a file.
+            with other software and is used.
+        UserWarning: the saved file or a section of the file is unusable; or there is no folder for the file.
 
     Examples:
         >>> default_calibration("cpu").pick(8192, 256, 16)

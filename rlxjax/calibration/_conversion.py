@@ -1,4 +1,4 @@
-"""Conversion between posteriors, of a machine or a population, and sections of a calibration file."""
+"""Convert posteriors of machines and populations to sections of a calibration file, and back."""
 
 import dataclasses
 import datetime
@@ -45,13 +45,13 @@ from ._sections import (
     rounded,
 )
 
-#: Prior standard deviation of the logarithm of a machine's speed, with the weight of one machine.
+#: Prior standard deviation of the logarithm of a machine's speed; this prior counts as much as one machine.
 SPEED_LOG_SD = 1.0
 #: Spread of a model's runs on a held-out machine, if only one machine was timed.
 ALONE_SPREAD = 0.3
-#: The most machines that are held out in turn, evenly spread over the population.
+#: Largest number of machines that are held out, one after another, evenly spread over the population.
 MOST_JUDGED = 32
-#: Units of the gate's coefficients. The reference names them, and its bandwidths' names carry no unit.
+#: Units of the gate's coefficients. The names are the reference's, and the names of bandwidths carry no unit.
 GATE_UNITS = {
     field.name: "bytes/ns" if field.name.endswith("_bw") else unit_of(field.name)
     for field in dataclasses.fields(IoFusionGate)
@@ -79,7 +79,7 @@ def _expect_units(of: str, units: Mapping[str, str], entries: Mapping[str, Any])
 
 
 def gate_of(machine: MachineSection | None) -> IoFusionGate | None:
-    """Return the measured gate of a machine, None if the section has no gate."""
+    """Return the measured gate of a machine, or None if the section has no gate."""
     if machine is None or machine.gate is None:
         return None
     _expect_units("gate", GATE_UNITS, machine.gate)
@@ -142,7 +142,7 @@ def calibrated_of(model: LatencyModel, section: ModelSection, machine: MachineSe
 
 
 def prior_of(model: LatencyModel, section: ModelSection) -> LatencyPrior[Any]:
-    """Return the prior for a further machine: a population's own prior, or the transferable part of one machine's."""
+    """Return the prior for another machine, from a population or from the transferable part of one machine's fit."""
     if section.population is None:
         return transferred_prior(posterior_of(model, section))
     correction = np.array([section.uncertainty.correction[name] for name in model.variants])
@@ -157,16 +157,16 @@ def section_of(
     outliers: Sequence[str] = (),
     **about: Any,
 ) -> ModelSection:
-    """Return the section of a fitted model; the domain is the hull of the timed runs.
+    """Return the section of a fitted model; the timed runs give the domain.
 
     Args:
         found: the result of `fit_posterior`.
-        prior: the prior before any timing or micro-benchmark. A coefficient that is less uncertain than in this prior
-            counts as measured.
-        held_out: the errors of workloads, by variant.
-        noise_floor: the noise floor of the timings.
+        prior: the prior before any timing or micro-benchmark. A coefficient counts as measured if the fit made the
+            coefficient less uncertain than this prior.
+        held_out: the error summary of each variant.
+        noise_floor: mean relative difference between two halves of the timings.
         outliers: phrases about timings far from their prediction.
-        **about: further fields, see `ModelSection`; default: made here and now.
+        **about: further fields of `ModelSection`; `created` and `fingerprint` default to `made_now()`.
     """
     posterior, terms = found.posterior, found.terms
     log_sds, before = (np.array(jax.tree.leaves(part)) for part in (posterior.coefficient_log_sd(), prior.log_sd))
@@ -186,7 +186,7 @@ def _section(
     covariance_factor: list[list[float]] | None,
     **about: Any,
 ) -> ModelSection:
-    """Return a section with a posterior's fields, a domain and further fields; the covariance is given."""
+    """Return a section made of a posterior, a domain (`hull`), a covariance factor and further fields."""
     model, values = posterior.model, jax.tree.leaves(posterior.coefficients)
     names = coefficient_names(posterior.coefficients)
 
@@ -220,15 +220,16 @@ def population_section(
     platform: str = UNKNOWN,
     command: str = "",
 ) -> ModelSection:
-    """Return the section of a population: the prior for a further machine, pooled from fits of many.
+    """Return the section of a population: the prior for another machine, pooled from the fits of several machines.
 
     Args:
         fits: the fit of each machine or device.
-        measured_ns: the times of each machine's runs, `[n]`, for the errors on held-out machines; None to skip these.
+        measured_ns: the measured times of each machine's runs, `[n]`, which give the errors on held-out machines; None
+            skips these errors.
         pool: a function from posteriors to a prior.
-        facts: how a further machine schedules programs.
+        facts: how another machine schedules programs.
         machines: the machines; empty for a fleet's devices.
-        platform: the platform of all machines, if the machines share a platform.
+        platform: the platform of all machines; "unknown" if the machines differ.
         command: the command that makes the section.
     """
     model, prior = fits[0].posterior.model, pool([fit.posterior for fit in fits])
@@ -238,7 +239,7 @@ def population_section(
         scatters: list[np.ndarray] = []
         most = max(len(measured_ns[place]) for place in judged)
         for place in judged:
-            # The others predict this machine. Runs are padded to one number, so that one program predicts them.
+            # The other machines predict this machine. Runs are padded to the same number: one program predicts all.
             one, own_ns = fits[place], np.asarray(measured_ns[place])
             others = pool([other.posterior for other in (*fits[:place], *fits[place + 1 :])])
             rows = np.minimum(np.arange(most), len(own_ns) - 1)

@@ -1,8 +1,8 @@
-"""An explanation of a pick: the terms of each strategy's time, the margin, and the changes that change the pick.
+"""Explain a pick: the terms of each strategy's time, the margin, and the changes that alter the pick.
 
-The pick changes where two predictions cross. The crossover along the model's first input has an uncertainty: since
-`log a = log b` defines `log x`, its derivative by an unknown is
-`-(d log a - d log b) / (d (log a - log b) / d log x)`.
+The predictions `a` and `b` of two strategies cross at a value `x` of the model's first input. Since `log a = log b`
+defines `log x`, the derivative of `log x` by an unknown is `-(d log a - d log b) / (d (log a - log b) / d log x)`, and
+the uncertainty of the crossover follows.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ from ._predict import CalibratedModel
 #: The largest factor by which inputs and coefficients are changed, the points tried along each axis, and the number of
 #: refinements of the interval in which the pick changes.
 LARGEST_FACTOR, GRID_POINTS, REFINEMENTS = 100.0, 513, 6
-#: The least probability with which one strategy is faster at the ends of a jump's interval.
+#: Outside the interval of a jump, one strategy is faster with at least this probability.
 JUMP_SURE = 0.95
 
 
@@ -48,7 +48,7 @@ class StrategyExplanation:
         strategy: the name.
         terms_ns: the parts of the time by name, in ns.
         time_ns: the predicted time, the sum of the parts.
-        interval_ns: the 90 % interval of the time of a run.
+        interval_ns: the 90 % interval of a run's time.
     """
 
     strategy: str
@@ -68,7 +68,7 @@ class Flip:
         unit: the unit of the value.
         factor: the factor of the change; None if no factor from 1/100 to 100 changes the pick.
         log_sd: standard deviation of the logarithm of the coefficient; None for inputs, which are known.
-        sds: the size of the change in these standard deviations.
+        sds: the logarithm of the factor, as a multiple of `log_sd`.
         is_jump: whether the predictions jump past each other instead of becoming equal.
         in_domain: whether the changed workload lies within the measured range; None without a factor.
     """
@@ -87,7 +87,7 @@ class Flip:
 @by_value
 @dataclasses.dataclass(frozen=True)
 class Crossover:
-    """The value of the model's first input, nearest to the given value, at which the faster of two strategies changes.
+    """The nearest value of the model's first input at which another of two strategies becomes the faster one.
 
     Attributes:
         strategies: the two strategies, the faster one at the given value first. These are the fastest two, or the
@@ -122,12 +122,12 @@ class Explanation:
     """The explanation of a pick for one workload.
 
     Attributes:
-        inputs: the sizes of the work by name.
+        inputs: the sizes of the workload by name.
         in_domain: whether the workload lies within the measured range; if not, all figures are extrapolated.
-        strategies: the strategies of the same result, the fastest first.
+        strategies: the strategies that give the same result, the fastest first.
         pick: the fastest strategy.
         runner_up: the second fastest strategy.
-        margin_ns: the time that the pick saves against the runner-up.
+        margin_ns: the predicted time that the pick saves compared with the runner-up.
         margin_sd_ns: standard deviation of the margin.
         probability: the probability that the pick is faster than the runner-up.
         verdict: the pick if the probability is high enough, else "undecided".
@@ -148,21 +148,21 @@ class Explanation:
     crossover: Crossover
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the explanation as JSON has it; each input is a key of its own."""
+        """Return the explanation as JSON has it; each input is a separate key."""
         found = json.loads(json.dumps(dataclasses.asdict(self)))
         return {**found.pop("inputs"), **found}
 
 
 def explain(calibrated: CalibratedModel, *inputs: float, **given: float | None) -> Explanation:
-    """Explain the pick for one workload: the terms of each time, the margin, and the changes that change the pick.
+    """Explain the pick for one workload: the terms of each time, the margin, and the changes that alter the pick.
 
     Args:
         calibrated: a model of one machine.
-        *inputs: the sizes of the work by place.
-        **given: the sizes of the work by name.
+        *inputs: the sizes of the workload by place.
+        **given: the sizes of the workload by name.
 
     Raises:
-        ValueError: an impossible input, a model with lists as inputs, or fewer than two strategies to choose among.
+        ValueError: an impossible input, a model with inputs that are lists, or fewer than two strategies.
     """
     model = calibrated.model
     if lists := [name for name, entry in model.inputs.items() if entry.is_list]:
@@ -180,7 +180,7 @@ def explain(calibrated: CalibratedModel, *inputs: float, **given: float | None) 
         low, high = map(float, calibrated.interval_ns(name, **sizes))
         parts = {term: float(time_ns) for term, time_ns in calibrated.terms_ns(name, **sizes).items()}
         strategies.append(StrategyExplanation(name, parts, sum(parts.values()), (low, high)))
-    strategies.sort(key=lambda one: one.time_ns)  # keeps the order of equal times, as `pick` does
+    strategies.sort(key=lambda one: one.time_ns)  # equal times stay in order, as in `pick`
     by_time = [strategy.strategy for strategy in strategies]
     pick, runner_up = by_time[:2]
     decided = calibrated.compare(pick, runner_up, **sizes)
@@ -205,7 +205,7 @@ def explain(calibrated: CalibratedModel, *inputs: float, **given: float | None) 
 
 
 class _Moved(NamedTuple):
-    """Two strategies, the faster first, and the quantities to change: coefficients, then inputs."""
+    """Two strategies, the faster one first, and the quantities to vary: coefficients, then inputs."""
 
     variants: Int[np.ndarray, "2 most"]
     posterior: LatencyPosterior
@@ -213,7 +213,7 @@ class _Moved(NamedTuple):
 
 
 class _Search(NamedTuple):
-    """The nearest changes that change the pick of two strategies, by axis; the crossover's axis is the last."""
+    """The nearest change on each axis that alters the pick of two strategies; the last axis is the crossover's."""
 
     calibrated: CalibratedModel
     names: tuple[str, str]
@@ -227,7 +227,7 @@ class _Search(NamedTuple):
 
 
 def _search(calibrated: CalibratedModel, names: tuple[str, str], sizes: Mapping[str, float]) -> _Search:
-    """Search the changes that change the pick of two strategies, of which the first is faster."""
+    """Find the nearest changes that make the second of two strategies faster than the first."""
     model, first = calibrated.model, next(iter(calibrated.model.inputs))
     coefficients = coefficient_names(calibrated.coefficients)
     axes = (*coefficients, *(name for name, entry in model.inputs.items() if entry.default is None), first)
@@ -238,7 +238,7 @@ def _search(calibrated: CalibratedModel, names: tuple[str, str], sizes: Mapping[
         if place == len(axes) - 1:
             low, high = max(entry.least, 1.0), max(entry.most, value)
         tried = np.geomspace(low, high, GRID_POINTS)
-        # Whole sizes alone: between them, steps of the machine's schedule make crossings that no size has.
+        # Only whole sizes are tried: steps of the machine's schedule cause crossings between sizes.
         grid[place] = np.log((np.round(tried) if axes[place] == first and entry.step else tried) / value)
     variants = [[model.variants.index(v) for v in strategy_of(model, name).variants] for name in names]
     codes = np.array([np.resize(own, max(map(len, variants))) for own in variants], np.int32)
@@ -275,7 +275,7 @@ def _crossover(search: _Search) -> Crossover:
     if not is_jump:
         here = search.moved._replace(inputs={**search.moved.inputs, first: at})
         slope = abs(float(_log_slope(here, np.int32(search.places[-1]))))
-        # For equal predictions, the margin over the prediction is the logarithm of their ratio.
+        # If predictions are nearly equal, the margin divided by a prediction is the logarithm of their ratio.
         there = calibrated.compare(*names, **{**sizes, first: at})
         log_sd = float(there.margin_sd_ns / there.kept_ns) / slope if slope else None
     if log_sd is None:
@@ -288,13 +288,13 @@ def _crossover(search: _Search) -> Crossover:
         low, high = max(float(tried[0]), at * math.exp(-reach)), min(float(tried[-1]), at * math.exp(reach))
     inside = bool(calibrated.in_domain(**{**sizes, first: at}))
     how = "the predictions jump past each other" if is_jump else "the predictions are equal"
-    words = f"{how} at {first} {at:,.1f}: {below} is faster just below it, {above} just above"
+    words = f"{how} at {first} {at:,.1f}: {below} is faster just below, {above} just above"
     words += "" if inside else " (extrapolated)"
     return Crossover(names, first, at, below, above, log_sd, (low, high), is_jump, inside, words)
 
 
 def _reach(is_unsure: np.ndarray, values: np.ndarray, at: float, is_beyond: np.ndarray) -> float:
-    """Return the farthest value before the first sure one, among the values beyond `at` by their distance."""
+    """Return the last of the values beyond `at`, nearest first, before the first value with a sure decision."""
     decided = np.flatnonzero(is_beyond & ~is_unsure)
     nearest = values[is_beyond][: None if not decided.size else np.sum(is_beyond[: decided[0]])]
     return float(nearest[-1]) if nearest.size else at
@@ -302,8 +302,8 @@ def _reach(is_unsure: np.ndarray, values: np.ndarray, at: float, is_beyond: np.n
 
 @jax.jit
 def _nearest_crossings(moved: _Moved, axes: Int[Array, "axes"], grid: Float[Array, "axes grid"]) -> tuple[Array, Array]:
-    """Return, by axis, the nearest `log(factor)` that makes the first strategy slower, and whether it is a jump."""
-    # Each refinement replaces the grid by a finer one between the first change and its neighbour, on all axes at once.
+    """Return for each axis the nearest `log(factor)` that makes the first strategy slower, and whether a jump does."""
+    # Each refinement makes the grid finer, between the first change of the pick and the point before it, on all axes.
     # Steps of the machine's schedule can make the predictions jump past each other.
     grid = jnp.asarray(grid, jnp.result_type(float))
     share, last = jnp.linspace(0.0, 1.0, grid.shape[1])[None], grid.shape[1] - 1
@@ -321,7 +321,7 @@ def _nearest_crossings(moved: _Moved, axes: Int[Array, "axes"], grid: Float[Arra
         found, before = jnp.where(is_up, up, down), jnp.where(is_up, up - 1, down + 1)
         nearer, is_up = entry(points, before), is_up[:, None]
         nearer = jnp.where(is_up, jnp.maximum(nearer, 0.0), jnp.minimum(nearer, 0.0))
-        # Rounding can hide the change in a finer grid: the earlier result then stays.
+        # Rounding can hide the change in a finer grid; the earlier result then stays.
         is_found = jnp.isfinite(jnp.minimum(upward, downward)).any(1, keepdims=True)
         inner = jnp.where(is_found, nearer, inner)
         outer = jnp.where(is_found, entry(points, found), outer)
@@ -331,7 +331,7 @@ def _nearest_crossings(moved: _Moved, axes: Int[Array, "axes"], grid: Float[Arra
 
     nothing = jnp.full_like(grid[:, :1], jnp.nan)
     _, _, outer, gap = jax.lax.fori_loop(0, REFINEMENTS, refine, (grid, nothing, nothing, nothing))
-    # At a crossing, the remaining difference of the predictions is rounding.
+    # The predictions differ at a crossing only by rounding.
     return jnp.where(jnp.isnan(outer), jnp.inf, outer)[:, 0], (gap > jnp.sqrt(jnp.finfo(grid.dtype).eps))[:, 0]
 
 

@@ -1,6 +1,6 @@
 """The predicted time of any JAX function, on the calibrated machine or on a target device.
 
-One estimate covers several functions, so that comparisons leave out the uncertainty that the functions share.
+One estimate covers several functions, so that the uncertainty that the functions share cancels in comparisons.
 """
 
 import math
@@ -21,12 +21,12 @@ from rlxjax.units import interval_text, time_text
 
 from ._predict import CalibratedModel
 
-#: Relative standard deviation of a program's own residual against a program that does the same work: the compiler's
-#: choices and timing noise. `benchmarks.advice_truth` prints the log loss of `decision` on timed pairs of stages; the
-#: loss falls fast up to this value, and little beyond.
+#: Relative standard deviation of the residual that a program does not share with a program of equal work, from the
+#: compiler's choices and from timing noise. `benchmarks.advice_truth` prints the log loss of `decision` on timed pairs
+#: of stages; the loss falls fast up to this value, and little beyond.
 OWN_SPREAD = 0.15
-#: The least relative standard deviation of the difference of a term between two programs, since the compiler may fuse
-#: otherwise than assumed. With this value no decision on the tuning half of the pairs is sure and wrong.
+#: Least relative standard deviation of a term's difference between two programs, since the compiler may fuse otherwise
+#: than the profile assumes. No sure decision on the tuning half of the pairs is wrong with this value.
 TERM_SPREAD = 0.4
 #: `OWN_SPREAD` for profiles of compiled programs, in which the compiler's choices are known.
 COMPILED_SPREAD = 0.05
@@ -43,19 +43,20 @@ class FunctionPrediction(NamedTuple):
         terms_ns: the parts of the predicted time by name, largest first.
         profile: the counts of the function.
         in_domain: whether every count lies within the measured range; if not, the prediction is an extrapolation.
-        uncounted: the work that is not counted, a sentence each. If there is any, the time is a lower bound, `high_ns`
-            is infinite and `in_domain` is false.
+        uncounted: sentences about work that the profile does not count. If there is such work, the time is a lower
+            bound, `high_ns` is infinite and `in_domain` is false.
         target: the name of the target device, empty for the calibrated machine.
         stands_on: the source of a target's figures: timings of such a device, a data sheet or the compiler's estimates.
         roofline_ns: the least time that a target's data sheet allows for the work.
-        untimed: operations that no machine timed. Their class predicts their time, and `in_domain` is false.
-        device_ns: the part of the time that a target's devices take.
+        untimed: operations that were timed on no machine. Their time is that of their class of operations, and
+            `in_domain` is false.
+        device_ns: the part of the time in which a target's devices work.
         host_ns: the rest of the time, in which the host dispatches the call and waits.
         pipelined_ns: the time of a step in a loop that does not wait for results: the longer of the devices' and the
             host's time.
         pipelined_interval_ns: the 90 % interval of `pipelined_ns`.
-        mfu: the share of `pipelined_ns` that the function's products take at the data sheet's peak rate; None without
-            products.
+        mfu: model FLOP utilization: the share of `pipelined_ns` that the function's matrix products and convolutions
+            take at the data sheet's peak rate; None without these.
         binds: the largest part of `pipelined_ns`: "compute", "memory", "collectives" or "host".
     """
 
@@ -78,11 +79,11 @@ class FunctionPrediction(NamedTuple):
     binds: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the prediction and the profile as JSON has them: counts, times in ns, shares of 1."""
+        """Return the prediction and the profile as JSON has them: counts, times in ns, shares from 0 to 1."""
         return self.profile.as_dict() | self.time_as_dict()
 
     def time_as_dict(self) -> dict[str, Any]:
-        """Return the prediction as JSON has it, without the profile, in ns."""
+        """Return the prediction without the profile, as JSON has it, in ns."""
         found = {
             "uncounted": list(self.uncounted),
             "predicted_ns": self.time_ns,
@@ -127,7 +128,7 @@ class FunctionTimes(NamedTuple):
     Attributes:
         predictions: the prediction of each function.
         scores: change of the logarithm of each time per standard deviation of each unknown, `[functions, unknowns]`.
-        terms_ns: parts of each time, in one order, `[functions, terms]`.
+        terms_ns: the terms of each time, in the same order for all functions, `[functions, terms]`.
         spread: relative standard deviation of each function's own residual, `[functions]`.
     """
 
@@ -137,15 +138,15 @@ class FunctionTimes(NamedTuple):
     spread: np.ndarray
 
     def decision(self, fused: Sequence[int], kept: Sequence[int], own_spread: float | None = None) -> Decision:
-        """Compare the total times of two sets of functions, and return the probability that the first is faster.
+        """Compare the total times of two sets of functions, and return the probability that the first set is faster.
 
-        Equal work on both sides cancels, and a function on both sides cancels entirely. The uncertainty has a part for
-        the difference of each term, and a small share of the smaller time. The uncertainty is infinite if some
+        Equal work in both sets cancels, and a function that is in both sets cancels entirely. The uncertainty has a
+        part for the difference of each term, and a small share of the smaller time. The uncertainty is infinite if a
         function has uncounted work.
 
         Args:
-            fused: places of the functions in the first set.
-            kept: places of the functions in the second set.
+            fused: indices of the functions in the first set.
+            kept: indices of the functions in the second set.
             own_spread: relative standard deviation of a program's own residual; the default is smaller for compiled
                 programs.
         """
@@ -192,7 +193,7 @@ def times_of_runs(
 ) -> FunctionTimes:
     """Predict the times of runs of a functions model, in one estimate."""
     count = len(profiles)
-    # Numbers of functions are padded to powers of four, so that few programs are compiled.
+    # The number of functions is padded to a power of four, so that few programs are compiled.
     rows = np.minimum(np.arange(4 ** math.ceil(math.log(count, 4))), count - 1)
     filled = jax.tree.map(lambda column: np.asarray(column)[rows], runs)
     with jax.ensure_compile_time_eval():

@@ -41,11 +41,11 @@ from rlxjax.fit import (
     strategy_of,
 )
 
-#: The most cached picks, and the most cached posteriors on a device.
+#: Largest numbers of cached picks, and of posteriors cached on a device.
 MOST_CHOICES, MOST_PLACED = 4096, 64
-#: The variance of a logarithm below which the variance counts as zero.
+#: A smaller variance of a logarithm counts as zero.
 LEAST_VARIANCE = 1e-30
-#: A text or None. Type checkers would compare the numbers of `**sizes` with a narrower type.
+#: The name of a model or None. Type checkers would apply a narrower type to the numbers in `**sizes` too.
 ModelName = Any
 
 
@@ -54,10 +54,10 @@ class Pick(NamedTuple):
     """The fastest of several strategies, `[*batch]`.
 
     Attributes:
-        place: the place of the strategy among the candidates, the first of equals.
+        place: index of the strategy among the candidates; the first candidate wins a tie.
         time_ns: the predicted time; infinite if no candidate gives the result.
-        margin_ns: the time that the next strategy takes longer; infinite without a next strategy.
-        probability: the least probability that the pick is faster than another candidate, as in a `Decision`.
+        margin_ns: the extra time of the second fastest strategy; infinite without a second strategy.
+        probability: the smallest probability, over the other candidates, that the pick is faster; see `Decision`.
         time_log_sd: standard deviation of the logarithm of the pick's time.
     """
 
@@ -78,10 +78,10 @@ class Pick(NamedTuple):
 
 
 class Predictions:
-    """The questions to a calibrated model; with several models, `model=` names the model, by default the first.
+    """The methods that predict, compare and pick; `model=` names one of several models, by default the first.
 
-    In every method, the inputs are the model's, by place or by name: scalars or `[*batch]`, and lists
-    `[*batch, entries]`. Inputs with a default, and inputs that the strategy's name implies, may be left out.
+    Every method takes the model's inputs by place or by name: numbers, arrays `[*batch]` or, for inputs that are lists,
+    `[*batch, entries]`. You may leave out inputs that have a default or that the strategy's name implies.
 
     Examples:
         >>> from rlxjax.calibration import prior_calibration
@@ -91,20 +91,20 @@ class Predictions:
     """
 
     def of(self, model: str | None = None) -> "CalibratedModel":
-        """Return one calibrated model by name."""
+        """Return the calibrated model of a name."""
         raise NotImplementedError
 
     @property
     def coefficients(self) -> Any:
-        """The coefficients of the (first) model, a pytree of floats."""
+        """The coefficients of the first model, a pytree of floats."""
         return self.of().posterior.coefficients
 
     def predict_ns(self, strategy: str, *inputs: Size, model: ModelName = None, **named: Size | None) -> Nanoseconds:
-        """Return the predicted time of one run in ns, `[*batch]`: the time of the strategy's fastest variant.
+        """Return the predicted time of the strategy's fastest variant in ns, `[*batch]`.
 
         Raises:
             ValueError: an unknown strategy; an input that is missing, impossible or contradicts the strategy's name;
-                or inputs (no traced ones) for which the strategy cannot give the result.
+                or inputs for which the strategy cannot give the result (traced inputs are not checked).
         """
         return self.of(model)._asked("time", (strategy,), inputs, named)
 
@@ -123,9 +123,9 @@ class Predictions:
     ) -> tuple[Nanoseconds, Nanoseconds]:
         """Return the ends in ns of the interval that holds a run's time with probability `level`, `[*batch]` each.
 
-        The time of a run is the lower quartile of interleaved visits at one pace of the machine, as in
-        `rlxjax calibrate`. The time is log-normal around the prediction. Its variance is the sum of the variances of
-        the fit, of the workload's own residual and of the machine's pace.
+        The time of a run is the lower quartile of interleaved visits at a constant pace of the machine, as in
+        `rlxjax calibrate`. The time is log-normal around the prediction. The variance of its logarithm has three parts:
+        the fit, the workload's own residual and the machine's pace.
 
         Raises:
             ValueError: as `predict_ns`, or a level that is not between 0 and 1.
@@ -135,7 +135,7 @@ class Predictions:
     def compare(self, fused: str, kept: str, *inputs: Size, model: ModelName = None, **named: Size | None) -> Decision:
         """Compare the strategies `fused` and `kept`, and return the probability that `fused` is faster, `[*batch]`.
 
-        `explain` compares the fastest two strategies, and says why.
+        `explain` compares the fastest two strategies and gives the reasons.
 
         Raises:
             ValueError: as `predict_ns`.
@@ -165,12 +165,12 @@ class Predictions:
     def pick(
         self, *inputs: Size, candidates: Sequence[str] | None = None, model: ModelName = None, **named: Size | None
     ) -> str:
-        """Return the strategy with the lowest prediction for one workload, and the earlier of equal ones.
+        """Return the strategy with the lowest predicted time for one workload; the earlier strategy wins a tie.
 
-        The strategy is one of the candidates, or of all strategies that give the result.
+        By default, all strategies that give the result are candidates.
 
         Raises:
-            ValueError: as `predict_ns`; no candidate; or sizes that are arrays or traced: use `pick_index`.
+            ValueError: as `predict_ns`; no candidate; or arrays or traced values, for which `pick_index` works.
         """
         own = self.of(model)
         return own._chosen(None if candidates is None else tuple(candidates), inputs, named)[0]
@@ -178,9 +178,9 @@ class Predictions:
     def pick_index(
         self, *inputs: Size, candidates: Sequence[str] | None = None, model: ModelName = None, **named: Size | None
     ) -> Int[Array, "*batch"]:
-        """Return the place of the fastest strategy, the first of equals, `[*batch]`; works on traced sizes.
+        """Return the index of the fastest candidate, `[*batch]`; works on traced sizes.
 
-        The place is among the candidates, by default among `CalibratedModel.strategies`, so that the name is
+        The first candidate wins a tie. The default candidates are `CalibratedModel.strategies`, so that the name is
         `np.array(calibrated.strategies)[index]`.
 
         Raises:
@@ -191,7 +191,7 @@ class Predictions:
         return own._asked("place", chosen, inputs, named)
 
     def in_domain(self, *inputs: Size, model: ModelName = None, **named: Size | None) -> bool | np.ndarray | Array:
-        """Whether workloads lie within the measured range of all strategies together, `[*batch]`."""
+        """Return whether each workload lies within the range that all strategies together measured, `[*batch]`."""
         own, numbers = self.of(model), {}
         for name, value in own._all_inputs(inputs, named).items():
             numbers[name] = value.astype(float) if isinstance(value, jax.Array) else np.asarray(value, float)
@@ -206,16 +206,16 @@ class Predictions:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CalibratedModel(Predictions):
-    """A latency model fitted to one machine's timings; a pytree, whose provenance and cautions are static.
+    """A latency model fitted to one machine's timings: a pytree with static provenance and cautions.
 
     Attributes:
         posterior: the coefficients and the correction, with their uncertainty.
-        provenance: the provenance of each coefficient.
-        held_out: by variant, the errors of fitted and of held-out workloads.
+        provenance: by name, whether each coefficient was measured.
+        held_out: the errors on fitted and on held-out workloads, by variant.
         domain: the smallest and largest measured value of each input, and of each product of two inputs ("a*b").
-        noise_floor: mean relative difference of two halves of the timings; None for a single round.
-        pace_log_sd: standard deviation of the logarithm of the machine's speed, which all runs share. The speed changes
-            from minute to minute, or is that of an unknown machine. It widens intervals and changes no decision.
+        noise_floor: mean relative difference between two halves of the timings; None for a single round.
+        pace_log_sd: standard deviation of the logarithm of the machine's speed, which changes from minute to minute or
+            is unknown. All runs share the speed, so this uncertainty widens intervals and changes no decision.
         cautions: warnings about the predictions, a sentence each.
     """
 
@@ -244,23 +244,23 @@ class CalibratedModel(Predictions):
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """The strategies that `pick` and `pick_index` choose among, in order: those that imply no input."""
+        """The strategies that `pick` and `pick_index` choose among: all whose name implies no input, in order."""
         return tuple(alternatives_of(self.model))
 
     def with_facts(self, **facts: Any) -> "CalibratedModel":
-        """Return a copy with other facts about the machine's schedule or about the programs."""
+        """Return a copy in which some facts about the machine's schedule or about the programs are replaced."""
         posterior = dataclasses.replace(self.posterior, facts={**self.posterior.facts, **facts})
         return dataclasses.replace(self, posterior=posterior)
 
     def updated(self, timings: Timings, probe: Columns | None = None) -> "CalibratedModel":
         """Return the model updated by timings, by one step of `rlxjax.fit.condition` instead of a new fit.
 
-        The domain grows by runs that were timed together with others; fields about the original timings stay.
+        Runs that were timed together with other runs extend the domain. Fields about the original timings stay.
 
         Args:
             timings: timings of the model, `[n]`.
-            probe: integer labels, `[n]`; timings with equal labels were taken together, interleaved. Default: all
-                together. A factor that all times of a label share has no effect, so a single time has none either.
+            probe: integer labels, `[n]`; timings with the same label were interleaved (default: all). Only ratios of
+                times with the same label count, so a label with a single time has no effect.
 
         Raises:
             ValueError: as `rlxjax.fit.condition`.
@@ -306,7 +306,7 @@ class CalibratedModel(Predictions):
         return _bounds(run, NormalDist().inv_cdf((1.0 + level) / 2.0), self.pace_log_sd)
 
     def alternatives(self, *inputs: Size, **named: Size | None) -> tuple[str, ...]:
-        """Return the strategies that give the result of all given workloads; of equal times, earlier ones win.
+        """Return the strategies that give the result for all given workloads.
 
         Raises:
             ValueError: as `predict_ns`, or inputs that are traced.
@@ -317,7 +317,7 @@ class CalibratedModel(Predictions):
             runs, counts = self._runs(self.strategies, inputs, named)
             _, is_possible = _program(self.on_device(), runs, counts, "each")
         if is_traced(is_possible):
-            raise ValueError("alternatives: expected inputs that are numbers, got traced ones; see `pick_index`")
+            raise ValueError("alternatives: expected inputs that are numbers, got traced values; use `pick_index`")
         return tuple(np.array(self.strategies)[np.asarray(is_possible)].tolist())
 
     def variant_of(self, strategy: str, *inputs: Size, **named: Size | None) -> str:
@@ -329,7 +329,7 @@ class CalibratedModel(Predictions):
         return self._chosen((strategy,), inputs, named)[1]
 
     def decided(self, *inputs: Size, candidates: Sequence[str] | None = None, **named: Size | None) -> Pick:
-        """Return the fastest candidate, by default of `strategies`, with its probability; works on traced sizes.
+        """Return the fastest candidate (default: of `strategies`) with its probability; works on traced sizes.
 
         Raises:
             ValueError: as `predict_ns`, or no candidate.
@@ -338,7 +338,7 @@ class CalibratedModel(Predictions):
         return self._asked("pick", chosen, inputs, named)
 
     def _all_inputs(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all inputs of a workload; inputs that strategies imply are those of the first one that agrees."""
+        """Return all inputs of a workload; the first strategy that agrees with the inputs gives the implied inputs."""
         names = [*alternatives_of(self.model)][:1] or [*self.model.strategies]
         for name in names[:-1]:
             with contextlib.suppress(ValueError):
@@ -346,25 +346,25 @@ class CalibratedModel(Predictions):
         return all_inputs(self.model, names[-1], inputs, named)
 
     def _asked(self, ask: str, strategies: tuple[str, ...], inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        """Return the program's answer `ask` for the runs of strategies, after all checks of values on the host."""
+        """Check the values on the host, and return the compiled answer named `ask` for the runs of strategies."""
         runs, counts = self._runs(strategies, inputs, named)
         codes = tuple(np.ravel(runs.variant).tolist())
         if ask == "pick" and len(set(codes)) == len(codes) and _has_separate_weights(handle(self.posterior)):
             found, is_possible = _program(self.on_device(), runs, counts, "separate pick", codes)
         else:
             found, is_possible = _program(self.on_device(), runs, counts, ask)
-        # A place is always that of a possible strategy, and a traced value within a program.
+        # An index is always that of a possible strategy, and traced values cannot be checked.
         if ask != "place" and not is_traced(is_possible):
             for name in np.array(strategies)[~np.asarray(is_possible)]:
                 first, columns = (0,) * len(runs.shape), runs.of_shape(runs.shape).inputs
                 sizes = ", ".join(f"{key} {size_text(column[first])}" for key, column in columns.items())
-                raise ValueError(f"strategy: {str(name)!r} was not timed for such work ({sizes})")
+                raise ValueError(f"strategy: {str(name)!r} was not timed for this work ({sizes})")
         return found
 
     def _runs(
         self, strategies: tuple[str, ...], inputs: Sequence[Any], named: Mapping[str, Any]
     ) -> tuple[Runs, tuple[int, ...]]:
-        """Return the runs of the variants of each strategy, `[variants, *batch]`, and the variants per strategy."""
+        """Return the runs of all strategies' variants, `[variants, *batch]`, and the number of variants of each."""
         if not strategies:
             raise ValueError("candidates: expected at least one strategy, got none")
         each: list[dict[str, Any]] = [all_inputs(self.model, name, inputs, named) for name in strategies]
@@ -376,7 +376,7 @@ class CalibratedModel(Predictions):
         axes = [1] * max(len(batch_shape(entry, columns[name])) for name, entry in self.model.inputs.items())
         for name, value in columns.items():
             is_list = self.model.inputs[name].is_list
-            if not is_list and any(values[name] is not value for values in each):  # the strategies' names imply it
+            if not is_list and any(values[name] is not value for values in each):  # implied by the name
                 columns[name] = np.repeat([float(values[name]) for values in each], counts).reshape(-1, *axes)
         codes = [self.model.variants.index(name) for names in variants for name in names]
         return Runs.checked(self.model, np.array(codes, np.int32).reshape(-1, *axes), **columns), counts
@@ -384,14 +384,14 @@ class CalibratedModel(Predictions):
     def _chosen(
         self, candidates: tuple[str, ...] | None, inputs: Sequence[Any], named: Mapping[str, Any]
     ) -> tuple[str, str]:
-        """Return the fastest candidate for one workload, the first of equals, and the candidate's fastest variant."""
+        """Return the fastest candidate for one workload (the first wins a tie), and the candidate's fastest variant."""
         lists = [name for name, entry in self.model.inputs.items() if entry.is_list]
         for name, value in (*zip(self.model.inputs, inputs, strict=False), *named.items()):
             own = as_lists(self.model.inputs, {name: value})[name] if name in lists else value
             if is_traced(own) or np.ndim(own) > (name in lists):
                 given = "a traced value" if is_traced(own) else f"shape {np.shape(own)}"
                 one = "list" if name in lists else "number"
-                raise ValueError(f"{name}: expected a {one} of one workload, got {given}; see `pick_index`")
+                raise ValueError(f"{name}: expected a {one} for one workload, got {given}; use `pick_index`")
         by_place, by_name = (tuple(map(_hashable, values)) for values in (inputs, named.values()))
         return _choice(handle(self), candidates, by_place, tuple(zip(named, by_name, strict=True)))
 
@@ -423,7 +423,7 @@ def _choice(
 ) -> tuple[str, str]:
     own: Any = known()
     if is_traced(*jax.tree.leaves(own.posterior)):
-        raise ValueError("pick: expected a calibration of numbers, got a traced one; see `pick_index`")
+        raise ValueError("pick: expected a calibration of numbers, got a traced calibration; use `pick_index`")
     names = own.alternatives(*inputs, **dict(named)) if candidates is None else candidates
     with jax.ensure_compile_time_eval():
         found = own._asked("each", names, inputs, dict(named))
@@ -443,9 +443,9 @@ class _Run(NamedTuple):
 def _program(
     posterior: LatencyPosterior, runs: Runs, counts: tuple[int, ...], ask: str, codes: tuple[int, ...] | None = None
 ) -> tuple[Any, Bool[Array, "strategies"]]:
-    """Return the answer from the fastest run of each strategy, the first of equals, and which strategies have runs.
+    """Return the answer from the fastest variant of each strategy, and whether each strategy can do the work.
 
-    With the variants' codes as numbers, each variant has its own program, without the code of other variants.
+    If `codes` has the variants as Python numbers, a variant's code leaves out the terms of other variants.
     """
     says, answer = _ANSWERS[ask]
     traced, runs = jnp.ravel(jnp.asarray(runs.variant)), runs.together()
@@ -475,7 +475,7 @@ def _program(
 
 
 def _cheaper(one: _Run, other: _Run) -> _Run:
-    """Return the faster of two runs, the first of equals."""
+    """Return the faster of two runs; the first run wins a tie."""
     is_first = one.time_ns <= other.time_ns
 
     def choose(mine: Array, others: Array) -> Array:
@@ -491,7 +491,7 @@ def _place(found: Sequence[_Run]) -> Int[Array, "*batch"]:
 def _compared(posterior: LatencyPosterior, found: Sequence[_Run]) -> Decision:
     fused, kept = found
     alike = own_correlation(posterior, fused.variant, kept.variant)
-    if posterior.alike is not None:  # the shared part; the spread of an estimate may include more
+    if posterior.alike is not None:  # rescaled, since an estimate's spread may include an unshared part
         one, other = (jnp.asarray(posterior.spread)[run.variant] for run in found)
         alike = alike * (one * other / jnp.maximum(fused.said.spread * kept.said.spread, LEAST_VARIANCE))
     return decision(fused.said, kept.said, alike)
@@ -508,7 +508,7 @@ def _decided(posterior: LatencyPosterior, found: Sequence[_Run]) -> Pick:
     return Pick(place, fastest.time_ns, margin_ns, probability, fastest.said.log_sd())
 
 
-#: The answers by name: a function of each run, and a function of the fastest runs of strategies.
+#: By the answer's name: a function for each run, and a function for the fastest runs of all strategies.
 _ANSWERS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "time": (corrected_terms_ns, lambda _, found: found[0].time_ns),
     "terms": (corrected_terms_ns, lambda _, found: found[0].said),

@@ -37,7 +37,7 @@ class MachineMismatchWarning(UserWarning):
 
 
 class Fingerprint(Strict):
-    """The machine and the software of timings."""
+    """The machine and the software that made timings."""
 
     platform: str
     device_kind: str
@@ -70,7 +70,7 @@ class GateCoefficient(Strict):
 
 
 class ErrorSummary(Strict):
-    """Mean absolute relative errors of a group of cells, of fitted and of held-out cells."""
+    """Mean absolute relative errors of a group of cells: on fitted cells and on held-out cells."""
 
     fit: NotNegative | None
     terms_alone: NotNegative | None  # held-out error of the terms without the correction
@@ -116,7 +116,7 @@ class FitSummary(Strict):
 
 
 class Uncertainty(Strict):
-    """The rest of a `LatencyPosterior`, by variant; `covariance_factor` has the rows of the lower triangle."""
+    """The fields of a `LatencyPosterior` about uncertainty; `covariance_factor` has rows of the lower triangle."""
 
     correction: dict[str, list[Finite]]
     spread: dict[str, Positive]
@@ -171,7 +171,7 @@ class Section(Sealed):
 
 
 class ModelSection(Section):
-    """A fitted latency model; for a population, the spread is that of runs of a machine that was held out."""
+    """A fitted latency model; the spread of a population was measured on machines that were held out."""
 
     model_version: int
     facts: dict[str, NotNegative | list[NotNegative]]  # how the machine schedules programs
@@ -254,7 +254,7 @@ def fingerprint_differences(
     names: Iterable[str] = tuple(Fingerprint.model_fields),
     places: tuple[str, str] = ("there", "here"),
 ) -> list[str]:
-    """Return a phrase for each field that differs, with words for the two places."""
+    """Return a phrase for each field that differs; `places` are the words for the two machines."""
     return [
         f"{name} {getattr(made_on, name)!r} {places[0]}, {getattr(here, name)!r} {places[1]}"
         for name in names

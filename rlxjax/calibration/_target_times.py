@@ -1,4 +1,4 @@
-"""The predicted time of a function: on the calibrated machine, or compiled for a target device."""
+"""Predict the time of a function on the calibrated machine, or compiled for a target device."""
 
 import dataclasses
 import math
@@ -38,15 +38,15 @@ from ._conversion import calibrated_of, posterior_of
 from ._function_times import FunctionPrediction, FunctionTimes, predict_profiles, times_of_runs
 from ._predict import CalibratedModel
 
-#: Standard deviations of the logarithm of a machine's pace, for a timed card and for another host. The first is the
-#: error between seven further sets of timings on two cards, and between parts of a session: `benchmarks.gpu_kernels`.
+#: Standard deviations of the logarithm of the pace, for a timed GPU and for another host. The first is the error
+#: between seven further sets of timings on two GPUs, and between parts of a session (`benchmarks.gpu_kernels`).
 PACE_LOG_SD, HOST_LOG_SD = 0.08, 0.27
-#: Relative standard deviation of a step in a loop that does not wait, from 190 loops on an H100, and of the pace of a
-#: card that was not timed, as the error of an H200 by the fit of the H100.
+#: Relative standard deviations of a step in a loop that does not wait (from 190 loops on an H100), and of the pace of a
+#: GPU that was not timed (the error on an H200 of the fit to the H100).
 PIPELINED_SPREAD, CARD_LOG_SD = 0.19, 0.1
-#: Relative standard deviation of a program's own residual on a TPU, from published times of steps.
+#: Relative standard deviation of a program's own residual on a TPU, from published step times.
 TPU_SPREAD = 0.12
-#: Ratio of a custom kernel's time to its declared work at the data sheet's rates, and the ratio's standard deviation.
+#: Ratio of a custom kernel's time to the data sheet's time for its declared work, and the ratio's standard deviation.
 CUSTOM_SLOWNESS, CUSTOM_LOG_SD = 2.0, 0.5
 
 
@@ -73,7 +73,7 @@ def predict_function(
         **kwargs: keyword arguments of the function.
 
     Raises:
-        ValueError: as `profile_function`; a calibration without the functions model; a mesh without a target.
+        ValueError: as `profile_function`; the calibration has no functions model; or a mesh is given without a target.
     """
     if target is not None:
         options: dict[str, Any] = {"calibration": calibration, "mesh": mesh, "trip_counts": trip_counts}
@@ -96,14 +96,14 @@ def predict_for_target(
 ) -> FunctionPrediction:
     """Predict the time of a function on target devices that need not be present; the CPU compiles the function.
 
-    On a GPU, a model of kernels predicts the time, from a calibration of such a device, from timings that ship with
-    this package, or from the data sheet; `stands_on` names the source. On a TPU, the time is the compiler's estimate of
-    cycles divided by the clock of the data sheet; a kernel without cycles counts by its bytes and operations. A
-    collective operation adds the time by which it exceeds the work that overlaps with it. `time_ns` is for one call
-    whose results are waited for, `pipelined_ns` for a step in a loop that does not wait.
+    On a GPU, a model of kernels predicts the time. Its coefficients come from a calibration of the same kind of GPU,
+    from timings that ship with this package, or from the data sheet; `stands_on` names the source. On a TPU, the time
+    is the compiler's estimate of cycles divided by the clock of the data sheet; the bytes and operations of a kernel
+    without such an estimate give its time. A collective operation adds the time by which it exceeds the overlapping
+    work. `time_ns` is the time of one call whose results are waited for, `pipelined_ns` of a step in a loop that does
+    not wait.
 
-    The arguments are those of `predict_function`. `calibration` may be None; its models of GPU kernels and collectives
-    are used if the calibration is of such a device.
+    The arguments are those of `predict_function`; `calibration` is used only if it was made on the same kind of device.
 
     Raises:
         ValueError: as `compile_for` and `profile_function`.
@@ -128,10 +128,10 @@ def times_for_target(
     Args:
         profiles: profiles of level "compiled" for the device.
         device: the target.
-        calibration: a `Calibration`, used if it is of such a device.
+        calibration: a `Calibration`, used only if it was made on the same kind of device.
 
     Raises:
-        ValueError: a GPU whose data lack figures, or profiles of another level.
+        ValueError: the data of the GPU lack a figure, or a profile has another level.
     """
     if device.platform == "tpu":
         known = _known_tpu(device)
@@ -173,7 +173,7 @@ def _of_target(
     compute_ns = product_ns(device, compiled.products)
     parts = {name: terms.get(f"{term}_ns", 0.0) for name, term in (("collectives",) * 2, ("host", "dispatch"))}
     parts["memory" if memory_ns >= compute_ns else "compute"] = device_ns - parts["collectives"]
-    # The products of the function as written, at the average rate of the compiled program's products.
+    # The time of the products in the function as written, at the average rate of the compiled program's products.
     counts = np.asarray(profile.kernels.counts, float).sum(0)
     flop = counts[np.isin(list(OPERATIONS), PRODUCT_OPERATIONS)].sum() / compiled.devices
     made = sum(compiled.products.values())
@@ -192,7 +192,7 @@ def _of_target(
 
 
 def _added(times: FunctionTimes, name: str, each: Sequence[tuple[float, float]]) -> FunctionTimes:
-    """Return times with one more term of each function: its time and its standard deviation, in ns, shared by all."""
+    """Return times with a further term; `each` has its time and standard deviation, in ns, for each function."""
     predictions, scores = [], []
     own_ns, sds_ns = (np.array(side, float) for side in zip(*each, strict=True))
     for one, more_ns, more_sd_ns, score in zip(times.predictions, own_ns, sds_ns, times.scores, strict=True):
@@ -215,20 +215,16 @@ def _on_top(profile: FunctionProfile, device: TargetDevice, calibration: Any) ->
     if compiled.custom.launches:
         moved_ns = (compiled.custom.bytes or 0) / device.bandwidth_bytes_per_ns
         said_ns = CUSTOM_SLOWNESS * max(moved_ns, product_ns(device, {"half": compiled.custom.flops}))
-        found["custom_ns"] = said_ns - moved_ns, CUSTOM_LOG_SD * said_ns  # the kernels' model has counted the bytes
+        found["custom_ns"] = said_ns - moved_ns, CUSTOM_LOG_SD * said_ns  # the model of kernels counts the bytes
     if compiled.exchanges:
         if not device.links:
             raise ValueError(f"target {device.name}: expected data of links between devices, got none")
         times_ns = np.array([one.times for one in compiled.exchanges], float)
+        cycle_ns = 1.0 / device.clock_ghz if device.platform == "tpu" else 0.0
+        each = [(one.beside_cycles * cycle_ns, one.beside_bytes, one.beside_flop) for one in compiled.exchanges]
+        bandwidth = device.bandwidth_bytes_per_ns
         beside_ns = np.array(
-            [
-                max(
-                    one.beside_cycles / device.clock_ghz if device.platform == "tpu" else 0.0,
-                    one.beside_bytes / device.bandwidth_bytes_per_ns,
-                    product_ns(device, {"half": one.beside_flop}),
-                )
-                for one in compiled.exchanges
-            ]
+            [max(ns, moved / bandwidth, product_ns(device, {"half": flop})) for ns, moved, flop in each]
         )
         known = estimate(*_exchanges(profile, device, calibration))
         each_ns, log_sd = (np.asarray(column, float) for column in (known.time_ns, known.log_sd()))
@@ -265,10 +261,10 @@ class KnownDevice(NamedTuple):
 
 
 def _known_tpu(device: TargetDevice) -> KnownDevice:
-    """Return the model of a TPU, which no timings support."""
+    """Return the model of a TPU; no timings support the model."""
     posterior = prior_posterior(TPU_KERNELS, spread=TPU_SPREAD, facts=tpu_facts(device))
     provenance = dict.fromkeys(coefficient_names(posterior.coefficients), Provenance.UNCALIBRATED)
-    said = f"XLA's cycles and the data sheet of {device.title}; the host's part is a guess; nothing was measured"
+    said = f"XLA's cycles and the data sheet of {device.title}; the host's time is a guess; nothing was measured"
     return KnownDevice(CalibratedModel(posterior, provenance, {}, {}), said)
 
 
@@ -277,13 +273,13 @@ def known_gpu(device: TargetDevice, calibration: Any = None) -> KnownDevice:
 
     Args:
         device: a GPU.
-        calibration: a `Calibration`, used if it is of such a device.
+        calibration: a `Calibration`, used only if it was made on the same kind of GPU.
 
     Returns:
         The model of the GPU's kernels, and `stands_on`, the source of the model in words.
 
     Raises:
-        ValueError: a device whose data lack figures.
+        ValueError: the data of the device lack a figure.
 
     Examples:
         >>> from rlxjax.targets import target_device
@@ -318,6 +314,6 @@ def known_gpu(device: TargetDevice, calibration: Any = None) -> KnownDevice:
 
 
 def stands_on(programs: Sequence[FunctionPrediction]) -> str:
-    """Return the sources of the predicted times of compiled programs, in a sentence."""
+    """Return the sources of the predicted times of compiled programs, separated by semicolons."""
     told = dict.fromkeys(f"{one.stands_on} ({one.profile.target.compiler})" for one in programs if one.profile.target)
     return "; ".join(told)

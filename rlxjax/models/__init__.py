@@ -1,7 +1,7 @@
 """The latency models of batched FFTs, Welch peaks, JAX functions, compiled GPU programs and collectives.
 
-`WELCH`, `FFT`, `FUNCTIONS`, `GPU_KERNELS` and `COLLECTIVES` are the built-in instances of `rlxjax.fit.LatencyModel`;
-`BUILT_IN` holds them by name.
+`WELCH`, `FFT`, `FUNCTIONS`, `GPU_KERNELS` and `COLLECTIVES` are instances of `rlxjax.fit.LatencyModel`; `BUILT_IN`
+holds them by name.
 """
 
 from ._collectives import COLLECTIVES as COLLECTIVES

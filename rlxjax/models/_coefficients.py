@@ -28,6 +28,6 @@ def coefficients(class_: _Class) -> _Class:
 
 
 def prior_of(class_: Any, log_sd: float | None = None) -> LatencyPrior[Any]:
-    """Return the prior of typical coefficients; a field without a `log_sd` has the given or a wide one."""
+    """Return the prior of typical coefficients; fields without an own `log_sd` take `log_sd`, else a wide default."""
     known = {field.name: field.metadata["log_sd"] or log_sd for field in dataclasses.fields(class_)}
     return wide_prior(class_(), **{name: sd for name, sd in known.items() if sd is not None})

@@ -29,7 +29,7 @@ _Part = tuple[tuple[int, ...], float]
 
 
 class _Span(NamedTuple):
-    """The use of one torus dimension by a group: links, members in a row, receiving directions, hops."""
+    """How a group uses a torus dimension: its links, members in a row, receiving directions and hops."""
 
     links: list[tuple[Any, ...]]
     members: int
@@ -82,7 +82,7 @@ COLLECTIVES = CollectivesModel()
 
 
 def memory_link(devices: int) -> Link:
-    """Return the link between devices of one CPU: a share of its memory and processors each.
+    """Return the link between devices of one CPU, each of which has a share of the memory and the processors.
 
     The figures are orders of magnitude, not data-sheet values; a fit finds the shares.
     """
@@ -108,7 +108,7 @@ def collective_inputs(
 
     Args:
         kind: one of `COLLECTIVES.variants`.
-        moved_bytes: bytes on one device: of the result for an all-gather, of the operand for others.
+        moved_bytes: bytes on one device, of the result for an all-gather and of the operand for other kinds.
         groups: indices of devices that exchange data; for a permutation, pairs (source, target).
         links: nearest first; a link joins the indices `0` to `devices - 1`, the next `devices`, and so on.
         coordinates: torus coordinates by device index; not needed for switches.
@@ -118,7 +118,7 @@ def collective_inputs(
         hops_ns: summed latency of the hops in sequence.
 
     Raises:
-        ValueError: one line; an unknown kind, negative bytes, no groups, devices that no link joins, or a torus without
+        ValueError: an unknown kind, negative bytes, no groups, devices that no link joins, or a torus without
             coordinates.
 
     Examples:
@@ -191,7 +191,7 @@ def _torus(kind: str, parts: Sequence[_Part], link: Link, coordinates: _Places) 
             own_moved = max((1 / rate for _, rate in rates), default=0.0)
         elif kind == "all_to_all":
             own_moved = share * max((span.members**2 // 4 / span.members / rate for span, rate in rates), default=0.0)
-        else:  # devices of one place have nothing to cross
+        else:  # devices at the same place exchange nothing
             own_moved = (len(own) - 1) / len(own) / sum(rate for _, rate in rates) if rates else 0.0
         moved, hops = max(moved, own_moved), max(hops, sum(span.hops for span in own_spans))
     return moved / link.bytes_per_ns, hops * link.latency_ns

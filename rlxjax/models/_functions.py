@@ -118,7 +118,7 @@ class FunctionsModel(CountsModel):
 
     @property
     def prior(self) -> LatencyPrior[FunctionCoefficients]:
-        """The prior of a further machine, from the machines that timed the corpus."""
+        """The prior for another machine, from the machines that timed the corpus."""
         known, wide = shipped_weights(), prior_of(FunctionCoefficients, log_sd=0.8)
         if known is None:
             return wide

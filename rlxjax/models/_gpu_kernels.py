@@ -31,7 +31,7 @@ TILE_ELEMENTS, SMALL_TILE_ELEMENTS = 128**2, 64**2
 ARRAYS_OF_A_RESULT, COMMANDS_OF_A_READBACK = 3.0, 2.0
 #: Kinds of products, by the data-sheet rate that bounds them.
 PRODUCTS = ("byte", "half", "float32", "exact", "float64")
-#: Counts that are no operations, and classes of elementwise work.
+#: Counts that are not operations, and classes of elementwise work.
 ROWS = ("reduced_rows", "short_row_elements")
 ELEMENTWISE = ("arithmetic", "special", "dear", "iterated", "reduction", "cumulative", "window", "random")
 #: Operations that libraries solve column by column, with the matrices of a batch in parallel. Beyond these columns, or
@@ -88,7 +88,7 @@ def gpu_facts(device: TargetDevice) -> Facts:
     """Return the data sheet of a GPU as the facts of the model.
 
     Raises:
-        ValueError: the device is no GPU, or lacks a figure for cores, cache or float32.
+        ValueError: the device is not a GPU, or its data lack the cores, the cache or the float32 rate.
 
     Examples:
         >>> from rlxjax.targets import target_device
@@ -133,7 +133,7 @@ class GpuKernelsModel(CountsModel):
 
     The host launches kernels while the device runs earlier kernels; the longer side decides. Kernels run one after
     another on the device, and compute overlaps with memory traffic in each kernel. A product takes the time of its FLOP
-    on the whole card, and the last tiles take the time of one core. Library solvers run column by column. The host then
+    on the whole GPU, and the last tiles take the time of one core. Library solvers run column by column. The host then
     waits, and a longer wait has a longer wake-up. The error of a prediction grows with the share of the device.
     """
 
@@ -283,7 +283,7 @@ def gpu_inputs(program: GpuProgram) -> dict[str, Any]:
             most = IN_TURN_COLUMNS.get(one, IN_TURN_BY_MATRIX.get(one, np.inf) * np.maximum(matrices, 1.0))
             in_turn = np.where(columns > most, matrices, matrices > 0)
             found[f"{name}_columns"] = found.get(f"{name}_columns", 0.0) + launches @ (columns * in_turn)
-            calls = "eigen_calls" if name == "eigen" else "library_calls"  # the text holds the first call
+            calls = "eigen_calls" if name == "eigen" else "library_calls"  # the text has the first call
             found[calls] = found.get(calls, 0.0) + launches @ (in_turn - (name != "eigen") * (matrices > 0))
     flop = of("dot_general", "product_with_vector", "conv_general_dilated")
     kind = np.select(

@@ -24,7 +24,7 @@ FLOOR_SHARPNESS = 12
 LANES = 4096
 #: Vector operations per element and stage of a sorting network: two shifts, a comparison, two selections.
 STAGE_OPERATIONS = 5
-#: Classes that are no work of the vector unit.
+#: Classes of work that the vector unit does not do.
 NO_OPERATIONS = ("movement", "transpose", "indexing", "sort", "factorisation", "product")
 #: Inputs of a program, and lists with one entry for each row of the table of streaming kernels.
 SUMS = dict.fromkeys(("arrays", "cycles", "places", "columns"), "1") | {"moved_bytes": "bytes", "product_ns": "ns"}
@@ -54,7 +54,7 @@ def tpu_facts(device: TargetDevice) -> Facts:
     """Return the data sheet of a TPU as the facts of the model.
 
     Raises:
-        ValueError: the device is no TPU.
+        ValueError: the device is not a TPU.
 
     Examples:
         >>> tpu_facts(target_device("tpu-v5e"))["memory_bytes_per_ns"]

@@ -97,17 +97,17 @@ class Weights:
         shared_read_bytes: bytes read from which processors share a kernel, `[families]`.
         shared_written_bytes: bytes written from which processors share a kernel, `[families]`.
         shared_flop: FLOP from which processors share a compute-bound kernel, `[families]`.
-        unaligned: relative further time of an operation in unaligned rows, `[classes]`.
+        unaligned: relative extra time of an operation in unaligned rows, `[classes]`.
         aligned_elements: the power of two that divides the length of aligned rows, `[classes]`.
-        unaligned_row: relative further time of an unaligned row.
+        unaligned_row: relative extra time of an unaligned row.
         intensity: FLOP per byte from which a kernel is compute-bound.
         hand_over_operations: operations from which a program runs on another thread.
         loop_bytes: bytes moved in an iteration, from which a loop dispatches its kernels one by one.
         fresh_bytes: bytes of a result from which the allocator takes new memory.
         first_cache: bytes of a near cache divided by bytes of a first-level cache.
-        strided: relative further time of an element of an untiled transpose beyond the first-level cache.
+        strided: relative extra time of an element of an untiled transpose beyond the first-level cache.
         far_strided: the same beyond the near cache.
-        indexed: relative further time of an indexed element beyond the near cache.
+        indexed: relative extra time of an indexed element beyond the near cache.
         far_indexed: the same beyond the caches.
     """
 
@@ -216,7 +216,7 @@ class KnownWeights:
     """A file of weights: weights, medians and standard deviations of coefficients, and the provenance."""
 
     weights: Weights
-    median: Mapping[str, float]  # coefficients of a further machine, by name
+    median: Mapping[str, float]  # coefficients of another machine, by name
     log_sd: Mapping[str, float]  # standard deviations of the logarithms of the coefficients
     scatter: float  # standard deviation of a program's log time in settings that no fit saw
     provenance: Mapping[str, Any]  # machines, versions, numbers of programs, the date, and the command

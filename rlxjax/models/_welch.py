@@ -187,8 +187,8 @@ def heap_rates(
     """Return the times of a bin and a comparison of a heap, by least squares over timings of the selection, `[n]`.
 
     Args:
-        rows: count of rows of powers.
-        bins: count of bins of a row.
+        rows: number of rows of powers.
+        bins: number of bins of a row.
         k: peaks of a row; several ratios of k to bins identify both times.
         time_ns: time of one selection in ns, without launch and wait.
     """

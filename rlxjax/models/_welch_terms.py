@@ -19,66 +19,65 @@ from ._coefficients import ROOFLINE_SHARPNESS, coefficients, typical
 from ._fft import FFT_BYTES_PER_SAMPLE, factor_ratio, fft_flop
 
 VARIANTS = ("host", "fused_maxima", "fused_top_k", "block", "learned")
-#: Their places.
+#: The codes of the variants.
 HOST, MAXIMA, TOP_K, BLOCK, LEARNED = range(5)
 
-#: Bytes that NumPy's code moves for one sample, and that its transform holds of one: window product, spectrum,
-#: work and factors. A call reads as many anew for each sample of a segment: they have left the caches.
+#: Bytes per sample that NumPy's code moves, and that a NumPy transform holds: window product, spectrum, work and
+#: factors. Each call reads the held bytes of one segment again, because they have left the caches.
 HOST_BYTES_PER_SAMPLE, HOST_HELD_BYTES_PER_SAMPLE = 8.0, 32.0
-#: A segment beyond a processor's first cache, and a signal beyond its second, are charged the memory's rate on top;
-#: at these sizes half of it.
+#: Segments larger than the first cache, and signals larger than the second cache, add memory traffic. Half of this
+#: traffic counts at these sizes.
 FIRST_CACHE_BYTES, SECOND_CACHE_BYTES = 48.0 * 2**10, 2.0**21
-#: Bytes that a complex transform holds of a sample, and operations that one beyond that cache takes on top, of its own.
+#: Bytes per sample that a complex transform holds, and the relative extra time of a transform beyond the first cache.
 COMPLEX_HELD_BYTES, SPILLED_TRANSFORM = 16.0, 1.0
-#: How sharply traffic beyond the caches is charged that: a row fits in the first one or does not.
+#: Sharpness of the transitions beyond the first and the second cache.
 FIRST_CACHE_SHARPNESS, SECOND_CACHE_SHARPNESS = 8, 4
-#: How sharply the least share of one processor, rather than how many there are, decides the time of shared work.
+#: Sharpness of the maximum of two shares of the work: the least share of a processor, and 1 / the processors.
 SHARE_SHARPNESS = 16
-#: Most numbers that NumPy's partition sorts by a network, and comparisons of a pass over one number.
+#: The most numbers that NumPy's partition sorts with a network, and the cost of a pass per number, in comparisons.
 MOST_NETWORK_PLACES, COMPARISONS_OF_A_PASS = 64.0, 0.5
-#: log2 of the bins from which on the selection by maxima looks at further spare candidates, half a one an octave.
+#: log2 of the bins beyond which the selection by maxima adds half a spare candidate per octave.
 SPARE_KEY_BITS = 7.5
-#: Bins of which a pass of the selection by maxima costs what the coefficient says, apart from its comparisons.
+#: Bins at which a pass of the selection by maxima takes `maxima_pass_ns`, besides the comparisons.
 BINS_OF_A_PASS = 256.0
-#: Rows that a pass compares at least: the lanes of a vector.
+#: The least number of rows that a pass compares: the lanes of a vector.
 LANES = 8.0
-#: Putting one candidate of the selection by maxima in order takes as long as comparing so many bins.
+#: Sorting one candidate of the selection by maxima takes the time of comparing this number of bins.
 BINS_OF_A_CANDIDATE = 40.0
 
 
 @coefficients
 @dataclasses.dataclass(frozen=True)
 class LatencyCoefficients(Coefficients):
-    """What the parts of a run take on one machine; every field positive, `[*batch]`.
+    """Coefficients of a run of Welch peaks on one machine; every field positive, `[*batch]`.
 
-    Units stand in the names: ns, bytes per ns (GB/s), FLOP per ns (GFLOP/s). The defaults are orders of magnitude of a
-    present-day machine.
+    The defaults are orders of magnitude of a present-day machine.
     """
 
     host_call_ns: RealLike = typical(4e4, "one call of NumPy code: the host path, or the block path's selection.")
-    launch_ns: RealLike = typical(5e4, "one call of a device path: checks, launch, and the wait for its end.")
-    threads_ns: RealLike = typical(1e5, "having other threads of Python's join in, on the host and the block path.")
-    streams_ns: RealLike = typical(5e4, "having the programs of other processors run beside the first one.")
-    # Processors are not very many: a wider prior lets a fit end where no timing is.
-    parallel_gain: RealLike = typical(0.7, "speed-up by all processors at a time, less 1.", log_sd=1.0)
-    padding_ns: RealLike = typical(5e3, "making room for rows that are padded, apart from their bytes.")
-    copy_bytes_per_ns: RealLike = typical(20.0, "between host and device: signals and spectra.")
-    memory_bytes_per_ns: RealLike = typical(10.0, "what data beyond caches cost on top, and what calls read anew.")
+    launch_ns: RealLike = typical(5e4, "one call of a device path: checks, launch and wait.")
+    threads_ns: RealLike = typical(1e5, "start of further Python threads on the host and the block path.")
+    streams_ns: RealLike = typical(5e4, "start of the programs on further processors.")
+    # With a wider prior, a fit could end at a number of processors that no timing supports.
+    parallel_gain: RealLike = typical(0.7, "speedup by all processors together, minus 1.", log_sd=1.0)
+    padding_ns: RealLike = typical(5e3, "allocation of padded rows, apart from their bytes.")
+    copy_bytes_per_ns: RealLike = typical(20.0, "copies of signals and spectra between host and device.")
+    memory_bytes_per_ns: RealLike = typical(10.0, "traffic beyond the caches, and data that each call reads again.")
     host_bytes_per_ns: RealLike = typical(8.0, "samples and spectra that NumPy's code moves.")
-    select_row_ns: RealLike = typical(100.0, "one row of the host's selection, however many bins it has.")
+    select_row_ns: RealLike = typical(100.0, "one row of the host's selection, for any number of bins.")
     select_compare_ns: RealLike = typical(1.0, "one comparison of the host's selection.")
     device_flop_per_ns: RealLike = typical(20.0, "FFT operations on the device.")
-    device_bytes_per_ns: RealLike = typical(20.0, "what the device's transforms move, within a chunk.")
+    device_bytes_per_ns: RealLike = typical(20.0, "traffic of the device's transforms within a chunk.")
     maxima_compare_ns: RealLike = typical(0.1, "one bin compared in a pass of the selection by maxima.")
-    maxima_pass_ns: RealLike = typical(300.0, "one of those passes, however many rows it has.")
-    topk_bin_ns: RealLike = typical(1.0, "one bin scanned by the selection by a heap.")
-    topk_compare_ns: RealLike = typical(5.0, "one comparison of that heap.")
+    maxima_pass_ns: RealLike = typical(300.0, "one pass of the selection by maxima, for any number of rows.")
+    topk_bin_ns: RealLike = typical(1.0, "one bin that the selection by a heap scans.")
+    topk_compare_ns: RealLike = typical(5.0, "one comparison of the selection by a heap.")
     learned_segment_ns: RealLike = typical(50.0, "one segment of a pruned transform, apart from operations and bytes.")
     learned_flop_per_ns: RealLike = typical(30.0, "operations of a pruned transform.")
 
 
 def welch_terms_ns(c: LatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
-    """Return the parts of what runs take in ns by name, `[*batch]`; their sum is the prediction."""
+    """Return the parts of the time of runs in ns by name, `[*batch]`; their sum is the prediction."""
     facts = jax.tree.map(lambda fact: jnp.asarray(fact, jnp.result_type(float)), facts)
     variant = jnp.asarray(runs.variant)
     batch, n_fft, k, n_segments = (jnp.asarray(runs.inputs[name]) for name in ("batch", "n_fft", "k", "n_segments"))
@@ -93,7 +92,7 @@ def welch_terms_ns(c: LatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[
     samples, signal_bytes = rows * row_samples, rows * row_bytes
     copy_ns, memory_ns, host_ns = 1.0 / c.copy_bytes_per_ns, 1.0 / c.memory_bytes_per_ns, 1.0 / c.host_bytes_per_ns
 
-    # Few samples are one processor's. Of more, each of several has at least half as many.
+    # Up to `alone` samples, one processor does all work. Beyond, each processor gets at least half of `alone`.
     alone = alone_samples(variant, facts)
     is_shared, least_share = batch * row_samples > alone, alone / (2.0 * jnp.maximum(samples, 1.0))
 
@@ -101,10 +100,10 @@ def welch_terms_ns(c: LatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[
         return jnp.where(is_shared, soft_roofline(least_share, 1.0 / processors, SHARE_SHARPNESS), 1.0)
 
     share = share_of(1.0 + c.parallel_gain)
-    # A heap waits for its own comparisons, so that processors which share a core's units do not slow each other.
+    # The comparisons of a heap wait for each other, so hyperthreads of one core do not slow each other.
     heap_share = share_of(facts["processors"])
 
-    # Two real segments are one complex transform, and one that leaves the first cache takes longer.
+    # A complex transform covers two real segments, and takes longer if it exceeds the first cache.
     spilled = SPILLED_TRANSFORM * soft_excess(COMPLEX_HELD_BYTES * n_fft, FIRST_CACHE_BYTES, FIRST_CACHE_SHARPNESS)
     ratio = factor_ratio(n_fft)
     device_flop = rows * n_segments * fft_flop(n_fft) * (ratio * (1.0 + jnp.where(is_exact, spilled, 0.0)))
@@ -116,11 +115,11 @@ def welch_terms_ns(c: LatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[
         is_known = is_known | is_this
     segments = rows * n_segments
     learned_ns = segments * c.learned_segment_ns + segments * flop * (1.0 / c.learned_flop_per_ns)
-    # A pruned program reads a signal once and writes live bins.
+    # A pruned program reads a signal once and writes only unmasked (live) bins.
     learned_bytes = signal_bytes + 8.0 * rows * n_segments * live_bins
     device_bytes = jnp.where(is_learned, learned_bytes, FFT_BYTES_PER_SAMPLE * samples)
     compute_ns = jnp.where(is_learned, learned_ns, device_flop * (1.0 / c.device_flop_per_ns))
-    # Not nothing: a roofline has no slope there.
+    # The bytes stay above 0, where a roofline has no slope.
     moving_ns = jnp.maximum(device_bytes, 1.0) * (1.0 / c.device_bytes_per_ns)
     device_ns = soft_roofline(jnp.where(on_host, 0.0, compute_ns), moving_ns, ROOFLINE_SHARPNESS)
     far_row = soft_excess(HOST_HELD_BYTES_PER_SAMPLE * n_fft, FIRST_CACHE_BYTES, FIRST_CACHE_SHARPNESS)
@@ -128,19 +127,19 @@ def welch_terms_ns(c: LatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[
     far_signal = soft_excess(jnp.maximum(signal_bytes, 1.0), SECOND_CACHE_BYTES, SECOND_CACHE_SHARPNESS)
     transform_ns = share * jnp.where(on_host, numpy_ns, device_ns) + signal_bytes * far_signal * memory_ns
 
-    # A learned run ranks its live bins, and masked ones where these are fewer than the peaks.
+    # A learned run ranks its live bins, and also masked bins if there are fewer live bins than peaks.
     ranked = jnp.where(is_learned, jnp.maximum(live_bins + jnp.minimum(k, bins - live_bins), 1.0), bins)
     passes, spectrum_bytes = maxima_passes(ranked, k), 8.0 * n_segments * bins
     compared = jnp.maximum(rows, LANES) * (passes * (maxima_comparisons(ranked, facts) + BINS_OF_A_CANDIDATE))
     select_ns = spectrum_bytes * host_ns + c.select_row_ns + partition_comparisons(bins, k) * c.select_compare_ns
     selection_ns = jnp.where(by_numpy, rows * select_ns, jnp.where(by_maxima, compared * c.maxima_compare_ns, 0.0))
     heap_ns = ranked * c.topk_bin_ns + heap_comparisons(ranked, k) * c.topk_compare_ns
-    # Over one row alone, a pass is a plain loop over its bins.
+    # A pass over a single row is a plain loop over the bins.
     pass_ns = jnp.where(rows > 1, passes * jnp.sqrt(ranked / BINS_OF_A_PASS) * c.maxima_pass_ns, 0.0)
 
     joining_ns = jnp.where(is_shared, jnp.where(by_numpy, c.threads_ns, c.streams_ns), 0.0)
     read_back_bytes = jnp.where(is_block, rows * spectrum_bytes, jnp.where(on_host, 0.0, 8.0 * rows * k))
-    # Rows are copied to a padded signal, and then as any signal.
+    # Padded rows are copied twice: into the padded signal, and to the device.
     uploaded_bytes = jnp.where(on_host, 0.0, signal_bytes) * jnp.where(is_padded, 2.0, 1.0)
     call_ns = jnp.where(by_numpy, c.host_call_ns, 0.0)
     return {
@@ -148,7 +147,7 @@ def welch_terms_ns(c: LatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[
         "launch_and_sync_ns": jnp.where(on_host, 0.0, c.launch_ns),
         "upload_ns": jnp.where(is_padded, c.padding_ns, 0.0) + share * (uploaded_bytes * copy_ns),
         "transform_ns": jnp.where(is_learned & ~is_known, jnp.inf, transform_ns),
-        # Each processor makes all passes, over its share of the rows.
+        # Each processor makes all passes over its share of the rows.
         "selection_ns": share * selection_ns
         + heap_share * jnp.where(by_heap, rows * heap_ns, 0.0)
         + jnp.where(by_maxima, pass_ns, 0.0),
@@ -166,9 +165,9 @@ def alone_samples(variant: Code, facts: Facts) -> RealLike:
 def device_rows(
     variant: Code, batch: Float[Array, "*#batch"], row_samples: RealLike, facts: Facts
 ) -> tuple[Float[Array, "*#batch"], Bool[Array | np.ndarray, "*#batch"]]:
-    """Return the rows that device programs run, and whether the batch is padded to them, `[*batch]` each."""
-    # Chunks go round the processors; the last round may have fewer chunks, and takes as long. The gradient takes the
-    # rows as the batch, since that of a staircase is 0.
+    """Return the rows that device programs run, and whether the batch is padded, `[*batch]` each."""
+    # Processors work on chunks in rounds; a last round with fewer chunks takes the same time. The number of rows is a
+    # staircase of slope 0, so the gradient is that of the batch.
     processors, batch = facts["processors"], jnp.asarray(batch)
     share, is_one = shared_rows(batch, row_samples, alone_samples(variant, facts), processors, facts)
     rounds = processors * jnp.ceil(jnp.ceil(batch / share) / processors)
@@ -178,10 +177,9 @@ def device_rows(
 
 
 def partition_comparisons(bins: RealLike, k: RealLike) -> Float[Array, "*batch"]:
-    """Return the comparisons of NumPy's partition of bins around the k largest, and of a sort of these, `[*batch]`."""
-    # Few numbers are sorted by a network. More are split around a pivot first: in the mean over all orders by
-    # `2 n (1 + H(k / n))` comparisons, where H is the entropy in nats (D. E. Knuth, Mathematical Analysis of
-    # Algorithms, 1971, of Hoare's FIND).
+    """Return the comparisons with which NumPy partitions bins around the k largest and sorts the k, `[*batch]`."""
+    # A network sorts few numbers. More numbers are first split around a pivot, with `2 n (1 + H(k / n))` comparisons on
+    # average; H is the entropy in nats (D. E. Knuth, Mathematical Analysis of Algorithms, 1971, on Hoare's FIND).
     peaks = jnp.minimum(k, bins)
     share = jnp.where(k < bins, peaks / bins, 0.5)
     entropy = -share * jnp.log(share) - (1.0 - share) * jnp.log(1.0 - share)
@@ -191,22 +189,22 @@ def partition_comparisons(bins: RealLike, k: RealLike) -> Float[Array, "*batch"]
 
 
 def maxima_passes(bins: RealLike, k: RealLike) -> Float[Array, "*batch"]:
-    """Return the passes of the selection by maxima, `[*batch]`: one for each peak, and for spare candidates."""
-    # Keys of more bins hold fewer bits of a power, so that more of them are equal.
+    """Return the passes of the selection by maxima, `[*batch]`: one for each peak and for each spare candidate."""
+    # With more bins, a key has fewer bits for the power, so more keys are equal.
     spare = 2.0 + jnp.maximum(jnp.log2(bins) - SPARE_KEY_BITS, 0.0) / 2.0
     return jnp.minimum(jnp.minimum(k, bins) + spare, bins)
 
 
 def maxima_comparisons(bins: RealLike, facts: Facts) -> Float[Array, "*batch"]:
-    """Return the bins that one pass compares, `[*batch]`: those of all blocks, about as wide as many; then of one."""
+    """Return the bins that one pass compares, `[*batch]`: the bins of all blocks, then the bins of one block."""
     width = jnp.minimum(jnp.maximum(jnp.sqrt(2.0 * bins), facts["least_block_bins"]), bins)
     return jnp.maximum(bins, width * facts["least_blocks"]) + width
 
 
 def heap_comparisons(bins: RealLike, k: RealLike) -> Float[Array, "*batch"]:
-    """Return the comparisons of a heap that keeps the k largest of bins in any order, `[*batch]`."""
-    # `k ln(bins / k)` bins enter a heap of k that is full (D. E. Knuth, The Art of Computer Programming, vol. 1,
-    # 1.2.10), each by `log2(k + 1)` comparisons; all are then taken out by `log2(k!)`: by Stirling's series.
+    """Return the comparisons of a heap that selects the k largest bins of a random order, `[*batch]`."""
+    # `k ln(bins / k)` bins enter a full heap of k (D. E. Knuth, The Art of Computer Programming, vol. 1, 1.2.10), each
+    # with `log2(k + 1)` comparisons. Emptying the heap takes `log2(k!)` comparisons, here from Stirling's series.
     peaks = jnp.minimum(k, bins)
     entries = peaks * jnp.log(bins / peaks)
     log_factorial = (peaks + 0.5) * jnp.log(peaks) - peaks + 0.5 * math.log(2.0 * math.pi) + 1.0 / (12.0 * peaks)

@@ -26,7 +26,7 @@ class Evaluation:
         sink: the folder of the output.
         rows: number of rows of the input, including the rows of resumed parts.
         rejected: number of rows without an answer.
-        rejects: the folder of the rejected rows, each with its place and the reason; None if there are none.
+        rejects: the folder of the rejected rows, each with its place and the reason; None without rejected rows.
         parts: number of files of the output.
         resumed: number of parts that an earlier call had written.
         seconds: duration of the call.
@@ -74,28 +74,28 @@ def evaluate(
     the files. The output is a folder of parts, in the order of the input. A part is either whole or absent; `resume`
     continues a job that was stopped. The rows of a batch are split over all devices.
 
-    The output leaves out a row without an answer (a value that is null, negative, NaN, or outside the model's inputs).
-    The folder `SINK.rejected` has such rows, each with its file, row group, row and reason. `SINK.manifest.json`
-    describes the job.
+    A row has no answer if a value is null, negative, NaN or impossible for the model. The output leaves such rows out.
+    The folder `SINK.rejected` has these rows, each with its file, row group, row number and reason.
+    `SINK.manifest.json` describes the job.
 
     Args:
-        source: a file, a glob, a folder, or several; the values of `name=value` folders in their paths are columns.
+        source: a file, a glob or a folder, or several of these; a folder `name=value` in a path gives a column.
         sink: the folder to write.
         what: a gate, for rows of two profiles (`before_kernel_launches`, ..., `after_device_traffic_bytes`), or a
-            calibrated model, for rows of its inputs; an input that is a list needs a column of lists.
+            calibrated model, for rows of the model's inputs; an input that is a list needs a column of lists.
         want: the columns to add. For a gate: score_ns, should_fuse, fuse_probability, fuse_log_odds. For a model: pick,
             time_ns, low_ns, high_ns, terms (a column for each), margin_ns, probability, undecided, in_domain.
-        columns: the column of each field whose column has another name. The optional field `strategy` of a model names
-            the strategy to time in each row. The output keeps all columns but a gate's counts.
+        columns: a dict from field to column, for fields whose column has another name. A model has the optional field
+            `strategy`: the strategy to predict in each row. The output keeps all columns except a gate's counts.
         temperature_ns: temperature of a gate's probability and log-odds, in ns.
-        strategy: the strategy of a model to time; the pick of each row by default.
+        strategy: the strategy of a model to predict; by default the fastest strategy of each row.
         level: level of a model's interval, between 0 and 1.
-        rows_per_batch: rows that each processor holds at a time, and rows of a row group of the output; at least 1.
+        rows_per_batch: rows that each processor holds at a time, and rows in a row group of the output; at least 1.
         strict: stop at the first row without an answer.
         resume: continue a stopped job.
         engine: "local" for threads of this process, or "ray" for a Ray cluster, with one worker for each processor or
-            GPU. All machines of the cluster need the input and the output under the same paths, and the module of a
-            model of your own. A part whose worker dies is evaluated again.
+            GPU. All machines of the cluster need the input and the output under the same paths, and the module that
+            defines a model of your own. A part whose worker dies is evaluated again.
         address: the address of a Ray cluster, as for `ray.init`. The default is the cluster of this process, else
             `RAY_ADDRESS`, else a cluster that the job starts on this machine.
         advance: a function that the job calls with the number of finished rows and the number of all rows.
@@ -125,11 +125,11 @@ def evaluate(
     as_index(rows_per_batch, "rows_per_batch", at_least=1)
     if isinstance(what, IoFusionGate):
         if strategy is not None:
-            raise ValueError("strategy: expected none, a gate has no strategies")
+            raise ValueError("strategy: expected none with a gate, which has no strategies")
         program = gate_rows(what, want, temperature_ns)
     elif isinstance(what, CalibratedModel):
         if temperature_ns is not None:
-            raise ValueError("temperature_ns: expected none, a calibrated model has its own uncertainty")
+            raise ValueError("temperature_ns: expected none with a calibrated model, which has its own uncertainty")
         program = model_rows(what, want, strategy, level, has_strategy_column=STRATEGY in (columns or {}))
     else:
         raise ValueError(f"what: expected an IoFusionGate or a CalibratedModel, got {type(what).__name__}")

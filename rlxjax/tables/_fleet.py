@@ -1,4 +1,4 @@
-"""Timings of a fleet: Parquet files with a column of devices; the rows of a few devices are read at a time."""
+"""Read the timings of a fleet, a few devices at a time, from Parquet files with a column of devices."""
 
 import contextlib
 import dataclasses
@@ -26,7 +26,7 @@ class Fleet:
     Attributes:
         model: the model of the timed runs.
         files: absolute paths, in order.
-        columns: the column of each field: `device`, `variant`, the inputs, `time_ns`; a missing field has a default.
+        columns: the column of each field (`device`, `variant`, the inputs, `time_ns`); a missing field has a default.
         schema: the pyarrow schema of these columns.
         keys: the pyarrow schema of the columns that come from the paths of the files.
     """
@@ -58,7 +58,7 @@ class Fleet:
         return found
 
     def timings(self, devices: Sequence[str], min_timings: int) -> dict[str, Timings | str]:
-        """Return the timings of each device, or the reason why no fit is possible, in the order given.
+        """Return the timings of each device, or the reason why no fit is possible, in the order of `devices`.
 
         Args:
             devices: names of devices; only their rows are in memory.
@@ -87,7 +87,7 @@ class Fleet:
 
     @contextlib.contextmanager
     def _read(self, files: Sequence[str]) -> Iterator[Any]:
-        """Give a pyarrow dataset of files; an unreadable column is an error of one line that names the place."""
+        """Yield a pyarrow dataset of files; an unreadable column raises an error that names the place."""
         import pyarrow as pa
         import pyarrow.dataset as of
 
@@ -130,14 +130,15 @@ def fleet_of(
     """Return the timings of a fleet in Parquet files; this call reads the footers and no rows.
 
     Args:
-        source: a file, a glob, a folder, or several, of one schema; several files may have rows of one device.
+        source: a file, a glob or a folder, or several of these. All files need the same schema; a device may have rows
+            in several files.
         model: the model of the timed runs.
-        columns: the column of each field whose column has another name: `device`, `variant`, `time_ns` or an input.
+        columns: a dict from field (`device`, `variant`, `time_ns` or an input) to column, if the two names differ.
         without: a folder to leave out.
 
     Raises:
-        ValueError: no file, a file that is no Parquet file or has another schema, no rows, or a column that is missing
-            or has another type; one line.
+        ValueError: there are no files or no rows; a file is not a Parquet file or has another schema; or a column is
+            missing or has another type.
         ImportError: pyarrow is not installed.
 
     Examples:

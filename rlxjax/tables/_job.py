@@ -1,4 +1,4 @@
-"""A job: its manifest, its missing parts, and the threads or Ray workers that read, evaluate and write them."""
+"""Run a job: check its manifest, and evaluate its missing parts on threads or Ray workers."""
 
 import contextlib
 import functools
@@ -44,7 +44,7 @@ Totals = np.ndarray
 
 
 class Manifest(Sealed):
-    """The description of a job, in a file beside its folder; only the same job may continue."""
+    """The description of a job, in a file beside the output folder; only the same job may be resumed."""
 
     schema_version: Literal[2] = SCHEMA_VERSION
     what: str  # the gate or model, in words
@@ -52,9 +52,9 @@ class Manifest(Sealed):
     columns: dict[str, str]  # by field
     carried: list[str]
     rows_per_batch: int
-    files: dict[str, str]  # a digest of each, by path
+    files: dict[str, str]  # a digest of each file, by path
     package: dict[str, str]  # versions
-    parts: dict[str, int]  # rows by name
+    parts: dict[str, int]  # number of rows by the part's name
 
 
 class Job(NamedTuple):
@@ -67,7 +67,7 @@ class Job(NamedTuple):
     keys: Mapping[str, Any]  # the type of each column that comes from paths
     sink: FilePath
     rejects: FilePath
-    manifest: FilePath  # beside the folder, which holds rows alone
+    manifest: FilePath  # beside the folder, which holds only rows
     rows_per_batch: int
     is_strict: bool  # the first row without an answer ends the job
 
@@ -81,11 +81,11 @@ class Job(NamedTuple):
 def job_of(
     program: RowProgram, source: Any, sink: FilePath, columns: Mapping[str, str] | None, rows: int, is_strict: bool
 ) -> tuple[Job, list[Part]]:
-    """Return a job and its parts, in order, after all checks that need the footers alone."""
+    """Return a job and its parts, in order, after all checks that need only the files' footers."""
     rejects, manifest = (sink.with_name(f"{sink.name}.{end}") for end in ("rejected", "manifest.json"))
     for folder in (sink, rejects):
         if folder.exists() and not folder.is_dir():
-            raise ValueError(f"{folder}: expected a folder, or none, got a file")
+            raise ValueError(f"{folder}: expected a folder or a free name, got a file")
     files, parts = source_of(source, (sink, rejects, manifest))
     own, carried, keys = columns_of(files, program.fields, columns, [*program.outputs], program.keeps_fields)
     check_carried(files, carried)
@@ -100,7 +100,7 @@ def run_job(
     engine: str = "local",
     address: str | None = None,
 ) -> tuple[Totals, int]:
-    """Evaluate the missing parts; return the totals and the number of parts that existed. See `evaluate`."""
+    """Evaluate the missing parts; return the totals and the number of parts that existed already."""
     cluster = connected(address) if engine == "ray" else contextlib.nullcontext()
     lock, total = threading.Lock(), job.source.rows
     with locked(job.sink / "part"), contextlib.ExitStack() as end, cluster:
@@ -124,7 +124,7 @@ def run_job(
 
 
 def _begin(job: Job, parts: Sequence[Part], resume: bool) -> None:
-    """Write the manifest of a job; if there is a manifest, check that it describes the same job, to be resumed."""
+    """Write the manifest of a new job, or check that an existing manifest describes the same job, to be resumed."""
     sink = job.sink
     manifest = Manifest(
         what=job.program.name,
@@ -139,7 +139,7 @@ def _begin(job: Job, parts: Sequence[Part], resume: bool) -> None:
     if not job.manifest.exists():
         for folder in (sink, job.rejects):
             if folder.exists() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
-                raise ValueError(f"{folder}: expected a new or empty folder, got one that holds other files")
+                raise ValueError(f"{folder}: expected a new or empty folder, got a folder with other files")
         write_json_file(manifest, job.manifest)
         return
     known = read_json_file(
@@ -151,7 +151,7 @@ def _begin(job: Job, parts: Sequence[Part], resume: bool) -> None:
             hint, ours = "", manifest.files
             if name == "files":
                 other = next(path for path in known.files | ours if known.files.get(path) != ours.get(path))
-                hint = f" ({other}: size, footer or time of change, which `cp -p` and `rsync -t` keep)"
+                hint = f" ({other}: size, footer or modification time, which `cp -p` and `rsync -t` keep)"
             differs = names.get(name, name.replace("_", " "))
             raise ValueError(f"{sink}: holds another job: {differs} differs; give another folder{hint}")
     if not resume:
@@ -177,7 +177,7 @@ def _rejects_of(job: Job, part: Part) -> int | None:
 
 
 def _on_threads(job: Job, parts: Sequence[Part], say: Callable[[int], None]) -> Iterator[Totals]:
-    """Evaluate parts in parallel, one more than there are processors; an error ends all of them."""
+    """Evaluate parts on threads, one more than the processors; an error ends all threads."""
     compiled, ended = Compiled(job.program), threading.Event()
 
     def advance(rows: int) -> None:
@@ -233,7 +233,7 @@ def _evaluate_part(job: Job, part: Part, compiled: Compiled, advance: Callable[[
     kinds = {name: pa.string() if isinstance(kind, tuple) else kind for name, kind in job.program.outputs.items()}
     schema = pa.schema([*carried, *(pa.field(name, kind, nullable=False) for name, kind in kinds.items())])
     names = [*job.carried, *(name for name, own in job.program.outputs.items() if isinstance(own, tuple))]
-    options: Any = {"compression": COMPRESSION, "use_dictionary": names}  # a dictionary of floats saves nothing
+    options: Any = {"compression": COMPRESSION, "use_dictionary": names}  # a dictionary saves nothing for floats
     try:
         with whole_file(job.file(part)) as path:
             begun = clock()
@@ -248,9 +248,9 @@ def _evaluate_part(job: Job, part: Part, compiled: Compiled, advance: Callable[[
                     n_bad = 0 if bad is None else bad.num_rows
                     totals += batch.num_rows, n_bad, decoded - begun, evaluated - decoded, clock() - evaluated
                     advance(batch.num_rows)
-                    del batch, rows  # the next batch takes this memory
+                    del batch, rows  # frees memory for the next batch
                     begun = clock()
-            if rejects:  # before the part appears, so that a written part has its rejects
+            if rejects:  # written first, so that a part never appears without its rejected rows
                 with whole_file(job.rejected(part)) as beside:
                     pq.write_table(pa.concat_tables(rejects), beside, compression=COMPRESSION)
         totals[4] += clock() - begun
@@ -260,7 +260,7 @@ def _evaluate_part(job: Job, part: Part, compiled: Compiled, advance: Callable[[
 
 
 def _batches(job: Job, part: Part) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a part in batches, with the columns that the file has."""
+    """Yield the rows of a part in batches, with the job's columns that the file has."""
     wanted = {*job.columns.values(), *job.carried}
     schema = pa.schema([field for field in job.source.schema if field.name in wanted])
     groups = [*range(part.first_group, part.first_group + part.groups)]
@@ -277,13 +277,13 @@ def _batches(job: Job, part: Part) -> Iterator[pa.RecordBatch]:
 
 def _check_same(job: Job, part: Part, metadata: Any) -> None:
     if digest_of_file(part.file, metadata) != job.source.files[part.file]:
-        raise ValueError(f"{part.file}: the file changed after the job began; start again with another folder to write")
+        raise ValueError(f"{part.file}: the file changed after the job began; start again with another output folder")
 
 
 def _evaluated(
     job: Job, part: Part, batch: pa.RecordBatch, first_row: int, compiled: Compiled, schema: pa.Schema
 ) -> tuple[pa.Table, pa.Table | None]:
-    """Return the rows of a batch with their answers, and the rejected rows as read, with place and reason."""
+    """Return the rows of a batch with their answers, and the rejected rows with their places and reasons."""
     columns, reasons, check = {}, {}, job.program.check
     for name, field in job.program.fields.items():
         columns[name], found = _column(job, part, batch, name, field)
@@ -296,7 +296,7 @@ def _evaluated(
     answers, is_answer = compiled(columns)
     reasons = (refused_rows(check, columns) if check is not None else {}) | reasons
     for row in np.flatnonzero(~is_answer).tolist():
-        reasons.setdefault(row, f"no answer: {job.program.name} gives no number for this row")
+        reasons.setdefault(row, f"no answer: the result for this row is not finite ({job.program.name})")
     added = []
     for name, kind in job.program.outputs.items():
         own = pa.array(answers[name])
@@ -336,7 +336,7 @@ def _column(job: Job, part: Part, batch: pa.RecordBatch, name: str, field: Field
     own = job.columns[name]
     column = _given(job, part, own, batch)
     if field.names:
-        import pyarrow.compute  # slow to import, so only if it is needed
+        import pyarrow.compute  # imported only here, because the import is slow
 
         compute: Any = pyarrow.compute
         codes = compute.fill_null(compute.index_in(column.cast(pa.string()), pa.array(field.names)), -1)

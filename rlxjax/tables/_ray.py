@@ -1,4 +1,4 @@
-"""Run independent work items on the workers of a Ray cluster, on this machine or on several."""
+"""Run independent work items on the workers of a Ray cluster, which has one or more machines."""
 
 import collections
 import contextlib
@@ -21,7 +21,7 @@ from rlxjax.extras import require
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-#: Processors that a worker asks for: one worker per processor leaves a share for the rest of Ray.
+#: The share of a processor that a worker asks for; the rest is left for Ray itself.
 WORKER_CPUS = 0.8
 #: Seconds to wait for the answer of a cluster, and for free resources for one worker.
 ANSWER_S, WAIT_S = 20.0, 30.0
@@ -39,18 +39,19 @@ def on_ray(
     """Call a worker for each item, with one Ray process for each processor or GPU; yield the results as they finish.
 
     An error of a worker is raised here, and ends all workers. If a process dies, another process repeats its item, so
-    an item must tolerate being done twice.
+    the work on an item must be repeatable.
 
     Args:
         make_worker: a function that returns the worker; each process calls it once. All data travel by cloudpickle.
         items: the arguments of the worker.
         address: address of the cluster; see `connected`.
         wait_s: seconds to wait for free resources for one worker.
-        lost: gets an item whose worker died at each try, and the reason, after all other items; returns its result.
+        lost: a function that receives an item whose worker died at each try, and the reason, after all other items are
+            done; it returns the item's result.
 
     Raises:
         ImportError: Ray is not installed.
-        OSError: no cluster answers, the cluster ends, or the worker of an item died at each try (unless `lost`).
+        OSError: no cluster answers; the cluster ends; or, without `lost`, the worker of an item died at each try.
         ValueError: no resources are free for a worker, or the cluster cannot be used, as `connected` says.
 
     Examples:
@@ -65,7 +66,7 @@ def on_ray(
         try:
             share, most = _share_of(ray, wait_s)
             made = ray.put((_dumps(make_worker), os.getcwd(), sys.path))
-            # Ray itself would repeat an item that takes too much memory forever.
+            # By default, Ray repeats without end an item that takes too much memory.
             call = ray.remote(max_retries=0, max_calls=0, **share)(_call)
             while waiting or running:
                 while waiting and len(running) < 2 * most:  # a second item waits at each worker
@@ -96,10 +97,10 @@ def on_ray(
 
 @contextlib.contextmanager
 def connected(address: str | None = None) -> Iterator[Any]:
-    """Give the module `ray`, connected to a cluster and without log output.
+    """Yield the module `ray`, connected to a cluster and without log output.
 
-    The cluster is the one at `address`, else the cluster of this process, else the one at `RAY_ADDRESS`, else a new
-    one on this machine. The end of the context closes a connection that its start made.
+    The cluster is the cluster at `address`, else the cluster of this process, else the cluster at `RAY_ADDRESS`, else a
+    new cluster on this machine. The end of the context closes a connection that the context opened.
 
     Raises:
         ImportError: Ray is not installed.
@@ -173,7 +174,7 @@ def _loads(dumped: bytes) -> Any:
 
 
 def _check_answer(address: str) -> None:
-    """Check that a cluster can be joined at an address, in a process with a time limit: Ray waits many minutes."""
+    """Check in a process with a time limit that a cluster answers at an address, since Ray waits many minutes."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
@@ -191,7 +192,7 @@ def _check_answer(address: str) -> None:
 
 
 def _share_of(ray: Any, wait_s: float) -> tuple[dict[str, float], int]:
-    """Return the resources of a worker and the most workers, after resources for one worker are free."""
+    """Wait for free resources for one worker; return its resources and the largest number of workers."""
     resources = ray.cluster_resources()
     cpus, gpus = (int(resources.get(name, 0)) for name in ("CPU", "GPU"))
     gpus = 0 if os.environ.get("JAX_PLATFORMS") == "cpu" else gpus

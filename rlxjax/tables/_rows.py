@@ -1,4 +1,4 @@
-"""Programs for a row of two profiles or of a model's inputs: the columns they need, and the columns they add."""
+"""Programs that evaluate rows: a gate's pairs of profiles, or a model's inputs."""
 
 import dataclasses
 import functools
@@ -24,13 +24,10 @@ from rlxjax.graph import GraphIoProfile
 #: The columns that a gate can add, in order.
 GATE_COLUMNS = ("score_ns", "should_fuse", "fuse_probability", "fuse_log_odds")
 #: The columns that a calibrated model can add; `terms` is one column for each term, with the term's name.
-MODEL_COLUMNS = (
-    *("pick", "time_ns", "low_ns", "high_ns", "terms", "margin_ns", "probability", "undecided", "in_domain"),
-)
-#: Rows that are computed together, which fit a processor's cache or fill an accelerator; and the least rows of a
-#: compiled program.
+MODEL_COLUMNS = "pick", "time_ns", "low_ns", "high_ns", "terms", "margin_ns", "probability", "undecided", "in_domain"
+#: Rows of a chunk that fits a processor's cache, and of a chunk that fills an accelerator; least rows of a program.
 CHUNK_ROWS, ACCELERATOR_ROWS, LEAST_ROWS = 2048, 2**17, 2**14
-#: The optional field of a row that names the strategy to time.
+#: The optional field of a row that names the strategy to predict.
 STRATEGY = "strategy"
 
 #: Columns of a batch by field, `[rows]`, or `[rows, entries]` for lists, without nulls: int64, float64, or codes.
@@ -42,7 +39,7 @@ class Field(NamedTuple):
 
     what: str  # for messages: "count"
     least: float = 0.0
-    step: int = 0  # values are multiples of it; 0 for any value
+    step: int = 0  # values must be multiples of this step; 0 allows any value
     default: float | str | None = None  # the value without a column; None makes the column required
     is_list: bool = False  # a row has a list of numbers, padded with zeros
     names: tuple[str, ...] = ()
@@ -50,7 +47,7 @@ class Field(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RowProgram:
-    """A traced function from the fields of a row to its outputs, and to whether the row has an answer."""
+    """A traceable function from a row's fields to the row's outputs, and to whether the row has an answer."""
 
     name: str  # for messages and the manifest
     identity: Mapping[str, Any]  # everything that determines the answers, as JSON
@@ -58,20 +55,20 @@ class RowProgram:
     outputs: Mapping[str, str | tuple[str, ...]]  # "float32", "bool", or the tuple of possible names
     program: Callable[[Columns], tuple[dict[str, Array], Array]]
     check: Callable[[Columns], None] | None = None  # raises `ValueError` for an impossible row
-    keeps_fields: bool = False  # the input columns are written beside the answers
+    keeps_fields: bool = False  # the input columns are written, too
 
 
 def gate_rows(gate: IoFusionGate, want: Sequence[str] | None = None, temperature_ns: float | None = None) -> RowProgram:
-    """Return the program for pairs of profiles: fields `before_kernel_launches`, ..., and the same with `after_`."""
+    """Return the program for pairs of profiles, with the fields `before_kernel_launches`, `after_...` and so on."""
     names = _wanted(want, GATE_COLUMNS, [*GATE_COLUMNS][: 2 if temperature_ns is None else 3])
     if temperature_ns is None and (soft := [name for name in names if name.startswith("fuse_")]):
-        raise ValueError(f"temperature_ns: expected a temperature, which {soft[0]} needs, got none")
+        raise ValueError(f"temperature_ns: expected a temperature for {soft[0]}, got none")
     soft_ns = 1.0 if temperature_ns is None else float(as_temperature(temperature_ns))
     rates = {name: float(rate) for name, rate in fields_of(gate).items()}
     counts = [field.name for field in dataclasses.fields(GraphIoProfile)]
 
     def saved(before: Array, after: Array) -> Array:
-        if before.dtype != after.dtype:  # integers of one type are subtracted exactly first
+        if before.dtype != after.dtype:  # integers of the same type are subtracted exactly
             before, after = before.astype(float), after.astype(float)
         return (before - after).astype(float)
 
@@ -110,7 +107,7 @@ def model_rows(
     names = _wanted(want, MODEL_COLUMNS, default)
     picks = [name for name in names if name in ("pick", "margin_ns", "probability", "undecided")]
     if len(variants) < 2 and picks:
-        raise ValueError(f"want: {picks[0]}: {model.name} has one strategy, {', '.join(variants)}: there is no choice")
+        raise ValueError(f"want: {picks[0]} needs two strategies, but {model.name} has only {', '.join(variants)}")
     if strategy is not None and has_strategy_column:
         raise ValueError("strategy: expected a name or a column of names, got both")
     if strategy is not None and strategy not in variants:
@@ -119,7 +116,7 @@ def model_rows(
     fields: dict[str, Field] = {}
     for name, entry in model.inputs.items():
         step = entry.step if entry.step > 1 else 0
-        least = max(entry.least, min(entry.step, 1) if entry.default is None else 0)  # no rows are no work
+        least = max(entry.least, min(entry.step, 1) if entry.default is None else 0)  # not 0
         fields[name] = Field(f"number of {entry.unit}", least, step, entry.default, is_list=entry.is_list)
     shapes = {name: (1, 1) if field.is_list else (1,) for name, field in fields.items()}
     one = {name: jax.ShapeDtypeStruct(shape, np.dtype("float64")) for name, shape in shapes.items()}
@@ -184,7 +181,7 @@ def _narrow(answers: Mapping[str, Array], names: Sequence[str]) -> dict[str, Arr
 
 
 def refused_rows(check: Callable[[Columns], None], columns: Columns) -> dict[int, str]:
-    """Return the rows that a check refuses, each with the reason, by bisection."""
+    """Find by bisection the rows that a check refuses, and return the reason for each row."""
     found: dict[int, str] = {}
 
     def search(rows: np.ndarray) -> None:
@@ -201,7 +198,7 @@ def refused_rows(check: Callable[[Columns], None], columns: Columns) -> dict[int
 
 
 class Compiled:
-    """A row program on all devices of this process; it is compiled for a few numbers of rows."""
+    """A row program, compiled on all devices of this process for a few numbers of rows."""
 
     def __init__(self, program: RowProgram, devices: Sequence[Any] | None = None) -> None:
         self._program, self._lock = program, threading.Lock()
@@ -209,7 +206,7 @@ class Compiled:
         self._compiled: dict[Any, Any] = {}
 
     def __call__(self, columns: Columns) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Return the answers, and whether each row has one, `[rows]` each."""
+        """Return the answers, and whether each row has an answer, `[rows]` each."""
         n_rows = len(next(iter(columns.values())))
         share = -(-n_rows // self._mesh.size)
         filled = self._mesh.size * max(LEAST_ROWS, 1 << (share - 1).bit_length())
@@ -223,7 +220,7 @@ class Compiled:
             return {name: np.asarray(own)[:n_rows] for name, own in answers.items()}, np.asarray(is_answer)[:n_rows]
 
     def _of(self, columns: Columns) -> Callable:
-        """Return the compiled program for columns of these types and this length."""
+        """Return the program compiled for the types and the length of the columns."""
         key = tuple((name, values.dtype, values.shape) for name, values in columns.items())
         with self._lock:
             if key not in self._compiled:

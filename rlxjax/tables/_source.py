@@ -1,4 +1,4 @@
-"""The files of a job: their schema, their checks, and the parts in which they are read."""
+"""Find and check the files of a job, and divide them into parts."""
 
 import dataclasses
 import glob
@@ -29,17 +29,17 @@ COMPRESSION = "zstd"
 class Part(NamedTuple):
     """Neighbouring row groups of one file."""
 
-    name: str  # of the written file: the place in the job, and a digest of the content
+    name: str  # of the written file: the part's number and a digest of the input
     file: str
     first_group: int
     groups: int  # number of row groups
-    first_row: int  # place in the file
+    first_row: int  # index in the file
     rows: int  # number of rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Files of rows of one schema."""
+    """Input files of the same schema."""
 
     schema: pa.Schema  # after `read_as`
     keys: Mapping[str, Mapping[str, str | None]]  # by path, the texts of its `name=value` folders
@@ -47,7 +47,7 @@ class Source:
     rows: int  # in all files
 
     def key_type(self, name: str, field: Field | None = None) -> pa.DataType:
-        """Return the type of a key: text for names; else int64 if all values are; else float64 for a field, or text."""
+        """Return the type of a key: text for names, int64 for integers, else float64 for a field and text otherwise."""
         paths = {text: path for path, own in self.keys.items() if (text := own[name]) is not None}
         if field is not None and field.names:
             return pa.string()
@@ -62,7 +62,7 @@ class Source:
 
 
 def source_of(given: Any, own: Sequence[FilePath]) -> tuple[Source, list[Part]]:
-    """Return the source of files, globs and folders, without the job's `own` paths, and its parts, by footers."""
+    """Read the footers of files, globs and folders, except the job's `own` paths; return the source and its parts."""
     schema: pa.Schema | None = None
     first, keys, files, parts, rows = "", {}, {}, [], 0
     for path in _paths(given, own):
@@ -71,10 +71,10 @@ def source_of(given: Any, own: Sequence[FilePath]) -> tuple[Source, list[Part]]:
         if schema is None:
             schema, first = found, path
         elif problem := _difference(schema, found):
-            raise ValueError(f"{path}: {problem}, as {first} has it")
+            raise ValueError(f"{path}: {problem}; all files need the columns of {first}")
         if odd := keys[path].keys() ^ keys[first].keys():
             has, lacks = (path, first) if (name := min(odd)) in keys[path] else (first, path)
-            raise ValueError(f"{lacks}: expected a folder {name}=... in its path, as {has} has it")
+            raise ValueError(f"{lacks}: expected a folder {name}=... in the path, as in {has}")
         files[path] = digest_of_file(path, metadata)
         parts += _parts(path, metadata, files[path][:16])
         rows += metadata.num_rows
@@ -83,7 +83,7 @@ def source_of(given: Any, own: Sequence[FilePath]) -> tuple[Source, list[Part]]:
         raise ValueError(f"{first}: expected rows, got none" + (f" in {len(files)} files" if len(files) > 1 else ""))
     if twice := [name for name in keys[first] if name in schema.names]:
         raise ValueError(f"{first}: {twice[0]}: expected a column or a folder of the path, got both")
-    width = max(5, len(str(len(parts) - 1)))  # so that names sort like parts
+    width = max(5, len(str(len(parts) - 1)))  # the names sort in the order of the parts
     named = [part._replace(name=f"part-{place:0{width}d}-{part.name}") for place, part in enumerate(parts)]
     return Source(schema, keys, files, rows), named
 
@@ -145,7 +145,7 @@ def _footer(path: str) -> tuple[Any, pa.Schema]:
         raise ValueError(f"{path}: cannot be read as Parquet ({said(reason)})") from None
     if twice := [name for name, count in Counter(schema.names).items() if count > 1]:
         raise ValueError(f"{path}: expected columns of different names, got {twice[0]!r} twice")
-    # pyarrow selects no rows of views, so a view is read as its content.
+    # pyarrow cannot select rows of view types, so a view is read as plain strings or bytes.
     views = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
     fields = []
     for field in schema:
@@ -158,11 +158,13 @@ def read_as(column: Any, type_: Any) -> Any:
     """Return a column, cast to a type unless it has that type."""
     if column.type == type_:
         return column
-    return (column.storage if isinstance(column, pa.ExtensionArray) else column).cast(type_)  # its own cast is wrong
+    return (column.storage if isinstance(column, pa.ExtensionArray) else column).cast(
+        type_
+    )  # an extension's cast is wrong
 
 
 def unreadable(files: Iterable[str], columns: Sequence[str], why: BaseException, groups: Sequence[int] = ()) -> str:
-    """Return the place of the first unreadable row group and column, in files or in some groups of one file."""
+    """Return the first unreadable row group and column of files, or of some row groups (`groups`) of one file."""
     for file in files:
         place = file
         try:
@@ -186,7 +188,7 @@ def _difference(schema: pa.Schema, own: pa.Schema) -> str | None:
 
 
 def digest_of_file(path: str, metadata: Any) -> str:
-    """Return a digest of the size, the time of change and the footer of a file."""
+    """Return a digest of the size, the modification time and the footer of a file."""
     with open(path, "rb") as file:
         known = os.fstat(file.fileno())
         file.seek(max(0, known.st_size - metadata.serialized_size - 8))
@@ -220,7 +222,7 @@ def columns_of(
     outputs: Sequence[str] = (),
     keeps_fields: bool = False,
 ) -> tuple[dict[str, str], list[str], dict[str, Any]]:
-    """Return the columns of the fields, the columns that the output keeps, and the types of the keys in paths."""
+    """Return the column of each field, the columns that the output keeps, and the types of keys in paths."""
     given, file = dict(given or {}), next(iter(source.files))
     if unknown := [name for name in given if name not in fields]:
         raise ValueError(f"columns: expected fields among {', '.join(fields)}, got {unknown[0]!r}")
@@ -256,11 +258,11 @@ def _check_type(type_: pa.DataType, field: Field, where: str) -> None:
     of = type_.value_type if field.is_list and is_list else type_
     if is_list != field.is_list or not (pa.types.is_integer(of) or pa.types.is_floating(of)):
         wanted = f"{'lists of ' if field.is_list else ''}integers or floats"
-        raise ValueError(f"{where}: expected {wanted}, got {type_}; cast it first")
+        raise ValueError(f"{where}: expected {wanted}, got {type_}; cast the column first")
 
 
 def check_carried(source: Source, carried: Sequence[str]) -> None:
-    """Raise `ValueError`, one line, for a column of a type that pyarrow cannot write."""
+    """Raise `ValueError` for a kept column whose type pyarrow cannot write."""
     for field in source.schema:
         try:
             if field.name in carried:
