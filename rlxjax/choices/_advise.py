@@ -387,7 +387,7 @@ class _Question:
     def work(
         self, forms: Sequence[Grouping], times: FunctionTimes, calibrated: CalibratedModel, measure: str, teaches: bool
     ) -> Work:
-        """Return the forms to choose from; the calibration alone selects forms, so that memory finds the choice."""
+        """Return the forms to choose from, which do not depend on learning: a later call asks for the same forms."""
         arrays, is_plain = functools.cache(lambda: filled(self.args)), len(self.whole) == 1
         traced = functools.cache(lambda span: self.groups[span].fn.trace(*self.groups[span].args))
 

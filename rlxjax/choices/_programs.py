@@ -329,7 +329,7 @@ def work_of_suite(suite: Suite, inputs: Mapping[str, Any] | None, known: Calibra
     """Return the variants of a suite's model as alternatives of one workload."""
     model = suite.model
     if inputs is not None and not isinstance(inputs, Mapping):
-        raise ValueError(f"inputs: expected sizes by name, got {inputs!r}")
+        raise ValueError(f"inputs: expected a dict from name to size, got {inputs!r}")
     given = as_lists(model.inputs, inputs or {})
     columns = Runs.checked(model, 0, **given).inputs
     if several := [name for name, column in columns.items() if batch_shape(model.inputs[name], column)]:
