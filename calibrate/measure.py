@@ -94,7 +94,7 @@ def _expected(
 
 
 def _design(blocks: fit.LatencyEstimate, count: int, n_first: int, n_unknowns: int) -> list[int]:
-    """Return the first `count` blocks, those that help most to predict all blocks first; `n_first` are timed."""
+    """Order `count` blocks by how much they help to predict all blocks; the last `n_first` blocks are timed already."""
 
     def part(which: Sequence[int]) -> fit.LatencyEstimate:
         return fit.LatencyEstimate(*(column[np.asarray(which)] for column in blocks))
