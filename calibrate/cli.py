@@ -98,7 +98,7 @@ def calibrate(
 ) -> None:
     """Measure this machine, fit the latency model of each suite, and write the calibration file.
 
-    A worse fit does not replace the calibration, and is kept in a file beside. Sections of other models stay. Measuring
+    A worse fit does not replace the calibration, and is kept in another file. Sections of other models stay. Measuring
     ends early once the errors are small. --model is for Welch peaks.
     """
     if only is not None and suite:

@@ -53,8 +53,8 @@ def measuring_order(
 ) -> list[fit.Cell]:
     """Return the cells in the order of compilation: whole works, the shown works first.
 
-    A work of each group follows, then the most informative works for their time, then all others in random
-    order. Every third work is held out; held-out works alternate between groups.
+    A work of each group follows, then the most informative works for their time, then all others in random order. Every
+    third work is held out; held-out works alternate between groups.
     """
     works = by_work(cells)
     first = [name for name in suite.shown if name in works]
