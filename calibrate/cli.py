@@ -98,8 +98,8 @@ def calibrate(
 ) -> None:
     """Measure this machine, fit the latency model of each suite, and write the calibration file.
 
-    A fit that is worse than the calibration is kept beside the file, and the calibration stays. Other models' sections
-    stay. Measuring ends early once the errors are small. --model is for Welch peaks.
+    A worse fit does not replace the calibration, and is kept in another file. Sections of other models stay. Measuring
+    ends early once the errors are small. --model is for Welch peaks.
     """
     if only is not None and suite:
         raise ValueError("--only: expected either --only or --suite, got both")

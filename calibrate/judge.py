@@ -149,7 +149,7 @@ def error_summaries(
 
 
 def enough_known(suite: fit.Suite, log: SampleLog, prior: fit.LatencyPrior, deadline: Deadline) -> Callable[[], bool]:
-    """Return a function that says whether errors and noise are small; it says no in the first half of the time."""
+    """Return a function that says whether errors and noise are small; before half of the time, the answer is no."""
     ask_at_s = time.perf_counter() + deadline.left_s() / 2.0
 
     def is_enough() -> bool:

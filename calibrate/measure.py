@@ -53,8 +53,8 @@ def measuring_order(
 ) -> list[fit.Cell]:
     """Return the cells in the order of compilation: whole works, the shown works first.
 
-    A work of each group follows, then the most informative works for their time, then all others in random
-    order. Every third work is held out; held-out works alternate between groups.
+    A work of each group follows, then the most informative works for their time, then all others in random order. Every
+    third work is held out; held-out works alternate between groups.
     """
     works = by_work(cells)
     first = [name for name in suite.shown if name in works]
@@ -94,7 +94,7 @@ def _expected(
 
 
 def _design(blocks: fit.LatencyEstimate, count: int, n_first: int, n_unknowns: int) -> list[int]:
-    """Return the first `count` blocks, those that help most to predict all blocks first; `n_first` are timed."""
+    """Order `count` blocks by how much they help to predict all blocks; the last `n_first` blocks are timed already."""
 
     def part(which: Sequence[int]) -> fit.LatencyEstimate:
         return fit.LatencyEstimate(*(column[np.asarray(which)] for column in blocks))
