@@ -229,7 +229,7 @@ def test_a_pair_of_which_the_product_alone_shows_is_named_inseparable():
 def test_few_timings_do_with_a_prior_that_needs_no_more_and_facts_are_the_callers_or_the_models():
     prior = LatencyPrior(LINE_TRUTH, dict.fromkeys(LINE_TRUTH, 0.1))
     few = jax.tree.map(lambda column: column[[0, 13, 20]], timings_of(LINE_TRUTH, RUNS, 0.02))
-    with pytest.raises(ValueError, match="expected at least 8, got 3"):
+    with pytest.raises(ValueError, match="expected at least 8 timings, got 3"):
         fit_posterior(few, prior)
     np.testing.assert_allclose(logs_of(terms_of(few, prior, min_timings=3).coefficients), logs_of(LINE_TRUTH), atol=0.1)
     facts, runs = {**TILED.facts, "tile_items": 512.0}, runs_of(TILED)

@@ -108,7 +108,7 @@ def test_a_device_whose_timings_do_not_fit_is_left_out_with_a_sentence(made):
     }
     assert json.loads((out / renamed[1]).read_text())["models"]["toy"]["fingerprint"]["device_kind"] == "../outside"
     assert left_out.keys() == {"few", "one", "broken", "wild"}
-    assert "expected at least 8, got 5" in left_out["few"]
+    assert "expected at least 8 timings, got 5" in left_out["few"]
     assert "expected several workloads, got a single workload; vary rows and width" in left_out["one"]
     assert "'broken': time_ns: expected a positive finite number, got nan" in left_out["broken"]
     assert "part-" in left_out["broken"]
@@ -340,5 +340,5 @@ def test_timings_come_back_from_parquet_as_they_were(tmp_path):
             path.write_text(changed) if isinstance(changed, str) else pq.write_table(changed, path)
         with pytest.raises(ValueError, match="^" + re.escape(f"{path}{said}")):
             Timings.of(FFT, path)
-    with pytest.raises(ValueError, match="of one device"):
+    with pytest.raises(ValueError, match="a single device"):
         rx.fit.stack_timings([fft, fft])[0].to_parquet(path)

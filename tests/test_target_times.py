@@ -211,7 +211,7 @@ def test_a_kernel_of_a_user_takes_what_its_author_says_or_at_least_what_is_known
     unsaid = predicted(KERNEL, fn=of_pallas(None))
     assert unsaid.high_ns == math.inf
     assert "the work of the kernel tpu_custom_call is unknown" in unsaid.uncounted[0]
-    assert str(unsaid).startswith("at least ")
+    assert str(unsaid).startswith("predicted: at least ")
     small, large = (
         predicted(
             KERNEL, fn=of_pallas(pl.CostEstimate(flops=flops, transcendentals=0, bytes_accessed=2 * 4 * ROWS.size))

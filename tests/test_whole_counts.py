@@ -161,7 +161,7 @@ def test_nothing_sure_is_said_of_what_is_not_counted():
         found = known.predict_function(function, X)
         assert (found.high_ns, found.in_domain, found.uncounted) == (np.inf, False, profile.uncounted), name
         assert 0 < found.low_ns < found.time_ns < np.inf
-        assert str(found).startswith("at least ")
+        assert str(found).startswith("predicted: at least ")
         assert profile.uncounted[0] in str(found)
         for one, several in ((profile, [sine]), (sine, [profile, sine])):
             decided = predict_profiles(known.of("functions"), [one, *several]).decision([0], range(1, 1 + len(several)))
