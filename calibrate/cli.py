@@ -77,7 +77,7 @@ def calibrate(
     device: Annotated[str | None, Option(help="JAX platform to calibrate: cpu, gpu, cuda, rocm or tpu.")] = None,
     budget: Annotated[
         float | None,
-        Option(help="Total seconds, with compilation and fits. Default: 60 for each suite, most for functions."),
+        Option(help="Total seconds, with compilation and fits. Default: 60 for each suite; functions get most."),
     ] = None,
     only: Annotated[
         Literal["welch", "functions", "collectives"] | None,

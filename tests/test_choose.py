@@ -209,7 +209,7 @@ def test_a_choice_says_what_is_not_told_apart_what_is_ruled_out_by_how_much_and_
     for chance, inside, is_told in ((0.7, True, True), (0.98, True, True), (0.999, True, False), (0.999, False, True)):
         ways = tuple(dataclasses.replace(own, in_domain=inside) for own in model.alternatives)
         said = str(dataclasses.replace(model, probability=chance, alternatives=ways))
-        assert ('measure="undecided" times the alternatives' in said) == is_told
+        assert ('repeat the call with measure="undecided"' in said) == is_told
     assert "undecided" not in str(dataclasses.replace(model, kind="welch", probability=0.91))
 
 

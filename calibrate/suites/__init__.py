@@ -151,7 +151,7 @@ def shape_of(text: str) -> jax.ShapeDtypeStruct:
     shape = tuple(map(int, match[2].split(","))) if match and match[2] else ()
     dtype = None if match is None else _dtype_of(match[1])
     if dtype is None or math.prod(shape) > 2**59:
-        what = "a dtype and a shape of at most 2**59 elements, as f32[1024,256], float32[1024,256] or key[]"
+        what = "a dtype with a shape, for example f32[1024,256] or key[], of at most 2**59 elements"
         raise ValueError(f"--arg: expected {what}, got {text!r}")
     return jax.ShapeDtypeStruct(shape, dtype)
 

@@ -325,7 +325,7 @@ class _Question:
                 failed = f"one program needs {bytes_text(peak_bytes)} at once, more than the device has"
                 if one[0] in self.refused:
                     needs = bytes_text(peak_bytes) if peak_bytes else "more"
-                    failed = f"one program needs {needs} at once, more than the device has, so its compiler refuses"
+                    failed = f"one program needs {needs} of memory, and its compiler rejects it: the device has less"
             own = Grouping(name, failed=failed, groups=groups, peak_bytes=peak_bytes, programs=programs)
             each = self.predictions(times, own)
             # An incomplete count predicts no time.

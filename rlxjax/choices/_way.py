@@ -241,7 +241,7 @@ class Choice(Record):
         sure = SURE_OF_FUNCTIONS if self.kind == "functions" else SURE
         is_sure = (self.probability or 0.0) >= sure and all(own.in_domain for own in able)
         if self.by == "model" and len(able) > 1 and not is_sure:
-            lines.append('the model is not sure: the same call with measure="undecided" times the alternatives')
+            lines.append('the model is not sure: to time the alternatives, repeat the call with measure="undecided"')
         return "\n".join(lines)
 
 

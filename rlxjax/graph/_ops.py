@@ -114,7 +114,7 @@ def _fft(operands: Operands, attributes: Attributes) -> Inferred:
     last = operand.shape[-1] if operand.shape else 1
     if not operand.dtype.startswith("c") and (last is None or last % 2):
         halves = "n real columns, then n imaginary columns"
-        raise ValueError(f"expected an even last axis for a real operand ({halves}), got shape {operand.shape}")
+        raise ValueError(f"a real operand needs a last axis of even length ({halves}), got shape {operand.shape}")
     return operand.shape, operand.dtype
 
 

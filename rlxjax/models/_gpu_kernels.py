@@ -62,9 +62,9 @@ class GpuCoefficients(Coefficients):
 
     call_ns: RealLike = typical(3e4, "one call and its wait, without the overlapped part.")
     overlapped_ns: RealLike = typical(2e4, "part of a call that overlaps with the device.")
-    array_ns: RealLike = typical(1e3, "one argument array; a result array counts as several.")
-    command_ns: RealLike = typical(4e3, "launch of a kernel or a graph of kernels; a copy counts as two.")
-    library_call_ns: RealLike = typical(4e3, "further time of a library call; cuDNN counts as two.")
+    array_ns: RealLike = typical(1e3, "one argument array; a result array costs as much as several.")
+    command_ns: RealLike = typical(4e3, "launch of a kernel or a graph of kernels; a copy costs two launches.")
+    library_call_ns: RealLike = typical(4e3, "added time of each library call; a cuDNN call counts as two calls.")
     kernel_ns: RealLike = typical(2e3, "one kernel on the device, for any work.")
     wake_ns: RealLike = typical(4e4, "waking the host after a long wait.", log_sd=0.4)
     memory_share: RealLike = typical(0.88, "share of the data-sheet bandwidth.", log_sd=0.05)
