@@ -304,7 +304,7 @@ def main() -> None:
     ]
     all_ = content["held_out"]
     rows.append(("all", sum(row[1] for row in rows), _share(all_["kernels"]), _share(all_["functions"]), ""))
-    text = table(["family", "cells held out", "GPU kernels", "functions", "noise"], rows)
+    text = table(["family", "cells held out", "GPU kernels (%)", "functions (%)", "noise (%)"], rows)
     print(text)
     print(json.dumps({name: content[name] for name in list(content)[4:]}, indent=1))
     write(given.json, content)
@@ -313,7 +313,7 @@ def main() -> None:
 
 
 def _share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
+    return "-" if value is None else f"{100 * value:.1f}"
 
 
 if __name__ == "__main__":
