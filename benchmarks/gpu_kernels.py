@@ -268,7 +268,7 @@ def main() -> None:
         for card, sets in by_card.items()
         for name, one in sets.items()
     ]
-    print(table(["target", "timings", "programs", "scale", "error", "in the median", "inside 90 %"], rows))
+    print(table(["target", "timings", "programs", "scale", "error (%)", "median error (%)", "inside 90 % (%)"], rows))
     if given.kept:
         return
     samples = max(given.card.glob("*.functions.samples.jsonl*"))
