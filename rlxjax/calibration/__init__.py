@@ -1,8 +1,8 @@
-"""Calibrations: saved, loaded, and asked for predictions and explanations.
+"""Save and load calibrations, and ask them for predictions and explanations.
 
-`load_calibration` reads a file, `default_calibration` finds the file of this machine, and `save_calibration` writes
-your own fits. A `Calibration` holds a `CalibratedModel` for each latency model, which predicts, picks, compares and
-explains.
+`load_calibration` reads a file, `default_calibration` finds this machine's file, and `save_calibration` writes a file
+from your own fits. A `Calibration` holds a `CalibratedModel` for each latency model. Both classes predict times,
+compare strategies and pick the fastest strategy. `explain` gives the reasons for a pick.
 """
 
 from rlxjax._files import Strict as Strict

@@ -1,4 +1,4 @@
-"""Read and write calibration files section by section, and find the shipped files."""
+"""Read and write calibration files, which hold a section for each latency model, and find the files that ship."""
 
 import functools
 import json
@@ -39,21 +39,21 @@ from ._sections import (
     fingerprint_differences,
 )
 
-#: The models that `rlxjax calibrate` times.
+#: The names of the latency models whose programs `rlxjax calibrate` times.
 JOB_MODELS = (WELCH.name, FUNCTIONS.name)
 
 
 class CalibrationFileError(ValueError):
-    """The error of an unusable calibration file; its line names the file, the field and the command to run."""
+    """The error for an unusable calibration file. The message names the file, the field and the command that helps."""
 
 
 def default_calibration_path(platform_name: str | None = None) -> FilePath:
-    """Return the path of this machine's calibration file for a JAX platform; see `home_folder` for the folder."""
+    """Return the path of this machine's calibration file for a JAX platform; the folder comes from `home_folder`."""
     return home_folder("data", CalibrationFileError) / f"calibration-{platform_name or jax.default_backend()}.json"
 
 
 def is_there(path: FilePath) -> bool:
-    """Return whether a path exists; True if the check fails, so that reading the file gives the reason."""
+    """Return whether a path exists. If the check fails, return True, so that reading the file gives the reason."""
     try:
         path.stat()
     except OSError as error:
@@ -65,10 +65,10 @@ def read_calibration_file(path: AnyPath, models: Iterable[LatencyModel] | None =
     """Return the validated content of a calibration file.
 
     Args:
-        path: the file.
-        models: the models whose sections are checked; default: the built-in models.
+        path: the path of the file.
+        models: the latency models whose sections are checked; by default, the built-in models.
 
-    The warnings and errors are those of `load_calibration`.
+    The errors, and the warnings about sections, are those of `load_calibration`.
     """
     known = list(BUILT_IN.values() if models is None else models)
     content, left_out, edited = sections_of_file(path, known)
@@ -82,9 +82,9 @@ def read_calibration_file(path: AnyPath, models: Iterable[LatencyModel] | None =
 def sections_of_file(
     path: str | os.PathLike[str], models: Iterable[LatencyModel] | None = None
 ) -> tuple[CalibrationFile, list[str], list[str]]:
-    """Return the usable sections of a file, sentences about its unusable sections, and sentences about edited sections.
+    """Return a file's usable content, sentences about unusable sections, and sentences about sections edited by hand.
 
-    The arguments and errors are those of `read_calibration_file`. A file without usable sections is accepted.
+    The arguments and errors are those of `read_calibration_file`, but a file without usable sections is accepted.
     """
     raw, known = _raw_of(path), {model.name: model for model in (BUILT_IN.values() if models is None else models)}
     found: dict[str, Any] = {}
@@ -122,7 +122,7 @@ def _raw_of(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _mend(path: str | os.PathLike[str], model: str = "", raw: Any = None) -> str:
-    """Return the commands that remake a calibration or a section, from new timings or from the kept samples."""
+    """Return a phrase with two commands that make a section again: from new timings, or from the kept samples."""
     named = raw.get("samples") if isinstance(raw, dict) else None
     named = named if isinstance(named, dict) else {}
     suite, file = (own if isinstance(own, str) else "" for own in (named.get("suite"), named.get("file")))
@@ -141,15 +141,15 @@ def write_sections(
     """Write sections into a calibration file; the file's other sections stay.
 
     Args:
-        path: the file. A missing file is created. A file that is not a calibration of this schema is renamed first.
-        models: the new sections by the name of their model.
-        machine: the new section of the machine; by default the file's section stays.
+        path: the file. A missing file is created. A file that is not a calibration of this schema is renamed.
+        models: the new sections about latency models, by the name of the model.
+        machine: the new section about the machine; by default, the file's section about the machine stays.
 
     Returns:
-        A sentence about a renamed file, or about a file that was edited by hand; an empty list otherwise.
+        A list with one sentence if the file was renamed or had been edited by hand; otherwise an empty list.
 
     Raises:
-        ValueError: the path is not a file, or another process is writing in the folder.
+        ValueError: something other than a file is at the path, or another process is writing in the folder.
         OSError: the file cannot be written.
     """
     said, known = [], {}
@@ -170,7 +170,7 @@ def write_sections(
 
 
 def machine_section(path: str | os.PathLike[str], fingerprint: Fingerprint) -> MachineSection | None:
-    """Return the machine's section of a calibration file, or None if the section has another fingerprint."""
+    """Return a file's section about the machine; None if the file has no such section with the given fingerprint."""
     try:
         machine = sections_of_file(path)[0].machine
     except CalibrationFileError:
@@ -179,10 +179,10 @@ def machine_section(path: str | os.PathLike[str], fingerprint: Fingerprint) -> M
 
 
 def read_prior(path: str | os.PathLike[str], model: LatencyModel) -> tuple[LatencyPrior[Any], str | None]:
-    """Read the prior for another machine from a calibration or a fleet's prior; return also the platform if known.
+    """Return the prior that a calibration file or a fleet's file gives for another machine, and the platform if known.
 
     Raises:
-        CalibrationFileError: as `read_calibration_file`, or the file has no section for the model.
+        CalibrationFileError: as in `read_calibration_file`, or the file has no section for the model.
     """
     section = read_calibration_file(path, [model]).models.get(model.name)
     if section is None:
@@ -192,13 +192,13 @@ def read_prior(path: str | os.PathLike[str], model: LatencyModel) -> tuple[Laten
 
 
 def population_path(platform: str) -> FilePath:
-    """Return the path of the prior that ships for a platform."""
+    """Return the path of the file with the prior that rlxjax ships for a platform."""
     return FilePath(__file__).with_name(f"{platform}-prior.json")
 
 
 @functools.cache
 def population(platform: str) -> CalibrationFile | None:
-    """Return the content of the prior that ships for a platform; None if no machine of the platform was timed."""
+    """Return the content of a platform's file at `population_path`; None if no machine of the platform was timed."""
     path, mend = population_path(platform), "install rlxjax again"
     if not path.exists():
         return None
@@ -208,11 +208,11 @@ def population(platform: str) -> CalibrationFile | None:
 
 
 def population_prior(model: LatencyModel, platform: str | None = None) -> LatencyPrior[Any] | None:
-    """Return the shipped prior of a model's coefficients, which is pooled from timed machines.
+    """Return the prior that rlxjax ships for a model's coefficients; the prior is pooled from timed machines.
 
     Args:
         model: the latency model.
-        platform: "cpu", "gpu" or "tpu"; default: JAX's default platform.
+        platform: "cpu", "gpu" or "tpu"; by default, JAX's default platform.
 
     Returns:
         The prior; None if no machine of the platform was timed for this version of the model.
@@ -228,18 +228,18 @@ def population_prior(model: LatencyModel, platform: str | None = None) -> Latenc
 
 
 def save_calibration(path: str | os.PathLike[str], *fits: PosteriorFit) -> None:
-    """Write a calibration of this machine from fits of one or more latency models.
+    """Write a calibration file of this machine from the fits of one or more latency models.
 
-    `load_calibration(path, models=...)` reads the file. The file's sections of other models stay. The new sections have
-    no measured gate and no samples; `rlxjax calibrate` writes both.
+    `load_calibration(path, models=...)` reads the file. If the file exists, its sections about other models stay. The
+    new sections contain no measured IO gate and no raw samples; `rlxjax calibrate` writes both.
 
     Args:
-        path: the file.
+        path: the path of the file.
         *fits: results of `fit_posterior`, one for each model.
 
     Raises:
-        ValueError: no fit is given, or two fits have the same model; the path is not a file; or another process is
-            writing in the folder.
+        ValueError: no fit is given; two fits have the same model; something other than a file is at the path; or
+            another process is writing in the folder.
 
     Examples:
         >>> import tempfile

@@ -38,22 +38,22 @@ from ._target_times import predict_function
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Calibration(Predictions):
-    """The latency models of one machine, fitted to its timings.
+    """The latency models of one machine, fitted to the machine's timings.
 
-    Each method uses one model: the first, or the model that `model=` names. `of` returns a model.
+    Each method uses the first model, unless `model=` names another model. The method `of` returns a model.
 
-    A calibration is a pytree and may be an argument of a jitted function. Its measured values are leaves. The models'
-    names, provenance and cautions, the fingerprint and the source are static: JAX compiles again if one of these
-    changes. The source differs between files, so JAX compiles again for the calibration of another file. A function
-    that takes only the `posterior` is compiled again only for another model.
+    A calibration is a pytree, so you may pass it to a jitted function. The measured values are leaves of the pytree.
+    The models' names, provenance and cautions, the fingerprint and the source are static: if one of these changes, JAX
+    compiles the function again. The source names the file, so JAX compiles again for the calibration of another file.
+    A function that takes only the `posterior` is compiled again only for another model.
 
     Attributes:
         models: the calibrated models, by name.
         gate: the IO gate with this machine's measured rates, a pytree of floats; None if the rates were not measured.
-            The gate scores only launches, waits and bytes, as the reference gate does. `compare` uses a fitted model
+            Like the reference gate, it scores only launches, waits and bytes. `compare` instead uses a fitted model
             and returns a probability.
-        fingerprint: the machine and software of the first model; empty for a population.
-        source: the source of the numbers, as a phrase.
+        fingerprint: the machine and the software that timed the first model; empty for `prior_calibration`.
+        source: a phrase that says where the calibration comes from.
     """
 
     models: Mapping[str, CalibratedModel]
@@ -71,7 +71,7 @@ class Calibration(Predictions):
     def from_file(
         cls, content: CalibrationFile, models: Iterable[LatencyModel] | None = None, path: AnyPath | None = None
     ) -> "Calibration":
-        """Build a calibration from a file's content; the arguments are those of `load_calibration`."""
+        """Build a calibration from the content of a file; the other arguments are those of `load_calibration`."""
         given, machine = (BUILT_IN.values() if models is None else models), content.machine
         known = {model.name: model for model in given if model.name in content.models}
         of = [content.models[name] for name in known] or [*content.sections().values()]
@@ -84,7 +84,7 @@ class Calibration(Predictions):
         )
 
     def of(self, model: str | None = None) -> CalibratedModel:
-        """Return the calibrated model of a name; default: the first model.
+        """Return the calibrated model with the given name; by default, the first model.
 
         Raises:
             ValueError: the calibration does not hold the model.
@@ -103,14 +103,14 @@ class Calibration(Predictions):
         return self.of().posterior
 
     def updated(self, timings: Timings, probe: Columns | None = None) -> "Calibration":
-        """Return the calibration with one model updated by timings; the other models stay as they are.
+        """Return a calibration in which new timings have updated one model; the other models stay the same.
 
         Args:
-            timings: timings of one model of the calibration, `[n]`.
-            probe: labels of timings that were taken together, as in `CalibratedModel.updated`.
+            timings: timings of one of the calibration's models, of shape `[n]`.
+            probe: a label for each timing, of shape `[n]`, as in `CalibratedModel.updated`.
 
         Raises:
-            ValueError: the calibration does not hold the timings' model, or as `CalibratedModel.updated`.
+            ValueError: as in `CalibratedModel.updated`, or the calibration does not hold the model of the timings.
 
         Examples:
             >>> from rlxjax.fit import prior_posterior
@@ -124,28 +124,28 @@ class Calibration(Predictions):
         return dataclasses.replace(self, models={**self.models, name: self.of(name).updated(timings, probe)})
 
     def explain(self, *inputs: float, model: str | None = None, **given: float | None) -> Explanation:
-        """Explain the pick of a model; see `rlxjax.calibration.explain`."""
+        """Explain which strategy a model picks for a workload, and why; see `rlxjax.calibration.explain`."""
         return explain(self.of(model), *inputs, **given)
 
     predict_function = predict_function
 
 
 def load_calibration(path: AnyPath | None = None, models: Iterable[LatencyModel] | None = None) -> Calibration:
-    """Load a calibration file; by default the file of `rlxjax calibrate` for JAX's default platform.
+    """Load a calibration file; by default, the file that `rlxjax calibrate` writes for JAX's default platform.
 
     Args:
-        path: the file.
-        models: the latency models to load, the first of which answers if you name none; default:
-            `rlxjax.models.BUILT_IN`. Sections of other models are ignored.
+        path: the path of the file.
+        models: the latency models to load; by default, the models in `rlxjax.models.BUILT_IN`. The file's sections
+            about other models are ignored. If you name no model later, the first loaded model answers.
 
     Warns:
         MachineMismatchWarning: a section was made on another machine or with other software.
-        UserWarning: a section is unusable and is left out, or a section was edited by hand and is used.
+        UserWarning: a section is unusable and is left out; or a section was edited by hand, but is used.
 
     Raises:
         CalibrationFileError: the file is missing or truncated, has another schema, or has no usable section. A section
             is unusable if its model has another version, or if a coefficient is missing, negative or NaN. The error
-            names the file, the field and the command to run.
+            names the file, the field, and the command that helps.
 
     Examples:
         >>> load_calibration("missing.json")
@@ -161,15 +161,15 @@ def load_calibration(path: AnyPath | None = None, models: Iterable[LatencyModel]
 
 @jax.ensure_compile_time_eval()
 def prior_calibration(platform: str | None = None) -> Calibration | None:
-    """Return the shipped calibration for a machine that was never timed; it is pooled from other machines.
+    """Return the calibration that rlxjax ships for machines that were never timed; it is pooled from timed machines.
 
-    The intervals are wide, and the provenance says that nothing was measured on this machine.
+    Its prediction intervals are wide, and its provenance says that nothing was measured on this machine.
 
     Args:
-        platform: "cpu", "gpu" or "tpu"; default: JAX's default platform.
+        platform: "cpu", "gpu" or "tpu"; by default, JAX's default platform.
 
     Returns:
-        The calibration; None for a platform without timed machines.
+        The calibration; None if no machine of the platform was timed.
 
     Examples:
         >>> prior_calibration("cpu").pick(8192, 256, 16)
@@ -183,19 +183,19 @@ def prior_calibration(platform: str | None = None) -> Calibration | None:
 
 
 def default_calibration(platform: str | None = None) -> Calibration | None:
-    """Return this machine's saved calibration, or `prior_calibration` if none is saved.
+    """Return this machine's saved calibration; if no file is saved, return the result of `prior_calibration`.
 
-    Each process reads the file once.
+    Each process reads the saved file once.
 
     Args:
-        platform: "cpu", "gpu" or "tpu"; default: JAX's default platform.
+        platform: "cpu", "gpu" or "tpu"; by default, JAX's default platform.
 
     Returns:
-        The calibration; None on a platform that has neither.
+        The calibration; None if the platform has neither a saved calibration nor a shipped calibration.
 
     Warns:
-        MachineMismatchWarning: a section of the saved file was made on another machine and is not used, or was made
-            with other software and is used.
+        MachineMismatchWarning: a section of the saved file was made on another machine and is not used; or a section
+            was made with other software, but is used.
         UserWarning: the saved file or a section of the file is unusable; or there is no folder for the file.
 
     Examples:

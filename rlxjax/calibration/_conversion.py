@@ -1,4 +1,4 @@
-"""Convert posteriors of machines and populations to sections of a calibration file, and back."""
+"""Convert posteriors of single machines, or of populations of machines, to sections of a calibration file, and back."""
 
 import dataclasses
 import datetime
@@ -45,13 +45,13 @@ from ._sections import (
     rounded,
 )
 
-#: Prior standard deviation of the logarithm of a machine's speed; this prior counts as much as one machine.
+#: Standard deviation of the logarithm of a machine's speed before any timing; it counts as much as one timed machine.
 SPEED_LOG_SD = 1.0
-#: Spread of a model's runs on a held-out machine, if only one machine was timed.
+#: Assumed spread of a model's residuals on a machine that was not fitted, if only one machine was timed.
 ALONE_SPREAD = 0.3
-#: Largest number of machines that are held out, one after another, evenly spread over the population.
+#: Largest number of machines that are held out, one at a time; they are spread evenly over the list of machines.
 MOST_JUDGED = 32
-#: Units of the gate's coefficients. The names are the reference's, and the names of bandwidths carry no unit.
+#: Unit of each coefficient of the IO gate. Names come from the reference gate, which names no unit for bandwidths.
 GATE_UNITS = {
     field.name: "bytes/ns" if field.name.endswith("_bw") else unit_of(field.name)
     for field in dataclasses.fields(IoFusionGate)
@@ -79,7 +79,7 @@ def _expect_units(of: str, units: Mapping[str, str], entries: Mapping[str, Any])
 
 
 def gate_of(machine: MachineSection | None) -> IoFusionGate | None:
-    """Return the measured gate of a machine, or None if the section has no gate."""
+    """Return the measured IO gate in a machine's section; None if there is no section, or no gate in the section."""
     if machine is None or machine.gate is None:
         return None
     _expect_units("gate", GATE_UNITS, machine.gate)
@@ -90,13 +90,13 @@ def gate_of(machine: MachineSection | None) -> IoFusionGate | None:
 
 
 def coefficients_of(model: LatencyModel, entries: Mapping[str, FittedCoefficient]) -> tuple[Any, Any]:
-    """Return a model's coefficients and the standard deviations of their logarithms."""
+    """Return two pytrees: a model's coefficients, and the standard deviations of the coefficients' logarithms."""
     structure, own = jax.tree.structure(model.prior.median), [entries[n] for n in coefficient_names(model.prior.median)]
     return structure.unflatten([one.value for one in own]), structure.unflatten([one.log_sd for one in own])
 
 
 def posterior_of(model: LatencyModel, section: ModelSection) -> LatencyPosterior:
-    """Return the posterior of a section."""
+    """Return the posterior that a model's section describes."""
     _expect("model_version", model.version, section.model_version)
     names = coefficient_names(model.prior.median)
     _expect_units("coefficients", {name: unit_of(name) for name in names}, section.coefficients)
@@ -128,7 +128,7 @@ def posterior_of(model: LatencyModel, section: ModelSection) -> LatencyPosterior
 
 
 def calibrated_of(model: LatencyModel, section: ModelSection, machine: MachineSection | None = None) -> CalibratedModel:
-    """Return the calibrated model of a section, with the pace and cautions of the machine's section."""
+    """Return the calibrated model that a section describes, with the pace and cautions of the machine's section."""
     pace_log_sd = 0.0 if machine is None or machine.pace is None else machine.pace.log_sd
     return CalibratedModel(
         posterior_of(model, section),
@@ -142,7 +142,7 @@ def calibrated_of(model: LatencyModel, section: ModelSection, machine: MachineSe
 
 
 def prior_of(model: LatencyModel, section: ModelSection) -> LatencyPrior[Any]:
-    """Return the prior for another machine, from a population or from the transferable part of one machine's fit."""
+    """Return the prior for another machine: the population's prior, or the part of a machine's fit that transfers."""
     if section.population is None:
         return transferred_prior(posterior_of(model, section))
     correction = np.array([section.uncertainty.correction[name] for name in model.variants])
@@ -157,16 +157,16 @@ def section_of(
     outliers: Sequence[str] = (),
     **about: Any,
 ) -> ModelSection:
-    """Return the section of a fitted model; the timed runs give the domain.
+    """Return the section of a calibration file for a fitted model; the domain is the range of the timed runs.
 
     Args:
         found: the result of `fit_posterior`.
         prior: the prior before any timing or micro-benchmark. A coefficient counts as measured if the fit made the
             coefficient less uncertain than this prior.
-        held_out: the error summary of each variant.
-        noise_floor: mean relative difference between two halves of the timings.
-        outliers: phrases about timings far from their prediction.
-        **about: further fields of `ModelSection`; `created` and `fingerprint` default to `made_now()`.
+        held_out: a summary of the prediction errors for each variant, by the variant's name.
+        noise_floor: mean relative difference between the times from two halves of the timing rounds.
+        outliers: phrases about timings that are far from their predictions.
+        **about: further fields of `ModelSection`. `made_now()` supplies the defaults of `created` and `fingerprint`.
     """
     posterior, terms = found.posterior, found.terms
     log_sds, before = (np.array(jax.tree.leaves(part)) for part in (posterior.coefficient_log_sd(), prior.log_sd))
@@ -186,7 +186,7 @@ def _section(
     covariance_factor: list[list[float]] | None,
     **about: Any,
 ) -> ModelSection:
-    """Return a section made of a posterior, a domain (`hull`), a covariance factor and further fields."""
+    """Return a model's section that holds a posterior, a domain (`hull`), a covariance factor and further fields."""
     model, values = posterior.model, jax.tree.leaves(posterior.coefficients)
     names = coefficient_names(posterior.coefficients)
 
@@ -220,15 +220,15 @@ def population_section(
     platform: str = UNKNOWN,
     command: str = "",
 ) -> ModelSection:
-    """Return the section of a population: the prior for another machine, pooled from the fits of several machines.
+    """Return a section with a prior for another machine, pooled from the fits of a population of machines.
 
     Args:
-        fits: the fit of each machine or device.
-        measured_ns: the measured times of each machine's runs, `[n]`, which give the errors on held-out machines; None
-            skips these errors.
-        pool: a function from posteriors to a prior.
-        facts: how another machine schedules programs.
-        machines: the machines; empty for a fleet's devices.
+        fits: the fit of each machine, or of each device of a fleet.
+        measured_ns: for each machine, the measured times of its runs, of shape `[n]`. The times give the prediction
+            errors on held-out machines. If `measured_ns` is None, no machine is held out.
+        pool: a function that takes the posteriors of machines and returns a prior.
+        facts: the assumed facts about how another machine schedules programs.
+        machines: descriptions of the machines; empty if the fits belong to a fleet's devices.
         platform: the platform of all machines; "unknown" if the machines differ.
         command: the command that makes the section.
     """
@@ -284,6 +284,6 @@ def population_section(
 
 
 def made_now() -> dict[str, Any]:
-    """Return the fields `created` and `fingerprint` of a section that this process makes now."""
+    """Return a dict of the fields `created` and `fingerprint` for a section that this process makes now."""
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {"created": created, "fingerprint": current_fingerprint()}

@@ -1,8 +1,8 @@
-"""Explain a pick: the terms of each strategy's time, the margin, and the changes that alter the pick.
+"""Explain why a model picks a strategy: the terms of each time, the margin, and the changes that alter the pick.
 
-The predictions `a` and `b` of two strategies cross at a value `x` of the model's first input. Since `log a = log b`
-defines `log x`, the derivative of `log x` by an unknown is `-(d log a - d log b) / (d (log a - log b) / d log x)`, and
-the uncertainty of the crossover follows.
+At the crossover, a value `x` of the model's first input, the predicted times `a` and `b` of two strategies are equal.
+The equation `log a = log b` defines `log x`. The derivative of `log x` with respect to an unknown of the fit is thus
+`-(d log a - d log b) / (d (log a - log b) / d log x)`, which gives the uncertainty of the crossover.
 """
 
 import dataclasses
@@ -32,10 +32,10 @@ from rlxjax.fit import (
 
 from ._predict import CalibratedModel
 
-#: The largest factor by which inputs and coefficients are changed, the points tried along each axis, and the number of
-#: refinements of the interval in which the pick changes.
+#: The largest factor by which the search changes an input or a coefficient, the number of factors in the search's grid,
+#: and the number of times that the search refines the interval in which the pick changes.
 LARGEST_FACTOR, GRID_POINTS, REFINEMENTS = 100.0, 513, 6
-#: Outside the interval of a jump, one strategy is faster with at least this probability.
+#: Outside `Crossover.interval` at a jump, one of the two strategies is faster with at least this probability.
 JUMP_SURE = 0.95
 
 
@@ -45,10 +45,10 @@ class StrategyExplanation:
     """The predicted time of one strategy.
 
     Attributes:
-        strategy: the name.
-        terms_ns: the parts of the time by name, in ns.
-        time_ns: the predicted time, the sum of the parts.
-        interval_ns: the 90 % interval of a run's time.
+        strategy: the name of the strategy.
+        terms_ns: the parts of the predicted time by name, in ns.
+        time_ns: the predicted time in ns, which is the sum of the parts.
+        interval_ns: the two ends of the interval that holds a run's time with a probability of 90 %, in ns.
     """
 
     strategy: str
@@ -59,18 +59,18 @@ class StrategyExplanation:
 
 @dataclasses.dataclass(frozen=True)
 class Flip:
-    """The smallest change of one input or coefficient that makes the runner-up faster than the pick.
+    """The smallest change of one input or coefficient that makes the second fastest strategy faster than the fastest.
 
     Attributes:
         name: the name of the input or coefficient.
         kind: "input" or "coefficient".
-        value: the current value.
+        value: the value before the change.
         unit: the unit of the value.
-        factor: the factor of the change; None if no factor from 1/100 to 100 changes the pick.
-        log_sd: standard deviation of the logarithm of the coefficient; None for inputs, which are known.
-        sds: the logarithm of the factor, as a multiple of `log_sd`.
-        is_jump: whether the predictions jump past each other instead of becoming equal.
-        in_domain: whether the changed workload lies within the measured range; None without a factor.
+        factor: the factor that multiplies the value; None if no factor from 1/100 to 100 changes the pick.
+        log_sd: standard deviation of the logarithm of the coefficient; None for an input, since inputs are known.
+        sds: the absolute logarithm of the factor, divided by `log_sd`; None if either is None.
+        is_jump: whether the two predicted times jump past each other at the change instead of becoming equal.
+        in_domain: whether the changed workload lies within the measured range; None if `factor` is None.
     """
 
     name: str
@@ -87,21 +87,21 @@ class Flip:
 @by_value
 @dataclasses.dataclass(frozen=True)
 class Crossover:
-    """The nearest value of the model's first input at which another of two strategies becomes the faster one.
+    """The value of the model's first input, nearest to the given value, at which the faster of two strategies changes.
 
     Attributes:
-        strategies: the two strategies, the faster one at the given value first. These are the fastest two, or the
-            model's first two if the fastest two have no crossover.
-        input: the name of the input.
-        value: the value at which the predictions are equal or jump past each other; None without a crossover.
-        below: the faster strategy just below the value.
-        above: the faster strategy just above the value.
+        strategies: the names of two strategies; the first name is the faster strategy at the given value. They are the
+            fastest two strategies, or the model's first two strategies if the fastest two have no crossover.
+        input: the name of the model's first input.
+        value: the value at which the predicted times are equal or jump past each other; None if there is no crossover.
+        below: the strategy that is faster just below the value.
+        above: the strategy that is faster just above the value.
         log_sd: standard deviation of the logarithm of the value; None at a jump.
-        interval: the 90 % interval of the value, within the searched range. At a jump, the range in which neither
-            strategy is faster with a probability of 95 %.
-        is_jump: whether the predictions jump past each other.
-        in_domain: whether the workload at the value lies within the measured range.
-        sentence: the crossover in words.
+        interval: the 90 % interval of the value, cut off at the ends of the searched range. At a jump, the range in
+            which no strategy reaches a 95 % probability of being the faster one.
+        is_jump: whether the predicted times jump past each other at the value instead of being equal.
+        in_domain: whether the workload with this value lies within the measured range.
+        sentence: a sentence that states the crossover.
     """
 
     strategies: tuple[str, str]
@@ -123,15 +123,15 @@ class Explanation:
 
     Attributes:
         inputs: the sizes of the workload by name.
-        in_domain: whether the workload lies within the measured range; if not, all figures are extrapolated.
-        strategies: the strategies that give the same result, the fastest first.
-        pick: the fastest strategy.
-        runner_up: the second fastest strategy.
+        in_domain: whether the workload lies within the measured range; if not, all predictions are extrapolated.
+        strategies: the predicted time of each strategy that gives the same result, the fastest first.
+        pick: the name of the fastest strategy.
+        runner_up: the name of the second fastest strategy.
         margin_ns: the predicted time that the pick saves compared with the runner-up.
         margin_sd_ns: standard deviation of the margin.
         probability: the probability that the pick is faster than the runner-up.
-        verdict: the pick if the probability is high enough, else "undecided".
-        flips: a flip for each input and coefficient, the smallest change first.
+        verdict: the name of the pick if `probability` is high enough for a sure decision, otherwise "undecided".
+        flips: a `Flip` for each input and for each coefficient, the smallest change first.
         crossover: the value of the first input at which the faster strategy changes.
     """
 
@@ -148,21 +148,21 @@ class Explanation:
     crossover: Crossover
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the explanation as JSON has it; each input is a separate key."""
+        """Return the explanation as a dict for JSON, in which each input of the workload has its own key."""
         found = json.loads(json.dumps(dataclasses.asdict(self)))
         return {**found.pop("inputs"), **found}
 
 
 def explain(calibrated: CalibratedModel, *inputs: float, **given: float | None) -> Explanation:
-    """Explain the pick for one workload: the terms of each time, the margin, and the changes that alter the pick.
+    """Explain which strategy a model picks: the terms of each time, the margin, and the changes that alter the pick.
 
     Args:
-        calibrated: a model of one machine.
-        *inputs: the sizes of the workload by place.
+        calibrated: a latency model that was fitted to one machine.
+        *inputs: the sizes of the workload, in the order of the model's inputs.
         **given: the sizes of the workload by name.
 
     Raises:
-        ValueError: an impossible input, a model with inputs that are lists, or fewer than two strategies.
+        ValueError: an input is impossible; an input of the model is a list; or fewer than two strategies can be used.
     """
     model = calibrated.model
     if lists := [name for name, entry in model.inputs.items() if entry.is_list]:
@@ -205,7 +205,7 @@ def explain(calibrated: CalibratedModel, *inputs: float, **given: float | None) 
 
 
 class _Moved(NamedTuple):
-    """Two strategies, the faster one first, and the quantities to vary: coefficients, then inputs."""
+    """Two strategies, the faster strategy first, and the quantities that the search varies: coefficients and inputs."""
 
     variants: Int[np.ndarray, "2 most"]
     posterior: LatencyPosterior
@@ -213,7 +213,7 @@ class _Moved(NamedTuple):
 
 
 class _Search(NamedTuple):
-    """The nearest change on each axis that alters the pick of two strategies; the last axis is the crossover's."""
+    """For each quantity (axis), the smallest change that alters the pick; the last axis gives the crossover."""
 
     calibrated: CalibratedModel
     names: tuple[str, str]
@@ -227,7 +227,7 @@ class _Search(NamedTuple):
 
 
 def _search(calibrated: CalibratedModel, names: tuple[str, str], sizes: Mapping[str, float]) -> _Search:
-    """Find the nearest changes that make the second of two strategies faster than the first."""
+    """Find the smallest change of each quantity that makes the second of two strategies faster than the first."""
     model, first = calibrated.model, next(iter(calibrated.model.inputs))
     coefficients = coefficient_names(calibrated.coefficients)
     axes = (*coefficients, *(name for name, entry in model.inputs.items() if entry.default is None), first)
@@ -294,7 +294,7 @@ def _crossover(search: _Search) -> Crossover:
 
 
 def _reach(is_unsure: np.ndarray, values: np.ndarray, at: float, is_beyond: np.ndarray) -> float:
-    """Return the last of the values beyond `at`, nearest first, before the first value with a sure decision."""
+    """Walk from `at` through the values beyond `at`; return the last value before the first sure decision."""
     decided = np.flatnonzero(is_beyond & ~is_unsure)
     nearest = values[is_beyond][: None if not decided.size else np.sum(is_beyond[: decided[0]])]
     return float(nearest[-1]) if nearest.size else at
@@ -302,7 +302,7 @@ def _reach(is_unsure: np.ndarray, values: np.ndarray, at: float, is_beyond: np.n
 
 @jax.jit
 def _nearest_crossings(moved: _Moved, axes: Int[Array, "axes"], grid: Float[Array, "axes grid"]) -> tuple[Array, Array]:
-    """Return for each axis the nearest `log(factor)` that makes the first strategy slower, and whether a jump does."""
+    """Return, per axis, the `log(factor)` nearest to 0 that makes the first strategy slower, and whether times jump."""
     # Each refinement makes the grid finer, between the first change of the pick and the point before it, on all axes.
     # Steps of the machine's schedule can make the predictions jump past each other.
     grid = jnp.asarray(grid, jnp.result_type(float))
@@ -337,13 +337,13 @@ def _nearest_crossings(moved: _Moved, axes: Int[Array, "axes"], grid: Float[Arra
 
 @jax.jit
 def _log_slope(moved: _Moved, place: Int[Array, ""]) -> Float[Array, ""]:
-    """Return the derivative of `log(second / first)` by the logarithm of the leaf `place`."""
+    """Return the derivative of `log(second time / first time)` with respect to the logarithm of quantity `place`."""
     here, axes = jnp.zeros((1, 1), jnp.result_type(float)), jnp.asarray(place)[None]
     return jax.jvp(lambda x: _log_ratios(moved, axes, x)[0, 0], (here,), (here + 1.0,))[1]
 
 
 def _log_ratios(moved: _Moved, axes: Int[Array, "axes"], log_factor: Float[Array, "axes n"]) -> Float[Array, "axes n"]:
-    """Return `log(second / first)` after the quantity of each axis is multiplied by each factor."""
+    """Return `log(second time / first time)` after each axis's quantity is multiplied by each factor of the axis."""
     leaves, structure = jax.tree.flatten((moved.posterior.coefficients, moved.inputs))
     # The strategies and their variants are leading axes of one evaluation.
     factors = [jnp.exp(jnp.where(axes[:, None] == place, log_factor, 0.0))[None, None] for place in range(len(leaves))]

@@ -1,6 +1,6 @@
 """The predicted time of any JAX function, on the calibrated machine or on a target device.
 
-One estimate covers several functions, so that the uncertainty that the functions share cancels in comparisons.
+Several functions are predicted in one estimate, so that an error common to the functions cancels in comparisons.
 """
 
 import math
@@ -21,14 +21,14 @@ from rlxjax.units import interval_text, time_text
 
 from ._predict import CalibratedModel
 
-#: Relative standard deviation of the residual that a program does not share with a program of equal work, from the
-#: compiler's choices and from timing noise. `benchmarks.advice_truth` prints the log loss of `decision` on timed pairs
-#: of stages; the loss falls fast up to this value, and little beyond.
+#: Relative standard deviation of a program's own residual: the error that another program of equal work does not share.
+#: Its causes are the compiler's choices and timing noise. `benchmarks.advice_truth` prints the log loss of `decision`
+#: on timed pairs of stages. If this value is raised, the loss falls fast up to the value here, and little beyond.
 OWN_SPREAD = 0.15
-#: Least relative standard deviation of a term's difference between two programs, since the compiler may fuse otherwise
-#: than the profile assumes. No sure decision on the tuning half of the pairs is wrong with this value.
+#: Smallest relative standard deviation of a term's difference between two programs; the compiler may fuse differently
+#: than the profile assumes. With this value, no sure decision is wrong on the half of the pairs used for tuning.
 TERM_SPREAD = 0.4
-#: `OWN_SPREAD` for profiles of compiled programs, in which the compiler's choices are known.
+#: The value that replaces `OWN_SPREAD` for compiled programs, since their profiles show the compiler's choices.
 COMPILED_SPREAD = 0.05
 
 
@@ -38,26 +38,26 @@ class FunctionPrediction(NamedTuple):
 
     Attributes:
         time_ns: the predicted time.
-        low_ns: the lower end of the 90 % interval.
-        high_ns: the upper end of the 90 % interval.
-        terms_ns: the parts of the predicted time by name, largest first.
-        profile: the counts of the function.
+        low_ns: the lower end of the time's 90 % interval.
+        high_ns: the upper end of the time's 90 % interval.
+        terms_ns: the parts of the predicted time by name, the largest part first.
+        profile: the profile of the function, which counts the function's work.
         in_domain: whether every count lies within the measured range; if not, the prediction is an extrapolation.
-        uncounted: sentences about work that the profile does not count. If there is such work, the time is a lower
-            bound, `high_ns` is infinite and `in_domain` is false.
-        target: the name of the target device, empty for the calibrated machine.
-        stands_on: the source of a target's figures: timings of such a device, a data sheet or the compiler's estimates.
-        roofline_ns: the least time that a target's data sheet allows for the work.
-        untimed: operations that were timed on no machine. Their time is that of their class of operations, and
-            `in_domain` is false.
-        device_ns: the part of the time in which a target's devices work.
-        host_ns: the rest of the time, in which the host dispatches the call and waits.
-        pipelined_ns: the time of a step in a loop that does not wait for results: the longer of the devices' and the
-            host's time.
+        uncounted: sentences about work that the profile does not count. If there is uncounted work, `time_ns` is a
+            lower bound, `high_ns` is infinite and `in_domain` is false.
+        target: the name of the target device; empty if the prediction is for the calibrated machine.
+        stands_on: the source of a target's figures: timings of the same kind of device, a data sheet, or the compiler.
+        roofline_ns: the shortest time in which a target could do the work, by the target's data sheet.
+        untimed: names of operations that no machine has timed. Each operation is predicted with the time of its class
+            of operations, and `in_domain` is false.
+        device_ns: the part of `time_ns` in which a target's devices work.
+        host_ns: the rest of `time_ns`, in which the host dispatches the call and waits.
+        pipelined_ns: the predicted time of a step in a loop that does not wait for results. It is the longer of two
+            times: the devices' time and the host's time.
         pipelined_interval_ns: the 90 % interval of `pipelined_ns`.
         mfu: model FLOP utilization: the share of `pipelined_ns` that the function's matrix products and convolutions
-            take at the data sheet's peak rate; None without these.
-        binds: the largest part of `pipelined_ns`: "compute", "memory", "collectives" or "host".
+            would take at the data sheet's peak rate; None if the function has neither.
+        binds: the name of the largest part of `pipelined_ns`: "compute", "memory", "collectives" or "host".
     """
 
     time_ns: float
@@ -79,11 +79,11 @@ class FunctionPrediction(NamedTuple):
     binds: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the prediction and the profile as JSON has them: counts, times in ns, shares from 0 to 1."""
+        """Return the prediction and the profile as a dict for JSON: counts, times in ns, and shares from 0 to 1."""
         return self.profile.as_dict() | self.time_as_dict()
 
     def time_as_dict(self) -> dict[str, Any]:
-        """Return the prediction without the profile, as JSON has it, in ns."""
+        """Return the prediction without the profile, as a dict for JSON with times in ns."""
         found = {
             "uncounted": list(self.uncounted),
             "predicted_ns": self.time_ns,
@@ -127,8 +127,8 @@ class FunctionTimes(NamedTuple):
 
     Attributes:
         predictions: the prediction of each function.
-        scores: change of the logarithm of each time per standard deviation of each unknown, `[functions, unknowns]`.
-        terms_ns: the terms of each time, in the same order for all functions, `[functions, terms]`.
+        scores: `[functions, unknowns]`, the change of each time's log if an unknown grows by one standard deviation.
+        terms_ns: the parts of each time, `[functions, terms]`, in the same order for all functions.
         spread: relative standard deviation of each function's own residual, `[functions]`.
     """
 
@@ -140,15 +140,15 @@ class FunctionTimes(NamedTuple):
     def decision(self, fused: Sequence[int], kept: Sequence[int], own_spread: float | None = None) -> Decision:
         """Compare the total times of two sets of functions, and return the probability that the first set is faster.
 
-        Equal work in both sets cancels, and a function that is in both sets cancels entirely. The uncertainty has a
-        part for the difference of each term, and a small share of the smaller time. The uncertainty is infinite if a
-        function has uncounted work.
+        The uncertainty of the difference has three parts: the model's uncertainty, which cancels for equal work; a
+        share of each term's difference; and a small share of the smaller total time. A function that is in both sets
+        adds none. If a function has uncounted work, the uncertainty is infinite.
 
         Args:
             fused: indices of the functions in the first set.
             kept: indices of the functions in the second set.
-            own_spread: relative standard deviation of a program's own residual; the default is smaller for compiled
-                programs.
+            own_spread: relative standard deviation of a program's own residual. The default is smaller if all profiles
+                are of compiled programs.
         """
         times_ns = np.array([found.time_ns for found in self.predictions])
         fused_ns, kept_ns = (float(sum(times_ns[place] for place in side)) for side in (fused, kept))
@@ -191,7 +191,7 @@ def predict_profiles(calibrated: CalibratedModel, profiles: Sequence[FunctionPro
 def times_of_runs(
     calibrated: CalibratedModel, runs: Runs, profiles: Sequence[FunctionProfile], uncounted: Sequence[tuple[str, ...]]
 ) -> FunctionTimes:
-    """Predict the times of runs of a functions model, in one estimate."""
+    """Predict, in one estimate, the times of functions that are given as runs of a functions model."""
     count = len(profiles)
     # The number of functions is padded to a power of four, so that few programs are compiled.
     rows = np.minimum(np.arange(4 ** math.ceil(math.log(count, 4))), count - 1)

@@ -1,4 +1,4 @@
-"""One calibrated model of a machine: predictions, decisions and picks, by one compiled program."""
+"""A calibrated model of one machine; a compiled program makes the model's predictions, decisions and picks."""
 
 import contextlib
 import dataclasses
@@ -41,23 +41,23 @@ from rlxjax.fit import (
     strategy_of,
 )
 
-#: Largest numbers of cached picks, and of posteriors cached on a device.
+#: Largest number of picks that are cached, and largest number of posteriors that are cached on a device.
 MOST_CHOICES, MOST_PLACED = 4096, 64
-#: A smaller variance of a logarithm counts as zero.
+#: If the variance of a logarithm is smaller than this value, the variance counts as zero.
 LEAST_VARIANCE = 1e-30
-#: The name of a model or None. Type checkers would apply a narrower type to the numbers in `**sizes` too.
+#: The name of a model, or None. The type is wide because type checkers apply it to the numbers in `**sizes` too.
 ModelName = Any
 
 
 @by_value
 class Pick(NamedTuple):
-    """The fastest of several strategies, `[*batch]`.
+    """The fastest of several candidate strategies for each workload; each field has shape `[*batch]`.
 
     Attributes:
-        place: index of the strategy among the candidates; the first candidate wins a tie.
-        time_ns: the predicted time; infinite if no candidate gives the result.
-        margin_ns: the extra time of the second fastest strategy; infinite without a second strategy.
-        probability: the smallest probability, over the other candidates, that the pick is faster; see `Decision`.
+        place: index of the fastest strategy among the candidates; in a tie, the first candidate wins.
+        time_ns: the predicted time of the pick; infinite if no candidate gives the result.
+        margin_ns: the extra time of the second fastest candidate; infinite if there is no second candidate.
+        probability: the smallest of the probabilities that the pick is faster than each other candidate.
         time_log_sd: standard deviation of the logarithm of the pick's time.
     """
 
@@ -68,20 +68,20 @@ class Pick(NamedTuple):
     time_log_sd: Float[Array, "*batch"]
 
     def log_sd(self) -> Float[Array, "*batch"]:
-        """Return `time_log_sd`, as `LatencyEstimate.log_sd` does."""
+        """Return `time_log_sd`. An estimate has a method of the same name: `LatencyEstimate.log_sd`."""
         return self.time_log_sd
 
     @property
     def is_sure(self) -> Bool[Array, "*batch"]:
-        """Whether the pick is surely the fastest, by the rule of `Decision.verdict`."""
+        """Whether `probability` is high enough for a sure decision, by the rule of `Decision.verdict`."""
         return self.probability >= SURE
 
 
 class Predictions:
-    """The methods that predict, compare and pick; `model=` names one of several models, by default the first.
+    """The methods that predict, compare and pick; they use the first model unless `model=` names another model.
 
-    Every method takes the model's inputs by place or by name: numbers, arrays `[*batch]` or, for inputs that are lists,
-    `[*batch, entries]`. You may leave out inputs that have a default or that the strategy's name implies.
+    Give the model's inputs by place or by name, each as a number or an array `[*batch]`; an input that is a list has
+    shape `[*batch, entries]`. You may leave out an input that has a default or that the strategy's name implies.
 
     Examples:
         >>> from rlxjax.calibration import prior_calibration
@@ -91,7 +91,7 @@ class Predictions:
     """
 
     def of(self, model: str | None = None) -> "CalibratedModel":
-        """Return the calibrated model of a name."""
+        """Return the calibrated model with the given name; by default, the first model."""
         raise NotImplementedError
 
     @property
@@ -100,35 +100,35 @@ class Predictions:
         return self.of().posterior.coefficients
 
     def predict_ns(self, strategy: str, *inputs: Size, model: ModelName = None, **named: Size | None) -> Nanoseconds:
-        """Return the predicted time of the strategy's fastest variant in ns, `[*batch]`.
+        """Return the predicted time, in ns, of the strategy's fastest variant, `[*batch]`.
 
         Raises:
-            ValueError: an unknown strategy; an input that is missing, impossible or contradicts the strategy's name;
-                or inputs for which the strategy cannot give the result (traced inputs are not checked).
+            ValueError: the strategy is unknown or cannot give the result for the inputs; or an input is missing, is
+                impossible, or contradicts the strategy's name. Values of traced inputs are not checked.
         """
         return self.of(model)._asked("time", (strategy,), inputs, named)
 
     def terms_ns(
         self, strategy: str, *inputs: Size, model: ModelName = None, **named: Size | None
     ) -> Mapping[str, Nanoseconds]:
-        """Return the parts of `predict_ns` by name, in ns; arguments as in `predict_ns`."""
+        """Return the parts of the predicted time by name, in ns; the arguments are the same as in `predict_ns`."""
         return self.of(model)._asked("terms", (strategy,), inputs, named)
 
     def estimate(self, strategy: str, *inputs: Size, model: ModelName = None, **named: Size | None) -> LatencyEstimate:
-        """Return the predicted time with its uncertainty, `[*batch]`; arguments as in `predict_ns`."""
+        """Return the predicted time with its uncertainty, `[*batch]`; the arguments are the same as in `predict_ns`."""
         return self.of(model)._asked("estimate", (strategy,), inputs, named)
 
     def interval_ns(
         self, strategy: str, *inputs: Size, level: float = 0.9, model: ModelName = None, **named: Size | None
     ) -> tuple[Nanoseconds, Nanoseconds]:
-        """Return the ends in ns of the interval that holds a run's time with probability `level`, `[*batch]` each.
+        """Return two ends, `[*batch]` in ns, of the interval that holds a run's time with probability `level`.
 
-        The time of a run is the lower quartile of interleaved visits at a constant pace of the machine, as in
-        `rlxjax calibrate`. The time is log-normal around the prediction. The variance of its logarithm has three parts:
-        the fit, the workload's own residual and the machine's pace.
+        As in `rlxjax calibrate`, a run's time is the lower quartile of interleaved timings, at a constant speed of the
+        machine. The time has a log-normal distribution around the prediction. The variance of the time's logarithm
+        is the sum of three variances: of the fit, of the workload's own residual, and of the machine's speed.
 
         Raises:
-            ValueError: as `predict_ns`, or a level that is not between 0 and 1.
+            ValueError: as in `predict_ns`, or `level` is not between 0 and 1.
         """
         return self.of(model).bounds_ns(self.estimate(strategy, *inputs, model=model, **named), level)
 
@@ -138,7 +138,7 @@ class Predictions:
         `explain` compares the fastest two strategies and gives the reasons.
 
         Raises:
-            ValueError: as `predict_ns`.
+            ValueError: as in `predict_ns`.
         """
         decided = self.of(model)._asked("decision", (fused, kept), inputs, named)
         return decided._replace(in_domain=self.in_domain(*inputs, model=model, **named))
@@ -151,9 +151,9 @@ class Predictions:
         model: ModelName = None,
         **named: Size | None,
     ) -> Decision:
-        """Return `compare(fused, kept, ...)`, by default for the model's second and first strategy.
+        """Return `compare(fused, kept, ...)`; by default, `fused` is the model's second strategy and `kept` the first.
 
-        `decide` compares two strategies; `pick` chooses among all.
+        `decide` compares two strategies; `pick` chooses among all strategies.
         """
         own = self.of(model)
         first, second, *_ = (*own.strategies, None, None)
@@ -165,12 +165,12 @@ class Predictions:
     def pick(
         self, *inputs: Size, candidates: Sequence[str] | None = None, model: ModelName = None, **named: Size | None
     ) -> str:
-        """Return the strategy with the lowest predicted time for one workload; the earlier strategy wins a tie.
+        """Return the strategy with the lowest predicted time for one workload; in a tie, the earlier strategy wins.
 
-        By default, all strategies that give the result are candidates.
+        By default, the candidates are all strategies that give the result.
 
         Raises:
-            ValueError: as `predict_ns`; no candidate; or arrays or traced values, for which `pick_index` works.
+            ValueError: as in `predict_ns`; there is no candidate; or inputs are batched or traced (use `pick_index`).
         """
         own = self.of(model)
         return own._chosen(None if candidates is None else tuple(candidates), inputs, named)[0]
@@ -178,20 +178,20 @@ class Predictions:
     def pick_index(
         self, *inputs: Size, candidates: Sequence[str] | None = None, model: ModelName = None, **named: Size | None
     ) -> Int[Array, "*batch"]:
-        """Return the index of the fastest candidate, `[*batch]`; works on traced sizes.
+        """Return the index of the fastest candidate, `[*batch]`; the inputs may be traced.
 
-        The first candidate wins a tie. The default candidates are `CalibratedModel.strategies`, so that the name is
-        `np.array(calibrated.strategies)[index]`.
+        In a tie, the first candidate wins. By default, the candidates are `CalibratedModel.strategies`; the name of the
+        fastest strategy is then `np.array(calibrated.strategies)[index]`.
 
         Raises:
-            ValueError: as `predict_ns`, or no candidate.
+            ValueError: as in `predict_ns`, or there is no candidate.
         """
         own = self.of(model)
         chosen = own.strategies if candidates is None else tuple(candidates)
         return own._asked("place", chosen, inputs, named)
 
     def in_domain(self, *inputs: Size, model: ModelName = None, **named: Size | None) -> bool | np.ndarray | Array:
-        """Return whether each workload lies within the range that all strategies together measured, `[*batch]`."""
+        """Return whether each workload lies within the range of the timings of all strategies, `[*batch]`."""
         own, numbers = self.of(model), {}
         for name, value in own._all_inputs(inputs, named).items():
             numbers[name] = value.astype(float) if isinstance(value, jax.Array) else np.asarray(value, float)
@@ -206,17 +206,17 @@ class Predictions:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CalibratedModel(Predictions):
-    """A latency model fitted to one machine's timings: a pytree with static provenance and cautions.
+    """A latency model fitted to one machine's timings. It is a pytree; the provenance and the cautions are static.
 
     Attributes:
-        posterior: the coefficients and the correction, with their uncertainty.
-        provenance: by name, whether each coefficient was measured.
-        held_out: the errors on fitted and on held-out workloads, by variant.
+        posterior: the model's coefficients and correction, with their uncertainty.
+        provenance: the origin of each coefficient's value, by the coefficient's name; for example "measured".
+        held_out: the prediction errors on fitted workloads and on held-out workloads, by the variant's name.
         domain: the smallest and largest measured value of each input, and of each product of two inputs ("a*b").
-        noise_floor: mean relative difference between two halves of the timings; None for a single round.
+        noise_floor: mean relative difference between the times of two halves of the timing rounds; None for one round.
         pace_log_sd: standard deviation of the logarithm of the machine's speed, which changes from minute to minute or
-            is unknown. All runs share the speed, so this uncertainty widens intervals and changes no decision.
-        cautions: warnings about the predictions, a sentence each.
+            is unknown. The speed is the same for all runs, so its uncertainty widens intervals but changes no decision.
+        cautions: warnings about the predictions; each warning is a sentence.
     """
 
     posterior: LatencyPosterior
@@ -232,7 +232,7 @@ class CalibratedModel(Predictions):
             object.__setattr__(self, "provenance", FrozenDict(self.provenance))
 
     def of(self, model: str | None = None) -> "CalibratedModel":
-        """Return this model, and refuse the name of another model."""
+        """Return this model; raise a `ValueError` if the argument names another model."""
         if model not in (None, self.model.name):
             raise ValueError(f"model: expected {self.model.name}, got {model!r}")
         return self
@@ -244,26 +244,26 @@ class CalibratedModel(Predictions):
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """The strategies that `pick` and `pick_index` choose among: all whose name implies no input, in order."""
+        """The strategies that `pick` and `pick_index` choose among: each strategy whose name implies no input."""
         return tuple(alternatives_of(self.model))
 
     def with_facts(self, **facts: Any) -> "CalibratedModel":
-        """Return a copy in which some facts about the machine's schedule or about the programs are replaced."""
+        """Return a copy with new values for some facts about the machine's schedule or about the programs."""
         posterior = dataclasses.replace(self.posterior, facts={**self.posterior.facts, **facts})
         return dataclasses.replace(self, posterior=posterior)
 
     def updated(self, timings: Timings, probe: Columns | None = None) -> "CalibratedModel":
-        """Return the model updated by timings, by one step of `rlxjax.fit.condition` instead of a new fit.
+        """Return the model after an update by new timings: one step of `rlxjax.fit.condition` instead of a new fit.
 
-        Runs that were timed together with other runs extend the domain. Fields about the original timings stay.
+        A run extends the domain if it was timed together with other runs. Fields about the original timings stay.
 
         Args:
-            timings: timings of the model, `[n]`.
-            probe: integer labels, `[n]`; timings with the same label were interleaved (default: all). Only ratios of
-                times with the same label count, so a label with a single time has no effect.
+            timings: new timings of the model, of shape `[n]`.
+            probe: an integer label for each timing, `[n]`. Timings with the same label were interleaved; by default,
+                all were. Only ratios of times with the same label count. A label with a single time has no effect.
 
         Raises:
-            ValueError: as `rlxjax.fit.condition`.
+            ValueError: as in `rlxjax.fit.condition`.
 
         Examples:
             >>> from rlxjax.fit import prior_posterior
@@ -285,31 +285,31 @@ class CalibratedModel(Predictions):
         return dataclasses.replace(self, posterior=posterior, domain=self.domain_with(runs))
 
     def domain_with(self, runs: Runs) -> dict[str, tuple[float, float]]:
-        """Return the domain extended by measured runs."""
+        """Return the domain, extended so that it contains the measured runs."""
         hull, known = runs.hull(), self.domain.items()
         ends = {name: hull.get(name, bounds) for name, bounds in known}
         return {name: (min(low, ends[name][0]), max(high, ends[name][1])) for name, (low, high) in known}
 
     def on_device(self) -> LatencyPosterior:
-        """Return the posterior as cached arrays on JAX's device."""
+        """Return the posterior with its arrays on JAX's default device; the arrays are cached."""
         is_double = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
         return _placed(handle(self.posterior), is_double) or self.posterior
 
     def bounds_ns(self, run: LatencyEstimate | Pick, level: float = 0.9) -> tuple[Nanoseconds, Nanoseconds]:
-        """Return the ends of `interval_ns` for an estimate or a pick of this model, `[*batch]` each.
+        """Return the two ends of `interval_ns`, `[*batch]`, for an estimate or a pick that this model returned.
 
         Raises:
-            ValueError: a level that is not between 0 and 1.
+            ValueError: `level` is not between 0 and 1.
         """
         if not 0.0 < level < 1.0:
             raise ValueError(f"level: expected a probability between 0 and 1, got {level}")
         return _bounds(run, NormalDist().inv_cdf((1.0 + level) / 2.0), self.pace_log_sd)
 
     def alternatives(self, *inputs: Size, **named: Size | None) -> tuple[str, ...]:
-        """Return the strategies that give the result for all given workloads.
+        """Return the names of the strategies that can give the result for every given workload.
 
         Raises:
-            ValueError: as `predict_ns`, or inputs that are traced.
+            ValueError: as in `predict_ns`, or an input is traced.
         """
         if not self.strategies:
             return ()
@@ -321,24 +321,24 @@ class CalibratedModel(Predictions):
         return tuple(np.array(self.strategies)[np.asarray(is_possible)].tolist())
 
     def variant_of(self, strategy: str, *inputs: Size, **named: Size | None) -> str:
-        """Return the fastest variant of a strategy for one workload.
+        """Return the name of a strategy's fastest variant for one workload.
 
         Raises:
-            ValueError: as `pick`.
+            ValueError: as in `pick`.
         """
         return self._chosen((strategy,), inputs, named)[1]
 
     def decided(self, *inputs: Size, candidates: Sequence[str] | None = None, **named: Size | None) -> Pick:
-        """Return the fastest candidate (default: of `strategies`) with its probability; works on traced sizes.
+        """Return the `Pick` among the candidates; by default, these are all `strategies`. The inputs may be traced.
 
         Raises:
-            ValueError: as `predict_ns`, or no candidate.
+            ValueError: as in `predict_ns`, or there is no candidate.
         """
         chosen = self.strategies if candidates is None else tuple(candidates)
         return self._asked("pick", chosen, inputs, named)
 
     def _all_inputs(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all inputs of a workload; the first strategy that agrees with the inputs gives the implied inputs."""
+        """Return all inputs of a workload; the first strategy that fits the given inputs implies the rest."""
         names = [*alternatives_of(self.model)][:1] or [*self.model.strategies]
         for name in names[:-1]:
             with contextlib.suppress(ValueError):
@@ -346,7 +346,7 @@ class CalibratedModel(Predictions):
         return all_inputs(self.model, names[-1], inputs, named)
 
     def _asked(self, ask: str, strategies: tuple[str, ...], inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        """Check the values on the host, and return the compiled answer named `ask` for the runs of strategies."""
+        """Check the inputs on the host; return the answer named `ask` for the strategies from the compiled program."""
         runs, counts = self._runs(strategies, inputs, named)
         codes = tuple(np.ravel(runs.variant).tolist())
         if ask == "pick" and len(set(codes)) == len(codes) and _has_separate_weights(handle(self.posterior)):
@@ -364,7 +364,7 @@ class CalibratedModel(Predictions):
     def _runs(
         self, strategies: tuple[str, ...], inputs: Sequence[Any], named: Mapping[str, Any]
     ) -> tuple[Runs, tuple[int, ...]]:
-        """Return the runs of all strategies' variants, `[variants, *batch]`, and the number of variants of each."""
+        """Return the runs of all variants, `[variants, *batch]`, and the number of variants of each strategy."""
         if not strategies:
             raise ValueError("candidates: expected at least one strategy, got none")
         each: list[dict[str, Any]] = [all_inputs(self.model, name, inputs, named) for name in strategies]
@@ -384,7 +384,7 @@ class CalibratedModel(Predictions):
     def _chosen(
         self, candidates: tuple[str, ...] | None, inputs: Sequence[Any], named: Mapping[str, Any]
     ) -> tuple[str, str]:
-        """Return the fastest candidate for one workload (the first wins a tie), and the candidate's fastest variant."""
+        """Return the fastest candidate for one workload, the first in a tie, and the candidate's fastest variant."""
         lists = [name for name, entry in self.model.inputs.items() if entry.is_list]
         for name, value in (*zip(self.model.inputs, inputs, strict=False), *named.items()):
             own = as_lists(self.model.inputs, {name: value})[name] if name in lists else value
@@ -397,14 +397,14 @@ class CalibratedModel(Predictions):
 
 
 def _hashable(value: Any) -> Any:
-    """Return a number, or a list as a tuple, for the key of a cache."""
+    """Return a value as the key of a cache: a number stays a number, and a list becomes a tuple."""
     value = value.tolist() if hasattr(value, "tolist") else value
     return tuple(value) if isinstance(value, list) else value
 
 
 @functools.lru_cache(maxsize=MOST_PLACED)
 def _placed(known: Handle, is_double: bool) -> LatencyPosterior | None:
-    """Return a posterior with leaves on the device, in JAX's current precision; None for a traced posterior."""
+    """Return a posterior with its leaves on the device in JAX's current precision; None if the posterior is traced."""
     if is_traced(*jax.tree.leaves(known())):
         return None
     with jax.ensure_compile_time_eval():
@@ -432,7 +432,7 @@ def _choice(
 
 
 class _Run(NamedTuple):
-    """A run of one variant: the time in ns (infinite if the variant cannot do the work), and further results."""
+    """A run of one variant: its time in ns (infinite if the variant cannot do the work), its code, and its answer."""
 
     time_ns: Nanoseconds
     variant: Int[Array, "*batch"]
@@ -445,7 +445,7 @@ def _program(
 ) -> tuple[Any, Bool[Array, "strategies"]]:
     """Return the answer from the fastest variant of each strategy, and whether each strategy can do the work.
 
-    If `codes` has the variants as Python numbers, a variant's code leaves out the terms of other variants.
+    If `codes` gives the variants as Python numbers, the program for a variant leaves out the terms of other variants.
     """
     says, answer = _ANSWERS[ask]
     traced, runs = jnp.ravel(jnp.asarray(runs.variant)), runs.together()
@@ -475,7 +475,7 @@ def _program(
 
 
 def _cheaper(one: _Run, other: _Run) -> _Run:
-    """Return the faster of two runs; the first run wins a tie."""
+    """Return the faster of two runs; in a tie, return the first run."""
     is_first = one.time_ns <= other.time_ns
 
     def choose(mine: Array, others: Array) -> Array:
@@ -508,7 +508,7 @@ def _decided(posterior: LatencyPosterior, found: Sequence[_Run]) -> Pick:
     return Pick(place, fastest.time_ns, margin_ns, probability, fastest.said.log_sd())
 
 
-#: By the answer's name: a function for each run, and a function for the fastest runs of all strategies.
+#: Two functions for the name of each answer: a function of each run, and a function of every strategy's fastest run.
 _ANSWERS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "time": (corrected_terms_ns, lambda _, found: found[0].time_ns),
     "terms": (corrected_terms_ns, lambda _, found: found[0].said),

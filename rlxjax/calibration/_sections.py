@@ -1,4 +1,4 @@
-"""The schema of calibration files, version 5: sections of a machine or a population, each with a digest."""
+"""Version 5 of the schema of calibration files. A file has sections, each with a digest of the section's content."""
 
 import contextlib
 import math
@@ -20,10 +20,10 @@ SCHEMA_VERSION = 5
 UNITS = {"time": "ns", "size": "bytes", "bandwidth": "bytes/ns", "throughput": "FLOP/ns"}
 
 _THREAD_FLAGS = ("XLA_FLAGS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-#: The fields of a fingerprint that identify the machine (the others identify the software), and the word for unknown.
+#: The fields of a fingerprint that identify the machine and not the software, and the word for an unknown value.
 MACHINE_FIELDS, UNKNOWN = ("platform", "device_kind", "machine", "cpu_model", "cores"), "unknown"
 
-#: Bounds of all values: a time of 1e-18 ns, for example, is a mistake.
+#: The smallest and the largest positive value that a file may hold; a time of 1e-18 ns, for example, is a mistake.
 LEAST, MOST = 1e-15, 1e18
 
 Positive = Annotated[float, Field(ge=LEAST, le=MOST, allow_inf_nan=False)]
@@ -37,7 +37,7 @@ class MachineMismatchWarning(UserWarning):
 
 
 class Fingerprint(Strict):
-    """The machine and the software that made timings."""
+    """A description of the machine and the software that made timings."""
 
     platform: str
     device_kind: str
@@ -62,7 +62,7 @@ class FittedCoefficient(Strict):
 
 
 class GateCoefficient(Strict):
-    """A coefficient of the measured gate."""
+    """A measured coefficient of the IO gate."""
 
     value: NotNegative
     unit: str
@@ -70,7 +70,7 @@ class GateCoefficient(Strict):
 
 
 class ErrorSummary(Strict):
-    """Mean absolute relative errors of a group of cells: on fitted cells and on held-out cells."""
+    """Mean absolute relative errors of predicted times for a group of cells (workloads), fitted and held out."""
 
     fit: NotNegative | None
     terms_alone: NotNegative | None  # held-out error of the terms without the correction
@@ -94,7 +94,7 @@ class Range(Strict):
 
 
 class Samples(Strict):
-    """The raw samples of a section; `runner` is the version of the suite's timed programs."""
+    """The file of a section's raw timings; `runner` is the version of the programs that the suite times."""
 
     suite: str
     file: str
@@ -106,7 +106,7 @@ class Samples(Strict):
 
 
 class FitSummary(Strict):
-    """The result of the fit; `outliers` are workloads far from their prediction, which have little weight."""
+    """The result of the fit; `outliers` are workloads far from the prediction, which had little weight in the fit."""
 
     converged: bool
     loss: Finite
@@ -116,7 +116,7 @@ class FitSummary(Strict):
 
 
 class Uncertainty(Strict):
-    """The fields of a `LatencyPosterior` about uncertainty; `covariance_factor` has rows of the lower triangle."""
+    """The fields of a `LatencyPosterior` about uncertainty; `covariance_factor` lists the lower triangle's rows."""
 
     correction: dict[str, list[Finite]]
     spread: dict[str, Positive]
@@ -141,7 +141,7 @@ class Pace(Strict):
 
 
 class Machine(Strict):
-    """A machine of a population, and its samples with the version of their runner."""
+    """A machine of a population, and the file of its samples; `runner` is the version of the timed programs."""
 
     fingerprint: Fingerprint
     canary_ns: dict[str, Positive] = {}  # times of the micro-benchmarks that measure the machine's pace
@@ -153,7 +153,7 @@ class Machine(Strict):
 
 
 class Population(Strict):
-    """The machines of a population (for a fleet, only their number), and the spread of their speeds."""
+    """The machines of a population, or the number of a fleet's devices, and the spread of the machines' speeds."""
 
     machines: list[Machine] = []
     devices: int = 0
@@ -161,7 +161,7 @@ class Population(Strict):
 
 
 class Section(Sealed):
-    """The common fields of sections: date, command, fingerprint, samples and cautions."""
+    """The fields that all sections have: date, command, fingerprint, samples and cautions."""
 
     created: str
     command: str = ""
@@ -171,7 +171,7 @@ class Section(Sealed):
 
 
 class ModelSection(Section):
-    """A fitted latency model; the spread of a population was measured on machines that were held out."""
+    """The section of a fitted latency model. For a population, the `spread` was measured on held-out machines."""
 
     model_version: int
     facts: dict[str, NotNegative | list[NotNegative]]  # how the machine schedules programs
@@ -187,7 +187,7 @@ class ModelSection(Section):
 
 
 class MachineSection(Section):
-    """Measurements of the machine by micro-benchmarks, for all models; `canary_ns` are the benchmarks' times."""
+    """The section about the machine, which serves all models; `canary_ns` holds the times of micro-benchmarks."""
 
     gate: dict[str, GateCoefficient] | None = None
     canary_ns: dict[str, Positive] = {}
@@ -195,7 +195,7 @@ class MachineSection(Section):
 
 
 class CalibrationFile(Sealed):
-    """The content of a file; reading leaves unusable sections out."""
+    """The content of a calibration file; reading a file leaves its unusable sections out."""
 
     schema_version: Literal[5] = SCHEMA_VERSION
     units: dict[str, str] = UNITS
@@ -214,13 +214,13 @@ class CalibrationFile(Sealed):
 
 
 def rounded(number: Any) -> float:
-    """Return a number rounded to six digits, as in the file."""
+    """Return a number rounded to six significant digits, as numbers are stored in a calibration file."""
     value = float(f"{float(number):.6g}")
     return value if math.isfinite(value) else float(number)
 
 
 def current_fingerprint() -> Fingerprint:
-    """Return the fingerprint of this process."""
+    """Return the fingerprint of this process: its machine and its software."""
     device = jax.devices()[0]
     affinity = getattr(os, "sched_getaffinity", None)
     return Fingerprint(
@@ -237,7 +237,7 @@ def current_fingerprint() -> Fingerprint:
 
 
 def fingerprint_of_device(device: str, platform: str = UNKNOWN) -> Fingerprint:
-    """Return the fingerprint of timings of a device of which only the name is known.
+    """Return a fingerprint for the timings of a device whose name is known, but not its software.
 
     Examples:
         >>> found = fingerprint_of_device("phone-7")
@@ -254,7 +254,7 @@ def fingerprint_differences(
     names: Iterable[str] = tuple(Fingerprint.model_fields),
     places: tuple[str, str] = ("there", "here"),
 ) -> list[str]:
-    """Return a phrase for each field that differs; `places` are the words for the two machines."""
+    """Return a phrase for each field in which two fingerprints differ; `places` are words for the two machines."""
     return [
         f"{name} {getattr(made_on, name)!r} {places[0]}, {getattr(here, name)!r} {places[1]}"
         for name in names
@@ -263,7 +263,7 @@ def fingerprint_differences(
 
 
 def warn_if_elsewhere(content: CalibrationFile, path: str | os.PathLike[str]) -> None:
-    """Warn of sections that were made on another machine or with other software, and name the differences."""
+    """Warn if sections were made on another machine or with other software; the warning names the differences."""
     here, made_on = current_fingerprint(), {name: own.fingerprint for name, own in content.sections().items()}
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, known in made_on.items():

@@ -1,4 +1,4 @@
-"""Predict the time of a function on the calibrated machine, or compiled for a target device."""
+"""Predict the time of a function on the calibrated machine, or on a target device that need not be present."""
 
 import dataclasses
 import math
@@ -38,15 +38,15 @@ from ._conversion import calibrated_of, posterior_of
 from ._function_times import FunctionPrediction, FunctionTimes, predict_profiles, times_of_runs
 from ._predict import CalibratedModel
 
-#: Standard deviations of the logarithm of the pace, for a timed GPU and for another host. The first is the error
-#: between seven further sets of timings on two GPUs, and between parts of a session (`benchmarks.gpu_kernels`).
+#: Standard deviations of the logarithm of the machine's speed: for a timed GPU, and for a GPU with an untimed host. The
+#: first comes from seven further sets of timings on two GPUs, and from parts of a session (`benchmarks.gpu_kernels`).
 PACE_LOG_SD, HOST_LOG_SD = 0.08, 0.27
-#: Relative standard deviations of a step in a loop that does not wait (from 190 loops on an H100), and of the pace of a
-#: GPU that was not timed (the error on an H200 of the fit to the H100).
+#: Relative standard deviation of a step's time in a loop that does not wait, from 190 loops on an H100; and of the
+#: speed of a GPU that was not timed, from the error on an H200 of the model that was fitted to the H100.
 PIPELINED_SPREAD, CARD_LOG_SD = 0.19, 0.1
 #: Relative standard deviation of a program's own residual on a TPU, from published step times.
 TPU_SPREAD = 0.12
-#: Ratio of a custom kernel's time to the data sheet's time for its declared work, and the ratio's standard deviation.
+#: A custom kernel's time relative to the data sheet's time for its declared work, and the relative standard deviation.
 CUSTOM_SLOWNESS, CUSTOM_LOG_SD = 2.0, 0.5
 
 
@@ -59,21 +59,21 @@ def predict_function(
     trip_counts: TripCounts | None = None,
     **kwargs: Any,
 ) -> FunctionPrediction:
-    """Predict the time of a jitted function on the calibrated machine; the function is not compiled or run.
+    """Predict the time of a jitted function on the calibrated machine; the function is neither compiled nor run.
 
-    With a `target`, the function is compiled for that device, and `predict_for_target` predicts the time.
+    If you give a `target`, the function is compiled for that device, and `predict_for_target` predicts the time.
 
     Args:
-        calibration: a calibration with the functions model.
+        calibration: a calibration that holds the functions model.
         fn: the function.
-        *args: arrays, `jax.ShapeDtypeStruct`s, or pytrees of these.
-        target: the name of a device that need not be present, the path of a target's file, or a `TargetDevice`.
-        mesh: sizes of the mesh axes of the target's devices, by name; see `rlxjax.targets.compile_for`.
-        trip_counts: the trip counts of loops whose length depends on data, see `profile_function`.
-        **kwargs: keyword arguments of the function.
+        *args: the function's arguments: arrays, `jax.ShapeDtypeStruct`s, or pytrees of these.
+        target: the device, which need not be present: its name, the path of a target's file, or a `TargetDevice`.
+        mesh: the size of each axis of the target's device mesh, by the axis's name; see `rlxjax.targets.compile_for`.
+        trip_counts: the trip counts of loops whose length depends on data; see `profile_function`.
+        **kwargs: the function's keyword arguments.
 
     Raises:
-        ValueError: as `profile_function`; the calibration has no functions model; or a mesh is given without a target.
+        ValueError: as in `profile_function`; `calibration` has no functions model; or `mesh` is given without `target`.
     """
     if target is not None:
         options: dict[str, Any] = {"calibration": calibration, "mesh": mesh, "trip_counts": trip_counts}
@@ -94,19 +94,19 @@ def predict_for_target(
     trip_counts: TripCounts | None = None,
     **kwargs: Any,
 ) -> FunctionPrediction:
-    """Predict the time of a function on target devices that need not be present; the CPU compiles the function.
+    """Predict the time of a function on target devices that need not be present; the function is compiled on the CPU.
 
-    On a GPU, a model of kernels predicts the time. Its coefficients come from a calibration of the same kind of GPU,
-    from timings that ship with this package, or from the data sheet; `stands_on` names the source. On a TPU, the time
-    is the compiler's estimate of cycles divided by the clock of the data sheet; the bytes and operations of a kernel
-    without such an estimate give its time. A collective operation adds the time by which it exceeds the overlapping
-    work. `time_ns` is the time of one call whose results are waited for, `pipelined_ns` of a step in a loop that does
-    not wait.
+    For a GPU, a model of kernels predicts the time. The model's coefficients come from a calibration of the same kind
+    of GPU, from timings that ship with this package, or from the data sheet; `stands_on` names the source. For a TPU,
+    a kernel's time is the compiler's estimate of cycles, divided by the data sheet's clock rate. If the compiler gives
+    no estimate for a kernel, its bytes and operations give the time. A collective operation adds only the time by which
+    it takes longer than the work that overlaps with it. `time_ns` is the time of a call that waits for its results.
+    `pipelined_ns` is the time of a step in a loop that does not wait.
 
     The arguments are those of `predict_function`; `calibration` is used only if it was made on the same kind of device.
 
     Raises:
-        ValueError: as `compile_for` and `profile_function`.
+        ValueError: as in `compile_for` and in `profile_function`.
     """
     device = target_device(target)
     options: dict[str, Any] = {"mesh": mesh, "trip_counts": trip_counts}
@@ -131,7 +131,7 @@ def times_for_target(
         calibration: a `Calibration`, used only if it was made on the same kind of device.
 
     Raises:
-        ValueError: the data of the GPU lack a figure, or a profile has another level.
+        ValueError: a needed figure of the device is missing, or a profile has another level than "compiled".
     """
     if device.platform == "tpu":
         known = _known_tpu(device)
@@ -155,7 +155,7 @@ def times_for_target(
 
 
 def _pipelined(known: CalibratedModel) -> CalibratedModel:
-    """Return the model of a step in a loop that does not wait, with the coefficients of the model of a call."""
+    """Return the model of a step in a loop that does not wait; the coefficients come from the model of a call."""
     posterior, is_gpu = known.posterior, known.model.name == GPU_KERNELS.name
     spread = np.minimum(posterior.spread, PIPELINED_SPREAD) if is_gpu else posterior.spread
     posterior = dataclasses.replace(posterior, model=PIPELINED[known.model.name], spread=spread)
@@ -165,7 +165,7 @@ def _pipelined(known: CalibratedModel) -> CalibratedModel:
 def _of_target(
     called: FunctionPrediction, step: FunctionPrediction, profile: FunctionProfile, device: TargetDevice, stands_on: str
 ) -> FunctionPrediction:
-    """Return a prediction with the fields that only a target has."""
+    """Return the prediction of a call, with values in the fields that only a prediction for a target has."""
     compiled, terms = profile.target, step.terms_ns
     assert compiled is not None  # a profile for a target has one
     device_ns = step.time_ns - terms.get("dispatch_ns", 0.0)
@@ -192,7 +192,7 @@ def _of_target(
 
 
 def _added(times: FunctionTimes, name: str, each: Sequence[tuple[float, float]]) -> FunctionTimes:
-    """Return times with a further term; `each` has its time and standard deviation, in ns, for each function."""
+    """Add the term `name` to `times`; `each` has the term's time and standard deviation, in ns, for each function."""
     predictions, scores = [], []
     own_ns, sds_ns = (np.array(side, float) for side in zip(*each, strict=True))
     for one, more_ns, more_sd_ns, score in zip(times.predictions, own_ns, sds_ns, times.scores, strict=True):
@@ -209,7 +209,7 @@ def _added(times: FunctionTimes, name: str, each: Sequence[tuple[float, float]])
 
 
 def _on_top(profile: FunctionProfile, device: TargetDevice, calibration: Any) -> dict[str, tuple[float, float]]:
-    """Return the extra times and standard deviations, in ns, of a program's collectives and custom kernels."""
+    """Return, by term, the mean and the standard deviation, in ns, of what collectives and custom kernels add."""
     compiled, found = profile.target, {}
     assert compiled is not None  # a profile for a target has one
     if compiled.custom.launches:
@@ -238,7 +238,7 @@ def _on_top(profile: FunctionProfile, device: TargetDevice, calibration: Any) ->
 
 
 def _exchanges(profile: FunctionProfile, device: TargetDevice, calibration: Any) -> tuple[LatencyPosterior, Runs]:
-    """Return the posterior of the collectives model, and the collectives of a program as runs of the model."""
+    """Return the posterior of the collectives model, and a program's collectives as runs of this model."""
     compiled = profile.target
     assert compiled is not None  # a profile for a target has one
     kinds = [one.kind for one in compiled.exchanges]
@@ -254,14 +254,14 @@ def _exchanges(profile: FunctionProfile, device: TargetDevice, calibration: Any)
 
 
 class KnownDevice(NamedTuple):
-    """A model of a device's kernels, and its source in words: a calibration, shipped timings or a data sheet."""
+    """A model of a device's kernels, and a phrase for the model's source: a calibration, timings or a data sheet."""
 
     model: CalibratedModel
     stands_on: str
 
 
 def _known_tpu(device: TargetDevice) -> KnownDevice:
-    """Return the model of a TPU; no timings support the model."""
+    """Return the model of a TPU's kernels, which rests on no timings."""
     posterior = prior_posterior(TPU_KERNELS, spread=TPU_SPREAD, facts=tpu_facts(device))
     provenance = dict.fromkeys(coefficient_names(posterior.coefficients), Provenance.UNCALIBRATED)
     said = f"XLA's cycles and the data sheet of {device.title}; the host's time is a guess; nothing was measured"
@@ -279,7 +279,7 @@ def known_gpu(device: TargetDevice, calibration: Any = None) -> KnownDevice:
         The model of the GPU's kernels, and `stands_on`, the source of the model in words.
 
     Raises:
-        ValueError: the data of the device lack a figure.
+        ValueError: a needed figure of the device is missing.
 
     Examples:
         >>> from rlxjax.targets import target_device
@@ -314,6 +314,6 @@ def known_gpu(device: TargetDevice, calibration: Any = None) -> KnownDevice:
 
 
 def stands_on(programs: Sequence[FunctionPrediction]) -> str:
-    """Return the sources of the predicted times of compiled programs, separated by semicolons."""
+    """Return a text that names the sources of the programs' predicted times, separated by semicolons."""
     told = dict.fromkeys(f"{one.stands_on} ({one.profile.target.compiler})" for one in programs if one.profile.target)
     return "; ".join(told)
