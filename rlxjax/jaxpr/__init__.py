@@ -1,7 +1,7 @@
-"""Exact counts of the work of any JAX function, as written or as compiled.
+"""Count the work of any JAX function exactly, as the function is written or as XLA compiles it.
 
-`profile_function` counts the kernels, host waits, bytes and FLOP of a function. `register_rule` adds a counting rule
-for your own primitive. Counts are exact integers, and they are the same on every machine.
+`profile_function` counts the kernels, waits for the host, bytes and FLOP of a function. `register_rule` adds a counting
+rule for your own primitive. Counts are exact integers, and they are the same on every machine.
 """
 
 from ._buffers import Buffer as Buffer

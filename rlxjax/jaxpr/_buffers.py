@@ -13,14 +13,14 @@ from ._xla_text import NOTHING, computations, frame_lines
 
 @by_value
 class Buffer(NamedTuple):
-    """An argument of a compiled program, or a group of arrays with the same dtype, shape and source line.
+    """A group of arrays of a compiled program with the same dtype, shape and source (a source line or an argument).
 
     Attributes:
-        bytes: size of a single array, without padding.
+        bytes: size of each array in bytes, without padding.
         times: number of arrays in the group.
-        dtype: XLA's name of the dtype, such as "bf16".
-        shape: shape of an array on one device.
-        source: the user's source line, `file.py:12`, or the name of the argument.
+        dtype: the dtype as XLA writes it, such as "bf16".
+        shape: shape of each array; for an array that is split over devices, shape of the part on one device.
+        source: the user's source line that computes the arrays, such as `file.py:12`; for an argument, its name.
     """
 
     bytes: int
@@ -35,18 +35,18 @@ class Buffer(NamedTuple):
 
 
 def buffers_of(text: str, arguments: Sequence[str] = ()) -> tuple[Buffer, ...]:
-    """Return the arrays of a compiled program in the device's main memory, the largest first.
+    """Return the arrays that a compiled program holds in the device's main memory, the largest first.
 
     The list holds the arguments and the results of all instructions, including instructions in loops, branches and
-    calls. Views, in-place updates and values inside a fusion are left out. Arrays that live at different times may
-    share memory.
+    calls. Views, in-place updates and values inside a fusion are left out. Two arrays of the list may use the same
+    memory at different times.
 
     Args:
-        text: the result of `jax.stages.Compiled.as_text`.
-        arguments: names of the program's arguments; a shorter list names the last arguments.
+        text: the text of the program, as `jax.stages.Compiled.as_text` returns it.
+        arguments: names of the program's arguments, in order. If there are fewer names, they name the last arguments.
 
     Raises:
-        ValueError: the text has an unknown form.
+        ValueError: the text cannot be parsed.
 
     Examples:
         >>> import jax, jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Exchanges between devices: the collectives in a compiled program's text, and the work that overlaps with each."""
+"""Find the exchanges between devices in a compiled program's text, and the work that overlaps with each exchange."""
 
 import math
 import re
@@ -11,7 +11,7 @@ from rlxjax._values import by_value
 
 from ._xla_text import COLLECTIVES, Computation, Instruction, fused_in
 
-#: The kind of exchange for each opcode of a collective.
+#: Dict from the opcode of a collective to the kind of exchange.
 KINDS = {
     **{"all-reduce": "all_reduce", "all-gather": "all_gather", "reduce-scatter": "reduce_scatter"},
     **{"all-to-all": "all_to_all", "ragged-all-to-all": "all_to_all"},
@@ -22,22 +22,22 @@ _ROW, _AXIS = re.compile(r"\{([\d,]+)\}"), re.compile(r"'([^']*)'(?:=(\d+)|:\((\
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 
-#: Partition ids of the devices in each group. For a permutation: pairs of source and target.
+#: The partition ids of the devices in each group that exchanges data. For a permutation: pairs (source, target) of ids.
 Groups = tuple[tuple[int, ...], ...]
 
 
 @by_value
 class Exchange(NamedTuple):
-    """A collective of a compiled program. Bytes, cycles and FLOP are per device.
+    """An exchange of data between devices by a collective. Bytes, cycles and FLOP are those of a single device.
 
     Attributes:
         kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all" or "permute".
-        bytes: size of the operand; for an all-gather, size of the result.
+        bytes: bytes of the operand; for an all-gather, bytes of the result.
         groups: partition ids of the devices in each group; for a permutation, pairs of source and target.
-        times: number of runs in one call of the program.
-        beside_cycles: cycles of the matrix products that overlap with the exchange, as a TPU's compiler estimates them.
-        beside_bytes: bytes that the overlapping kernels move.
-        beside_flop: floating-point operations of the overlapping matrix products.
+        times: number of times that one call of the program runs the collective.
+        beside_cycles: cycles, estimated by a TPU's compiler, of the matrix products that overlap with the exchange.
+        beside_bytes: bytes that kernels move while they overlap with the exchange.
+        beside_flop: floating-point operations of the matrix products that overlap with the exchange.
     """
 
     kind: str
@@ -50,7 +50,7 @@ class Exchange(NamedTuple):
 
 
 def base(opcode: str) -> str:
-    """Return the opcode of a collective without `-start` or `-done`."""
+    """Return the opcode of a collective without the suffix `-start` or `-done`."""
     return opcode.removesuffix("-start").removesuffix("-done")
 
 
@@ -80,10 +80,10 @@ def exchange_of(
 
 
 def groups_of(attributes: str, devices: int) -> Groups:
-    """Return the groups of partition ids in an instruction's attributes; by default, a single group of all devices.
+    """Return the groups of devices (partition ids) in an instruction's attributes; by default, a group of all devices.
 
     Raises:
-        ValueError: the attributes describe the groups in an unknown form.
+        ValueError: the groups in the attributes cannot be parsed.
 
     Examples:
         >>> groups_of("replica_groups={{0,2},{1,3}}", 4), groups_of("replica_groups=[2,2]<=[2,2]T(1,0)", 4)

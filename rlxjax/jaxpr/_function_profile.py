@@ -1,4 +1,4 @@
-"""The profile of any JAX function: operations, bytes, launches and memory of its jaxpr or of its compiled program."""
+"""Profile any JAX function: count operations, bytes, launches and memory of its jaxpr or of its compiled program."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -33,27 +33,27 @@ def profile_function(
 ) -> FunctionProfile:
     """Count the operations, bytes, launches and memory of a JAX function without running the function.
 
-    Each equation counts by the rule of its primitive. Called functions count in full, and loops count all iterations.
-    A conditional counts as its most expensive branch. `shard_map` counts the work of all its devices.
+    Each equation counts what the rule of its primitive says. The equations of called functions count too. A loop counts
+    all iterations, a conditional its most expensive branch, and `shard_map` the work of all its devices.
 
     Args:
-        fn: the function, jitted or not. Captured arrays count as inputs.
-        *args: arrays, numbers, `jax.ShapeDtypeStruct`s, or pytrees of these.
-        level: "jaxpr" counts the function as written; "compiled" counts the program that XLA compiles for one device
-            of JAX's default backend. The function is compiled but not run.
-        trip_counts: the trip counts of each `while_loop` whose length depends on data. A sequence holds an integer for
-            each of these loops, in order of appearance, outer loops first. A mapping holds trip counts by source line
-            (`"file.py:12"`, as in `unknown_loops`). None means that a trip count is unknown.
-        strict: if True, raise an error for a primitive without a rule.
+        fn: the function, jitted or not. Arrays that the function captures count as inputs.
+        *args: the positional arguments of the function: arrays, numbers, `jax.ShapeDtypeStruct`s, or pytrees of these.
+        level: "jaxpr" counts the function as written. "compiled" counts the program that XLA compiles for the target
+            or, without a target, for one device of JAX's default backend. The function is compiled but not run.
+        trip_counts: the trip counts of the `while_loop`s whose trip count depends on data. A sequence holds an integer
+            for each of these loops in order of appearance, outer loops first. A mapping holds trip counts by source
+            line, such as `{"file.py:12": 5}`; `unknown_loops` lists the lines. None stands for an unknown trip count.
+        strict: if True, raise an error if a primitive has no rule.
         target: a device to compile for at level "compiled": a name such as "tpu-v5e" or "h100", the path of a file, or
-            a `TargetDevice`; see `rlxjax.targets.compile_for`. You do not need the device. The result's `target`
+            a `TargetDevice`; see `rlxjax.targets.compile_for`. The device itself is not needed. The result's `target`
             describes the program on the device.
-        mesh: for several devices of the target, the sizes of the mesh axes by name.
-        **kwargs: keyword arguments of the function. Arrays are traced; other values (axes, flags, numbers) are
-            constants. A jitted function receives all keyword arguments unchanged.
+        mesh: to compile for several devices of the target: a dict from the name of each mesh axis to its size.
+        **kwargs: keyword arguments of the function. Arrays are traced; other values (such as axes, flags and numbers)
+            are constants. If the function is jitted, it receives all keyword arguments unchanged.
 
     Raises:
-        ValueError: `fn` does not trace with these arguments; a shape is symbolic; the level or the target is unknown;
+        ValueError: JAX cannot trace `fn` with these arguments; a shape is symbolic; the level or the target is unknown;
             a trip count is not an integer of at least 0, or matches no loop; `strict` is True and a primitive has no
             rule; the compiler is missing, fails, or prints text that cannot be parsed.
 
@@ -92,7 +92,7 @@ def profile_function(
 
 
 def _as_written(program: Any, trips: Trips, strict: bool) -> FunctionProfile:
-    """Return the profile of a traced function from its equations."""
+    """Return the profile of a traced function, counted from the equations of its jaxpr."""
     closed = lowered(program)
     jaxpr = closed.jaxpr
     for shape in (getattr(var.aval, "shape", ()) for var in jaxpr.invars):
@@ -133,7 +133,7 @@ def _as_written(program: Any, trips: Trips, strict: bool) -> FunctionProfile:
 
 
 def _compiled_here(traced: Any) -> tuple[str, int, Mapping[str, float]]:
-    """Compile a traced function for JAX's default backend, and return the text, the peak bytes and XLA's figures."""
+    """Compile a traced function for the default backend; return the text, the peak bytes and XLA's cost analysis."""
     try:
         # JAX's persistent cache may hold the same program with other source lines.
         with configured("jax_compilation_cache_include_metadata_in_key", True):
@@ -154,7 +154,7 @@ def _compiled_here(traced: Any) -> tuple[str, int, Mapping[str, float]]:
 def _as_compiled(
     written: FunctionProfile, traced: Any, made: CompiledFor | None, trips: Mapping[str, int]
 ) -> FunctionProfile:
-    """Return the profile of a compiled program, for a target or for this machine, with the jaxpr's operations."""
+    """Return the profile of the function compiled for a target or this machine; operations are those of `written`."""
     if made is None:
         text, peak_bytes, costs = _compiled_here(traced)
         program = CompiledProgram(text, trips)
@@ -195,7 +195,7 @@ def _disagreements(
     costs: Mapping[str, float],
     devices: int,
 ) -> tuple[Disagreement, ...]:
-    """Return the counts that differ between the equations, the compiled program and XLA's own analysis."""
+    """Return the counts that are not the same in the jaxpr, in the compiled program and in XLA's own analysis."""
     calls = ", ".join(program.custom_calls)
     applies = {
         "XLA's figure counts the body of a loop once": program.loops,
@@ -224,7 +224,7 @@ def _disagreements(
 
 
 def _on_target(made: CompiledFor, program: CompiledProgram, written: FunctionProfile) -> TargetProfile:
-    """Return the profile of a program on its target, with XLA's own figures if these are plausible."""
+    """Return the profile of a program on its target, including those of XLA's own figures that are plausible."""
     is_tpu, gpu = made.target.platform == "tpu", program.gpu
     unknown = tuple({"tpu_custom_call"} & program.custom_calls.keys()) if is_tpu else gpu.unknown
     moved = program.totals.sums().bytes or 0

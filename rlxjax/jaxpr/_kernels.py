@@ -16,22 +16,22 @@ from ._operations import FAMILIES, FAMILY_CODE, OPERATIONS, PLACE_OF, operation_
 from ._primitives import is_outer_reduction
 from ._rules import Operation, OperationCounts, Rule, elements, number_kind
 
-#: How a step reads an operand, if not each element once; see `Step.reuse`.
+#: Two ways in which a step reads an operand other than each element once: see `Step.reuse`.
 SPREAD, EACH = "spread", "each"
-#: Transposes that move the last axis. Compilers move tiles, but not in kernels that read several operands or repeat an
-#: operand: the transposes in these kernels are untiled.
+#: Transposes that move the last axis. Compilers transpose tile by tile, but not in a kernel that reads several operands
+#: or repeats an operand. The transposes in such a kernel are called untiled.
 TRANSPOSE, UNTILED = "transpose_inner", "transpose_inner_untiled"
-#: A copy without an equation of its own: of data that an update would overwrite, or of an iteration's result.
+#: A copy that no equation asks for: of data that an update would overwrite, or of the result of an iteration.
 BESIDE = "copy_beside"
-#: float32 products at the highest precision, which some devices compute with other instructions.
+#: Matrix products of float32 at the highest precision. Some devices compute these with other instructions.
 EXACT = "dot_general_exact"
-#: Families whose kernels may contain steps of other families.
+#: Families of kernels that may contain operations of other families.
 _FUSED = ("elementwise", "movement", "reduction", "gather")
-#: A row with fewer elements is reduced without vector instructions.
+#: Rows with fewer elements than this number are reduced without vector instructions.
 SHORT_ROW = 32
-#: The most elements of a vector.
+#: The largest number of elements that a vector can have.
 MOST_ALIGNMENT = 64
-#: Primitives that change the shape and repeat nothing.
+#: Primitives that change the shape of an operand but repeat none of its elements.
 _NO_REPEATS = ("reshape", "transpose", "pad", "concatenate", "split")
 
 
@@ -39,29 +39,29 @@ _NO_REPEATS = ("reshape", "transpose", "pad", "concatenate", "split")
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """A table of kernels as a pytree of arrays. Each row sums the counts of kernels of the same kind and similar size.
+    """A table of kernels: a pytree of columns, which are arrays. A row sums kernels of the same kind and similar size.
 
-    In a profile, each column holds exact integers and has the shape `[kernels]`. `stacked` pads the tables of several
+    In a profile, each column holds exact integers and has shape `[kernels]`. `stacked` pads the tables of several
     programs with rows of zeros, to `[*batch, kernels]`. `jax.vmap`, `jax.jit` and `jax.grad` work as for any pytree.
 
     Attributes:
-        family: index in `FAMILIES`: the family of the operation whose result the kernel stores.
-        operation: index in `OPERATIONS`: the operation whose result the kernel stores.
+        family: index in `FAMILIES` of the family of the operation whose result the kernel stores.
+        operation: index in `OPERATIONS` of the operation whose result the kernel stores.
         launches: number of kernels.
-        looped: number of these launches that happen in loops.
-        read_bytes: bytes read.
-        written_bytes: bytes written.
-        working_bytes: bytes of all arrays that the kernel uses, counted whole even if the kernel reads only a part.
-        itemsize: bytes of a single number.
+        looped: number of the kernels that are launched in loops.
+        read_bytes: bytes that the kernels read.
+        written_bytes: bytes that the kernels write.
+        working_bytes: bytes of all arrays that the kernels use. An array counts in full even if only a part is read.
+        itemsize: bytes of a single number in the arrays.
         rows: number of rows that the kernels loop over; 0 if the kernels do not loop over rows.
         alignment: the largest power of two that divides the number of elements in a row, at most 64.
         pieces: number of matrix products, matrices or transforms; for other kernels, the number of launches.
-        elements: number of results of all operations, including recomputed results.
-        flops: floating-point operations, including recomputed operations.
+        elements: number of elements that all operations compute, including elements that are computed again.
+        flops: floating-point operations, including operations that are done again.
         is_exact: 1 if float32 products are requested at the highest precision, else 0.
         extent: size of the axis that a transpose makes the last axis; 0 without a transpose.
-        stride_bytes: stride along this axis in the operand.
-        counts: counts of each operation in `OPERATIONS`, `[*batch, kernels, operations]`.
+        stride_bytes: bytes between neighbours along this axis in the operand of the transpose.
+        counts: count of each operation in `OPERATIONS`, of shape `[*batch, kernels, operations]`.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -93,25 +93,25 @@ class Kernels:
         return int(np.shape(self.launches)[-1])
 
     def family_names(self) -> list[str]:
-        """Return the family of each row; the table must belong to a single program."""
+        """Return the name of the family of each row. The table must belong to a single program."""
         return [FAMILIES[code] for code in np.asarray(self.family).tolist()]
 
     def operation_names(self) -> list[str]:
-        """Return the operation whose result each row stores; the table must belong to a single program."""
+        """Return the name of the operation whose result each row stores. The table must belong to a single program."""
         return [_NAMES[place] for place in np.asarray(self.operation).tolist()]
 
     def operations(self, row: int) -> dict[str, int]:
-        """Return the nonzero counts of a row by operation."""
+        """Return a dict from operation to count for the row with this index, without counts of zero."""
         counts = np.asarray(self.counts)[row].tolist()
         return {name: count for name, count in zip(OPERATIONS, counts, strict=True) if count}
 
     def padded(self, rows: int) -> "Kernels":
-        """Return the table with rows of zeros appended, up to the given number of rows."""
+        """Return the table with rows of zeros at the end, so that it has the given number of rows."""
         return jax.tree.map(lambda one: np.pad(one, [(0, rows - len(one))] + [(0, 0)] * (np.ndim(one) - 1)), self)
 
 
 def stacked(tables: Sequence[Kernels], least: int = 1) -> Kernels:
-    """Stack the tables of several programs, `[programs, kernels]`. The number of rows is a power of two."""
+    """Stack the tables of several programs to shape `[programs, kernels]`. The number of rows is a power of two."""
     rows = 1 << (max([least, 1, *map(len, tables)]) - 1).bit_length()
     return jax.tree.map(lambda *columns: np.stack(columns), *(table.padded(rows) for table in tables))
 
@@ -120,7 +120,7 @@ _NAMES = tuple(OPERATIONS)
 
 
 class _Kind(NamedTuple):
-    """The properties that all kernels of a row share. `log2_bytes` is rounded down."""
+    """The properties that all kernels of a row share. `log2_bytes` is the log2 of the moved bytes, rounded down."""
 
     family: str
     operation: str
@@ -132,7 +132,7 @@ class _Kind(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The work of an equation, with counts by operation. The kernel of the equation does not matter."""
+    """The work of an equation, whichever kernel runs the equation. `counts` maps operations to counts."""
 
     family: str
     operation: str
@@ -148,9 +148,9 @@ class Work(NamedTuple):
     stride_bytes: int = 0
 
 
-#: The work of an equation whose inner equations have their own kernels, such as a loop.
+#: The work of an equation, such as a loop, whose inner equations have kernels of their own.
 NO_WORK = Work("", "", 4)
-#: The counts of a kernel, in the order of `add_kernel`.
+#: The names of the counts of a kernel, in the order in which `add_kernel` stores them.
 _COUNTED = ("launches", "moved", "written_bytes", "working_bytes", "rows", "pieces", "elements", "flops", "looped")
 _LAUNCHES, _MOVED, _WRITTEN, _LOOPED = map(_COUNTED.index, ("launches", "moved", "written_bytes", "looped"))
 
@@ -158,7 +158,7 @@ _LAUNCHES, _MOVED, _WRITTEN, _LOOPED = map(_COUNTED.index, ("launches", "moved",
 def add_kernel(
     work: Counter[Any], moved_bytes: int, written_bytes: int, parts: Sequence[Work], working_bytes: int = 0
 ) -> None:
-    """Add a kernel to the counts. `parts` are its steps: first the step whose result is stored, then earlier steps."""
+    """Add a kernel to `work`. `parts` holds the work of its steps, starting with the step whose result is stored."""
     last = parts[0]
     strided = max(parts, key=lambda part: part.extent * part.stride_bytes)
     # Fused steps compute at their own width, and the widest step takes most of the time.
@@ -184,19 +184,19 @@ def add_kernel(
 
 
 def kernel_bytes(work: Mapping[Any, int]) -> int:
-    """Return the bytes that kernels read and write."""
+    """Return the total number of bytes that the kernels in `work` read and write."""
     return sum(count for (what, _, place), count in work.items() if (what, place) == ("kernel", _MOVED))
 
 
 def mark_looped(work: Counter[Any]) -> None:
-    """Mark all kernels as launched by a loop."""
+    """Mark all kernels in `work` as launched in a loop."""
     for what, kind, place in [*work]:
         if (what, place) == ("kernel", _LAUNCHES):
             work["kernel", kind, _LOOPED] = work["kernel", kind, _LAUNCHES]
 
 
 def kernel_table(work: Mapping[Any, int]) -> Kernels:
-    """Return the kernels of a program as a table, in order of appearance."""
+    """Return the kernels in `work` as a table, in order of appearance."""
     found: dict[_Kind, tuple[list[int], dict[str, int]]] = {}
     for (what, kind, which), count in work.items():
         if what in ("kernel", "count"):
@@ -222,7 +222,7 @@ def kernel_table(work: Mapping[Any, int]) -> Kernels:
 
 
 def _exact(values: list[Any]) -> np.ndarray:
-    """Return an array of 64-bit integers, or of floats if a value is too large."""
+    """Return the values as an array of 64-bit integers, or as an array of floats if a value is too large."""
     try:
         return np.array(values, np.int64)
     except OverflowError:
@@ -230,7 +230,7 @@ def _exact(values: list[Any]) -> np.ndarray:
 
 
 def work_of(name: str, rule: Rule, counts: OperationCounts, op: Operation) -> Work:
-    """Return the work of an equation. A suffix of the operation's name marks variants with a different cost."""
+    """Return the work of an equation. A variant with another cost counts as an operation whose name has a suffix."""
     extent = stride_bytes = 0
     if name.startswith("reduce_") and rule.family == "reduction" and not is_outer_reduction(name, op):
         name = f"{name}_inner"
@@ -286,13 +286,13 @@ def work_of(name: str, rule: Rule, counts: OperationCounts, op: Operation) -> Wo
 
 
 def _square_elements(op: Operation) -> int:
-    """Return the number of elements in the largest square of each matrix; for other arrays, of all elements."""
+    """Return the number of elements in the largest square of each matrix; for a vector or number, of all elements."""
     shape, count = op.operand.shape, elements(op.operand)
     return count * min(shape[-2:]) // max(*shape[-2:], 1) if len(shape) > 1 else count
 
 
 def copying(size_bytes: int, itemsize: int) -> Work:
-    """Return the work of a copy without an equation of its own."""
+    """Return the work of a copy that no equation asks for (`BESIDE`)."""
     return Work("movement", BESIDE, itemsize, counts={BESIDE: size_bytes // max(itemsize, 1)})
 
 
@@ -302,7 +302,7 @@ def reordering(size_bytes: int) -> Work:
 
 
 def reuse(name: str, rule: Rule, op: Operation) -> list[str]:
-    """Return how an equation reads each operand. An operand that repeats only along its last axis is read once."""
+    """Return the `Step.reuse` of an equation. An operand that repeats only along its last axis is read once."""
     if rule.reads_part:
         return [EACH] + [""] * (len(op.inputs) - 1)
     if rule.in_memory != 0 or rule.writes_memory or not op.outputs or name in _NO_REPEATS:

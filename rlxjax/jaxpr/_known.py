@@ -1,4 +1,4 @@
-"""Numbers that are known before a program runs, and trip counts of loops whose condition uses known numbers only."""
+"""Find numbers that are known before a program runs, and trip counts of loops that depend on known numbers only."""
 
 import math
 import operator
@@ -10,18 +10,18 @@ import numpy as np
 
 from ._rules import elements, names, number_kind
 
-#: A number, or None for an unknown value.
+#: The value of a single number; None if the value is unknown before the program runs.
 Number = bool | int | float | None
-#: The largest trip count, and the most operations that are simulated to find a trip count.
+#: The largest trip count that is found, and the largest number of operations that are simulated to find a trip count.
 _MOST_TURNS, _MOST_FOLLOWED = 2**62, 50_000
-#: Whole floats up to this value are exact with any rounding.
+#: A float result is known only if it is an integer of at most this size. Rounding then has no effect.
 _EXACT = 2**24
-#: Errors that mean that a result is unknown.
+#: If the computation of a result raises one of these errors, the result is unknown.
 _UNSURE = (TypeError, ValueError, ArithmeticError, LookupError)
 
 
 def _quotient(a: Any, b: Any) -> Any:
-    """Divide as XLA does: integer quotients round towards zero."""
+    """Return `a / b` as XLA computes it: integer quotients are rounded towards zero."""
     return a / b if isinstance(a, float) else (abs(a) // abs(b)) * (1 if (a < 0) == (b < 0) else -1)
 
 
@@ -29,7 +29,7 @@ _SAME = names(
     "convert_element_type broadcast_in_dim reshape squeeze expand_dims slice copy copy_p reduce_and reduce_or"
 )
 _TESTS, _LINEAR = names("lt le gt ge eq ne"), _SAME | names("add sub neg")
-#: By primitive: the Python function that computes the result from single numbers.
+#: Dict from the name of a primitive to a Python function that computes the primitive's result from single numbers.
 _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(_SAME, lambda a: a),
     **{name: getattr(operator, name) for name in (*_TESTS, "add", "sub", "mul", "neg", "abs", "xor")},
@@ -47,7 +47,7 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
 
 
 def number_of(value: Any) -> Number:
-    """Return the number in an array of one element; None for other values."""
+    """Return the number that an array of one element holds; None for every other value."""
     try:
         number = np.asarray(value).item() if math.prod(getattr(value, "shape", ())) == 1 else None
     except (TypeError, ValueError):  # a traced value or a random key
@@ -56,7 +56,7 @@ def number_of(value: Any) -> Number:
 
 
 def known_result(equation: Any, numbers: Sequence[Number]) -> Number:
-    """Return the result of an equation if the result is a single known number; else None."""
+    """Return the result of an equation with these operands if the result is a single known number; else None."""
     if None in numbers or not equation.outvars or elements(equation.outvars[0].aval) != 1:
         return None
     try:
@@ -66,7 +66,7 @@ def known_result(equation: Any, numbers: Sequence[Number]) -> Number:
 
 
 def _result(name: str, dtype: Any, numbers: Sequence[Number], wraps: bool) -> Any:
-    """Return the result of an operation, or raise one of `_UNSURE`. Integers may overflow if `wraps`."""
+    """Return the result of an operation; raise one of `_UNSURE` if it is unknown. If `wraps`, integers may overflow."""
     number = _OPERATIONS[name](*numbers)
     if jnp.issubdtype(dtype, np.integer):
         least, most = int(jnp.iinfo(dtype).min), int(jnp.iinfo(dtype).max)
@@ -81,7 +81,7 @@ def _result(name: str, dtype: Any, numbers: Sequence[Number], wraps: bool) -> An
 
 
 class Scalar(NamedTuple):
-    """An operation on single numbers: primitive, dtype of the result, places of the operands, place of the result."""
+    """An operation on single numbers. `reads` and `place` are keys (places) of the operands and of the result."""
 
     name: str
     dtype: Any
@@ -96,10 +96,10 @@ def turns(
     moves: Mapping[Any, Hashable],
     known: Mapping[Any, Number],
 ) -> int | None:
-    """Return the trip count of a loop, or None if its condition depends on unknown numbers.
+    """Return the trip count of a loop, or None if the trip count depends on unknown numbers.
 
-    `holds` is the place of the condition's result. `moves` maps the place of each carried value to the place of its
-    next value. `known` holds constants and the initial carried values by place.
+    A place is a key that stands for a value. `holds` is the place of the condition's result. `moves` maps the place of
+    each carried value to the place of its next value. `known` maps places to constants and to initial carried values.
     """
     known = {place: number for place, number in known.items() if number is not None}
     needed, size = {holds}, 0
@@ -112,7 +112,7 @@ def turns(
     moves = {place: moves[place] for place in needed if place in moves}
 
     def values(state: Mapping[Hashable, Any], wraps: bool, of: Sequence[Scalar] = (*test, *body)) -> dict[Any, Any]:
-        """Return the results of operations on carried values."""
+        """Return the value at each place after the operations `of`, given the carried values in `state`."""
         found: dict[Any, Any] = {**known, **state}
         for each in of:
             found[each.place] = _result(each.name, each.dtype, [found[read] for read in each.reads], wraps)
@@ -122,7 +122,7 @@ def turns(
         return {place: found[new] for place, new in moves.items()}
 
     def counted() -> int | None:
-        """Return the trip count if all numbers change by constant steps without overflow; else None."""
+        """Return the trip count if each number changes by a constant step without overflow; else None."""
         at = values({}, wraps=False)
         if not at[holds]:
             return 0
@@ -148,7 +148,7 @@ def turns(
         return int(found) if is_linear and last[holds] and ends else None
 
     def followed() -> int | None:
-        """Simulate the loop, and return the trip count; None if the loop is too long."""
+        """Simulate one iteration after another, and return the trip count; None if there are too many iterations."""
         state, earlier = {place: known[place] for place in moves}, None
         for times in range(_MOST_FOLLOWED // (len(test) + len(body) + 1)):
             if not values(state, wraps=True, of=test)[holds]:
@@ -170,7 +170,7 @@ def turns(
 
 
 def _first_failure(test: str, gap: Any, step: Any) -> float:
-    """Return the iteration at which a comparison first fails; `gap` is the difference of its sides."""
+    """Return the first iteration (from 0) where a comparison fails. `gap` (left minus right) grows by `step`."""
     if test == "eq":
         return 1 if step else math.inf
     if test == "ne":

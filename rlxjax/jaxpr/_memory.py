@@ -13,32 +13,32 @@ from typing import Any, NamedTuple
 from ._kernels import EACH, NO_WORK, SPREAD, TRANSPOSE, UNTILED, Work, add_kernel, copying
 from ._rules import Rule, elements
 
-#: If a kernel would recompute a value at more places than this number, the value stays in memory.
+#: If a kernel would compute a value again at more places than this number, the value stays in memory instead.
 _MOST_PLACES = 15
-#: The most steps of a kernel that repeat the steps of earlier kernels.
+#: The largest number of steps that a kernel repeats although earlier kernels ran these steps.
 _MOST_REPEATED = 512
-#: Operations that read an array in parts.
+#: Operations that read parts of an array.
 _IN_PARTS = ("slice", "dynamic_slice", "gather", "stack", "rev")
-#: The most buffers that a kernel reads. This limit keeps the time to count linear.
+#: The largest number of buffers that a kernel reads. This limit keeps the counting time linear.
 _MOST_READS = 64
 
 
 class Step(NamedTuple):
-    """An operation that reads and writes numbered buffers."""
+    """An operation that reads and writes buffers. A buffer is an array that is identified by a number."""
 
     equation: Any
     rule: Rule
-    #: Buffers read (with repetitions), buffers written, and buffers that must be in memory when read.
+    #: The buffers that are read (with repetitions), those that are written, and those that must be read from memory.
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     needs: tuple[int, ...]
-    #: Bytes moved; None means the bytes of all buffers read and written.
+    #: The bytes that the step moves; None means the bytes of all buffers that it reads and writes.
     traffic_bytes: int | None = None
-    #: Scratch bytes.
+    #: The bytes of scratch memory that the step needs.
     inner_bytes: int = 0
     work: Work = NO_WORK
-    #: For each read: `SPREAD` if elements are read repeatedly, `EACH` if each reader reads different elements, "" if
-    #: each element is read once.
+    #: For each buffer in `reads`: `SPREAD` if its elements are read repeatedly, `EACH` if each reader reads different
+    #: elements, "" if each element is read once.
     reuse: tuple[str, ...] = ()
 
 
@@ -50,7 +50,7 @@ def fused_memory(
     reusable: Iterable[int],
     reshaped: Container[int] = (),
 ) -> tuple[Counter[Any], int, int]:
-    """Return the fused kernels, the bytes that they move, and the peak memory without the inputs."""
+    """Return the counts of the fused kernels, the bytes that they move, and the peak memory without the inputs."""
     given = set(inputs)
     lasting = given.difference(reusable)
     unread = [0] * len(sizes)
@@ -65,7 +65,7 @@ def fused_memory(
     for buffer in (*outputs, *_for_libraries(steps)):
         needed[buffer] = True
     shared = _read_by_several(steps, needed)
-    #: For a value computed inside kernels: the bytes read from each source buffer, and whether the value is costly.
+    #: For a value that is not stored: the bytes read from each source buffer to compute it, and whether it is costly.
     origin: dict[int, tuple[Mapping[int, int], bool]] = {}
     makers: dict[int, tuple[int, Step]] = {}
     claimed: set[int] = set()
@@ -107,8 +107,8 @@ def fused_memory(
 
 
 def _read_by_several(steps: Sequence[Step], needed: bytearray) -> set[int]:
-    """Return the buffers that several kernels read. Readers in the same kernel count once."""
-    #: For each buffer: the step that stores the values computed from the buffer; None for several steps.
+    """Return the buffers that several kernels read. Several readers in the same kernel count as one."""
+    #: For each buffer: the step that stores what is computed from the buffer; None if there are several such steps.
     ends: dict[int, int | None] = {}
     found: set[int] = set()
     for number, step in reversed(list(enumerate(steps))):
@@ -125,7 +125,7 @@ def _read_by_several(steps: Sequence[Step], needed: bytearray) -> set[int]:
 
 
 def _for_libraries(steps: Sequence[Step]) -> Iterable[int]:
-    """Yield buffers that stay in memory because library reductions fuse only with elementwise work."""
+    """Yield the buffers that stay in memory because library reductions fuse only with elementwise work."""
     wanted: dict[int, int] = {}
     for step in reversed(steps):
         if step.rule.writes_memory and step.work.family != "reduction":
@@ -142,12 +142,12 @@ def _for_libraries(steps: Sequence[Step]) -> Iterable[int]:
 
 
 def _executed(number: int, last: Step, makers: Mapping[int, tuple[int, Step]], claimed: set[int]) -> list[Work]:
-    """Return the steps of a kernel, last step first, each with the work that the kernel does for the step."""
+    """Return the work that a kernel does for each of its steps, the last step first."""
     # Every kernel recomputes the unstored values that it reads, once for each repeated or indexed element. A limit
     # on the visits to steps of other kernels keeps the time linear.
     found: list[Work] = []
     again = 0
-    #: For each step's number: the step, the elements to compute, and the number of places that compute the elements.
+    #: Dict from a step's number to the step, the number of elements to compute, and how many places compute them.
     waiting = {number: (last, last.work.elements, 1)}
     numbers = [-number]
     while numbers:
@@ -189,7 +189,7 @@ def _most_live(
     lasting: set[int],
     reshaped: Container[int],
 ) -> int:
-    """Return the bytes of the outputs, and the peak of other bytes without the inputs."""
+    """Return the bytes of the outputs plus the peak bytes of everything else except the inputs."""
     maker = {buffer: number for number, kernel in enumerate(kernels) for buffer in kernel.writes}
     awaited = {
         number: {maker[buffer] for buffer in kernel.reads if maker.get(buffer, number) != number}
@@ -218,7 +218,7 @@ def _most_live(
             end[place[buffer]] = last.get(buffer, number)
 
     def is_hosted(size: int, made: int, until: int) -> bool:
-        """Reserve the memory of an output for a temporary, if the output does not need the memory meanwhile."""
+        """Put a temporary into an output's memory while the output does not need it. Return whether this succeeds."""
         first = bisect.bisect_left(hosts, size, key=lambda host: host[0])
         for _, written, stays in hosts[first : first + _MOST_READS]:
             at = bisect.bisect_left(stays, (made, until))
@@ -246,7 +246,7 @@ def _most_live(
 
 
 def folded(steps: Sequence[Step], constant: Container[int], outputs: Container[int]) -> list[Step]:
-    """Return the steps after simplification: products absorb transposes, and scatters into zeros become updates."""
+    """Return simplified steps: products absorb transposes, and sums with a scatter into zeros become updates."""
     return _without_transposes(_scattered_into_sums(steps, constant, outputs), outputs)
 
 
@@ -255,7 +255,7 @@ def _readers(steps: Iterable[Step]) -> Counter[int]:
 
 
 def _scattered_into_sums(steps: Sequence[Step], constant: Container[int], outputs: Container[int]) -> list[Step]:
-    """Replace `a + zeros.at[i].add(u)`, which gradients of indexing compute, with `a.at[i].add(u)`."""
+    """Replace `a + zeros.at[i].add(u)`, which the gradient of indexing computes, with `a.at[i].add(u)`."""
     readers, left, scattered = _readers(steps), dict(enumerate(steps)), dict[int, int]()
     for number, step in enumerate(steps):
         if step.work.operation == "scatter-add" and step.reads[0] in constant:
@@ -272,11 +272,11 @@ def _scattered_into_sums(steps: Sequence[Step], constant: Container[int], output
 
 
 def _without_transposes(steps: Sequence[Step], outputs: Container[int]) -> list[Step]:
-    """Absorb transposes into products, whose operands and results may have any memory layout."""
+    """Remove transposes next to matrix products, because a product's arrays may have any memory layout."""
     # A transpose may move past elementwise work to a product, or to a second transpose that cancels the first.
     readers = _readers(steps)
     by_products = _readers(step for step in steps if step.work.operation == "dot_general")
-    #: For each buffer: the steps that transpose, multiply and make the buffer, and the buffer that replaces it.
+    #: For each buffer: its transposing step, the product that computes it, the step that computes it, its replacement.
     turned, products, makers, instead = (dict[int, int]() for _ in range(4))
     left: list[Step | None] = []
 
@@ -327,7 +327,7 @@ def _without_transposes(steps: Sequence[Step], outputs: Container[int]) -> list[
 
 
 def _with_turned_left(step: Step, is_turned: bool) -> Step:
-    """Mark the left matrix of a product as read across its memory order, if the product sums over the leading axis."""
+    """Mark the left matrix of a product as read across its memory order, if the product sums over its first axis."""
     left, right = (var.aval for var in step.equation.invars)
     (contracted, _), (batch, _) = step.equation.params["dimension_numbers"]
     if len(left.shape) != 2 or batch or len(contracted) != 1 or (contracted[0] == 0) == is_turned:

@@ -1,4 +1,4 @@
-"""The vocabulary of operations that kernels count. All operations of a class cost about the same."""
+"""The vocabulary: the operations that are counted in kernels. All operations of the same class cost about the same."""
 
 import functools
 import hashlib
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from rlxjax._values import FrozenDict
 
-#: The operations of each class. `name` counts the primitive of this name, `name=first,second` several primitives.
-#: A count is a number of real operations, or of elements if nothing is computed, unless a rule defines another count.
+#: The operations of each class. `name` counts the primitive `name`; `name=first,second` counts the listed primitives.
+#: A count is a number of real-valued operations, or of elements if nothing is computed, unless a rule says otherwise.
 _CLASSES: Mapping[str, str] = {
     "arithmetic": "add=add,sub,add_any neg=neg,abs,sign,conj mul=mul,square,integer_pow,polynomial,one_minus_square "
     "max=max,min,clamp round=floor,ceil,round,reduce_precision,is_finite compare=eq,ne,lt,le,gt,ge,eq_to,lt_to,le_to "
@@ -41,9 +41,9 @@ _CLASSES: Mapping[str, str] = {
     "rng_bit_generator",
     "indexing": "gather gather_places scatter scatter_places",
 }
-#: Factorisations count matrix elements, FLOP, columns and matrices, because each of these may take most of the time.
+#: A factorisation has counts of matrix elements, FLOP, columns and matrices: any of these can take most of its time.
 _FACTORISATIONS = [entry.partition("=")[0] for entry in _CLASSES["factorisation"].split()]
-#: The class of each operation, in the order of the vocabulary.
+#: Dict from each operation to its class. Its order is the order of the last axis of `Kernels.counts`.
 OPERATIONS: Mapping[str, str] = FrozenDict(
     {entry.partition("=")[0]: name for name, text in _CLASSES.items() for entry in text.split()}
     | {f"{name}_{what}": "factorisation" for name in _FACTORISATIONS for what in ("flop", "columns", "matrices")}
@@ -55,12 +55,12 @@ _OF_PRIMITIVE: Mapping[str, str] = {
     for entry in text.split()
     for primitive in (entry.partition("=")[2] or entry).split(",")
 }
-#: Families of kernels. Kernels of other families count as "custom".
+#: The families of kernels. A kernel of any other family counts as "custom".
 FAMILIES = [
     *("elementwise", "reduction", "movement", "gather", "scatter", "cumulative", "window", "matmul"),
     *("convolution", "fft", "sort", "random", "custom", "linear algebra"),
 ]
-#: The operation that an unknown primitive of a family counts as.
+#: Dict from a family to an operation: primitives of the family that the vocabulary lacks count as this operation.
 _OF_FAMILY: Mapping[str, str] = {
     **{"reduction": "reduce", "gather": "gather", "scatter": "scatter", "cumulative": "cumsum"},
     **{"window": "reduce_window", "matmul": "dot_general", "convolution": "conv_general_dilated", "fft": "fft_steps"},
@@ -71,7 +71,7 @@ FAMILY_CODE: Mapping[str, int] = FrozenDict({name: code for code, name in enumer
 
 
 def operation_of(primitive: str, family: str) -> str:
-    """Return the operation that a primitive counts as; the family decides if the primitive is unknown.
+    """Return the operation that a primitive counts as. If the vocabulary lacks the primitive, the family decides.
 
     Examples:
         >>> operation_of("sub", "elementwise"), operation_of("mine", "reduction"), operation_of("mine", "custom")
@@ -82,6 +82,6 @@ def operation_of(primitive: str, family: str) -> str:
 
 @functools.cache
 def vocabulary_version() -> str:
-    """Return a digest of the vocabulary's names, classes and families; every change of these changes the digest."""
+    """Return a hash of the vocabulary's names, classes and families. The hash changes whenever any of these changes."""
     text = f"{dict(OPERATIONS)} {FAMILIES}"
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -18,29 +18,29 @@ from ._rules import ARRAY_RULES, Aval, Operation, OperationCounts, Rule, names, 
 if TYPE_CHECKING:
     from jax.extend.core import Primitive
 
-#: `(avals of the operands, avals of the results, parameters of the equation) -> counts`.
+#: A function from (avals of the operands, avals of the results, parameters of the equation) to counts.
 CountingRule: TypeAlias = Callable[[Sequence[Aval], Sequence[Aval], Mapping[str, Any]], OperationCounts]
 
-#: Rules by the name of the primitive. Each name is in one family.
+#: Dict from the name of a primitive to its rule. Each primitive has only one rule.
 RULES: dict[str, Rule] = dict(**ARRAY_RULES, **_rules_algebra.RULES)
-#: Primitives that run an inner jaxpr once; the inner equations are counted in place.
+#: Primitives that run an inner jaxpr once. The equations of the inner jaxpr count instead of the call.
 CALLS = names(
     "jit pjit call core_call closed_call core_closed_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr "
     "checkpoint remat remat2 composite custom_vmap_call xla_metadata_call custom_linear_solve eval_jaxpr"
 )
 LOOPS = names("scan while cond shard_map")
-#: Primitives that rename their operand and move nothing.
+#: Primitives whose result is their operand under another name or shape. They move no data.
 RENAMES = names(
     "reshape squeeze expand_dims stop_gradient name optimization_barrier sharding_constraint random_wrap "
     "random_unwrap pvary pcast pbroadcast mesh_cast layout_constraint"
 )
-#: Reductions, which return their operand unchanged if each result has a single element to reduce.
+#: Reductions. If each result comes from a single element, a reduction returns its operand and moves no data.
 _SUMMING = names("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor")
-#: Primitives that cost nothing, because they give constants of the program or order its effects.
+#: Primitives that cost nothing: they return a constant of the program, or only put its effects in order.
 NOTHING = names("axis_index platform_index create_token after_all dce_sink")
-#: Handwritten kernels, and primitives from `register_rule`. The authors declare the counts.
+#: Names of handwritten kernels and of primitives from `register_rule`. Their authors declare the counts.
 CUSTOMS = {"pallas_call", "ffi_call"}
-#: Names that the walk handles itself.
+#: Names of primitives that the walk over a jaxpr handles without a rule.
 RESERVED = CALLS | LOOPS | RENAMES | NOTHING
 
 
@@ -48,9 +48,9 @@ def register_rule(primitive: "str | Primitive", rule: CountingRule, *, family: s
     """Register a counting rule that `profile_function` uses for your own primitive.
 
     Args:
-        primitive: the primitive or its name.
+        primitive: the primitive, or the name of the primitive.
         rule: a function `(inputs, outputs, params) -> OperationCounts`. Each input and output has a `.shape` and a
-            `.dtype`; `params` are the parameters of the equation by name.
+            `.dtype`; `params` maps the names of the equation's parameters to their values.
         family: the row of `by_family` that the primitive counts in.
 
     Raises:
@@ -88,19 +88,19 @@ def register_rule(primitive: "str | Primitive", rule: CountingRule, *, family: s
 
 
 UNKNOWN_LINE = "unknown line"
-#: The largest number of stack frames that are searched for a line of the user.
+#: The largest number of stack frames that are searched for a line of the user's code.
 _MOST_FRAMES = 64
-#: `/folder/file.py:12:3 (function)`, as JAX writes a source line.
+#: A source line as JAX writes it: `/folder/file.py:12:3 (function)`.
 _PLACE = re.compile(r"(?:.*[/\\])?([^/\\]+?):(\d+)(?::\d+)?(?: |$)")
 
 
 def is_literal(operand: Any) -> bool:
-    """Whether an operand is a literal. The check by attribute avoids an import that loads Pallas."""
+    """Whether an operand is a literal. An `isinstance` check would need an import that loads Pallas."""
     return hasattr(operand, "val")
 
 
 def opened(held: Any) -> Any:
-    """Return the open jaxpr of a closed jaxpr; an open jaxpr is returned unchanged."""
+    """Return the jaxpr inside a closed jaxpr; an open jaxpr is returned unchanged."""
     return getattr(held, "jaxpr", held)
 
 
@@ -112,7 +112,7 @@ def inner_jaxprs(equation: Any) -> Iterable[Any]:
 
 
 def scan_layout(equation: Any) -> tuple[int, int]:
-    """Return the numbers of constants and of carried values of a scan. All other operands are read slice by slice."""
+    """Return the number of constants and the number of carried values of a scan. Other operands are read in slices."""
     body = opened(equation.params["jaxpr"])
 
     def same(outside: Sequence[Any], inside: Sequence[Any]) -> int:
@@ -140,7 +140,7 @@ def lowered(traced: Any) -> Any:
 
 
 def implementation(equation: Any) -> Any | None:
-    """Return the jaxpr that implements a library's primitive; None if the primitive has a rule or no such jaxpr."""
+    """Return the jaxpr that implements a library's primitive; None if there is none or if the primitive has a rule."""
     primitive, params = equation.primitive, equation.params
     if primitive.name in RULES or primitive.name in RESERVED:
         return None
@@ -160,7 +160,7 @@ def _holds(jaxpr: Any, primitive: Any) -> bool:
 
 
 def is_renaming(equation: Any) -> bool:
-    """Whether a result only renames the operand, with the same memory layout."""
+    """Whether the result of an equation is its operand in the same memory layout, so that no data moves."""
     name = equation.primitive.name
     if name in ("convert_element_type", "broadcast_in_dim") and len(equation.invars) == 1:
         operand, result = equation.invars[0].aval, equation.outvars[0].aval
@@ -175,13 +175,13 @@ def is_renaming(equation: Any) -> bool:
 
 
 def is_outer_reduction(name: str, op: Operation) -> bool:
-    """Whether a reduction keeps the last axis. Compilers then read its operand from memory."""
+    """Whether a reduction keeps the last axis. If so, compilers read the reduction's operand from memory."""
     axes = op.params.get("axes", ()) if name.startswith("reduce_") else ()
     return bool(axes) and len(op.operand.shape) - 1 not in axes
 
 
 def source_line(equation: Any, otherwise: str = UNKNOWN_LINE) -> str:
-    """Return the user's source line of an equation, as `file.py:12`; `otherwise` if JAX does not know the line."""
+    """Return the user's source line of an equation, such as `file.py:12`; `otherwise` if JAX does not know the line."""
     from jax.extend import source_info_util  # a slow import, which loads Pallas
 
     try:
@@ -205,7 +205,7 @@ def _sparse() -> Any:
 
 
 def _dot(data: Any, indices: Any, right: Any, *, dimension_numbers: Any, lhs_spinfo: Any, **_: Any) -> Any:
-    """Multiply the stored elements with the matching rows of the right operand, and add the products up."""
+    """Multiply each stored element of a sparse matrix with the matching row of `right`, and sum the products."""
     (contracted, contracted_right), (batched, batched_right) = dimension_numbers
     shape, met = lhs_spinfo.shape, (*batched_right, *contracted_right)
     places = *shape[: indices.ndim - 2], indices.shape[-2]
@@ -224,7 +224,7 @@ def _dot(data: Any, indices: Any, right: Any, *, dimension_numbers: Any, lhs_spi
 
 
 def _bcoo(parts: Any, shape: Any, spinfo: Any) -> Any:
-    """Return a sparse matrix in coordinate form, from coordinates or from compressed rows."""
+    """Return a sparse matrix in coordinate form; `parts` are its coordinates or, without `spinfo`, compressed rows."""
     if spinfo is None:
         return _sparse().BCSR(parts, shape=shape).to_bcoo()
     data, *places = parts
@@ -246,7 +246,7 @@ def _found_by_rows(matrix: Any, **options: Any) -> Any:
     return found.data, found.indices, found.indptr
 
 
-#: Implementations by the name of the primitive.
+#: Dict from the name of a sparse primitive to a function that implements the primitive.
 _SPARSE_PROGRAMS: Mapping[str, Callable[..., Any]] = {
     "bcoo_dot_general": _dot,
     "bcsr_dot_general": lambda *operands, dimension_numbers, lhs_spinfo, **_: _sparse().bcoo_dot_general(

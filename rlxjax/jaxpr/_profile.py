@@ -20,11 +20,11 @@ _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 class Disagreement(NamedTuple):
-    """A count that differs between the function as written, the compiled program and XLA's own analysis.
+    """A count that is not the same in the function as written, in the compiled program and in XLA's own analysis.
 
     Attributes:
         name: the name of the count.
-        jaxpr: the count from the function's equations; for traffic, the fused traffic.
+        jaxpr: the count from the function's jaxpr; for memory traffic, the traffic after fusion.
         compiled: the count from XLA's instructions; None if XLA's text does not contain this count.
         xla: the count from XLA's own `cost_analysis()`; None if XLA gives no such figure.
         reason: a reason for the difference; empty if no reason is known.
@@ -40,30 +40,30 @@ class Disagreement(NamedTuple):
 @by_value
 @dataclasses.dataclass(frozen=True)
 class TargetProfile:
-    """The memory, kernels and compiler's estimates of a program on a target; all figures are per device.
+    """The memory, kernels and compiler's estimates of a program on a target device. All figures are for one device.
 
     Attributes:
-        device: the target.
+        device: the target device.
         devices: number of devices that the program runs on.
         argument_bytes: bytes of the arguments.
         output_bytes: bytes of the results.
         temporary_bytes: bytes of the temporaries.
-        peak_bytes: bytes of arguments, results and temporaries; shared memory counts once.
-        collectives: launches and bytes of the collective operations, by name.
-        exchanges: the collective operations, each with its devices and the work that overlaps with the operation.
-        mesh: sizes of the mesh axes by name; empty for one device.
-        coordinates: place of each TPU in its torus, in the order of the program's partitions.
-        products: floating-point operations of matrix products and convolutions by kind, see `PRODUCT_KINDS`.
-        custom: counts of the custom kernels, as their authors declare them.
-        unknown: names of custom kernels without declared counts.
-        cycles: the TPU compiler's estimate of all cycles, including all iterations of loops; None for a GPU.
-        estimates: XLA's own figures that are plausible: "flops", "bytes accessed", "optimal_seconds", "cycles".
-        left_out: the reason for each of XLA's figures that is left out as implausible, by name.
+        peak_bytes: bytes of arguments, results and temporaries; memory that several arrays share counts once.
+        collectives: number of launches and bytes of the collective operations, by name of the operation.
+        exchanges: the collective operations, each with its devices and with the work that overlaps with the operation.
+        mesh: dict from the name of each mesh axis to its size; empty for one device.
+        coordinates: coordinates of each TPU in the torus of TPUs, in the order of the program's partitions.
+        products: floating-point operations of matrix products and convolutions, by kind of product (`PRODUCT_KINDS`).
+        custom: the counts that the authors of custom kernels declare for their kernels.
+        unknown: names of the custom kernels whose authors declare no counts.
+        cycles: number of cycles that the TPU's compiler estimates, including all iterations of loops; None for a GPU.
+        estimates: each of XLA's figures that is plausible: "flops", "bytes accessed", "optimal_seconds" or "cycles".
+        left_out: those of XLA's own figures that are not plausible: the reason for each figure, by name of the figure.
         compiler: name and version of the compiler.
-        compile_seconds: compilation time in seconds; 0 if the program was cached.
+        compile_seconds: compilation time in seconds; 0 if the compiled program was in a cache.
         gpu: the launches and kernels of a call on a GPU; None for a TPU.
-        own_cycles: estimated cycles of matrix products, and of other kernels with special code such as sorts.
-        others: the other kernels of a TPU, whose time follows from their bytes and operations; None for a GPU.
+        own_cycles: the estimated cycles of matrix products and of other kernels with special code, such as sorts.
+        others: all other kernels on a TPU. Their time follows from their bytes and operations. None for a GPU.
     """
 
     device: TargetDevice
@@ -95,12 +95,12 @@ class TargetProfile:
 
     @property
     def memory(self) -> str:
-        """The peak memory and the device's memory in words: "needs 21 GB of 17.2 GB: does not fit"."""
+        """The peak memory and the device's memory as a phrase, such as "needs 21 GB of 17.2 GB: does not fit"."""
         needs, has = map(bytes_text, (self.peak_bytes, self.device.memory_bytes))
         return f"needs {needs} of {has}: {'fits' if self.fits else 'does not fit'}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the profile as a dict for JSON; XLA's estimates keep XLA's own names."""
+        """Return the profile as a dict that JSON can hold. XLA's estimates have the names that XLA gives them."""
         sizes = ("argument_bytes", "output_bytes", "temporary_bytes", "peak_bytes", "fits")
         return {
             "name": self.device.name,
@@ -116,7 +116,7 @@ class TargetProfile:
         }
 
     def lines(self) -> list[str]:
-        """Return the lines of the printed text."""
+        """Return the lines that a printed `FunctionProfile` shows about the target."""
         axes = " x ".join(f"{name} {size}" for name, size in self.mesh.items())
         several = f", each of {self.devices} devices{f' ({axes})' if axes else ''}" if self.devices > 1 else ""
         temporary = f"{bytes_text(self.temporary_bytes)} of which are temporaries"
@@ -136,38 +136,38 @@ class TargetProfile:
 class FunctionProfile:
     """The operations, bytes, launches and memory of one call of a function; counts are exact integers.
 
-    A loop whose trip count depends on data counts as zero iterations and is listed in `unknown_loops`. `uncounted`
-    says which other work is missing.
+    A loop whose trip count depends on data counts as zero iterations, and `unknown_loops` lists it. `uncounted` says
+    which other work is missing.
 
     At level "compiled", the counts of launches, bytes and memory come from XLA's instructions: `io.kernel_launches`,
-    `io.device_traffic_bytes` (equal to `fused_traffic_bytes`), `peak_bytes`, `unknown_loops` and `branches`. XLA's text
-    lists no operations, so operations and coverage come from the jaxpr. A row of `by_family` holds the operations of a
-    family of primitives, or the launches and bytes of a kind of instruction ("loop fusion", "copy", "custom-call
-    TopK"), or both if the two names are equal. `peak_bytes` leaves out captured arrays, which are part of the program.
+    `io.device_traffic_bytes` (equal to `fused_traffic_bytes`), `peak_bytes`, `unknown_loops` and `branches`. Operations
+    and coverage come from the jaxpr. In `by_family`, the row of a family of primitives holds operations, and the row of
+    a kind of instruction ("loop fusion", "copy", "custom-call TopK") holds launches and bytes. A family and a kind of
+    the same name share a row. `peak_bytes` leaves out captured arrays, because these are part of the compiled program.
 
     Attributes:
-        io: the unfused counts: launches (one for each equation that does work), sync points (callbacks and ordered
-            effects), bytes of the results, and traffic (operands and results of each equation).
+        io: the counts without fusion: launches (one for each equation that does work), sync points (callbacks and
+            ordered effects), bytes of the results, and traffic (bytes of the operands and results of each equation).
         flops: floating-point operations; a fused multiply-add counts as two.
-        transcendentals: calls of exp, log, sqrt, sin, pow and similar functions; these are not in `flops`.
+        transcendentals: evaluations of exp, log, sqrt, sin, pow and similar functions; `flops` does not include these.
         integer_ops: operations on integers and booleans.
-        fused_traffic_bytes: bytes of memory traffic if each value is fused into its readers wherever possible.
-        peak_bytes: peak memory after fusion: used arguments and constants, results, and the temporaries at the peak.
+        fused_traffic_bytes: bytes of memory traffic if each operation is fused with its readers wherever possible.
+        peak_bytes: bytes of memory at the peak, after fusion: used arguments and constants, results and temporaries.
         by_family: counts by family of operation, the most expensive family first.
-        by_line: counts by your source line, `file.py:12`, the most expensive line first.
-        coverage_equations: share of the equations that a rule counts; an equation in a loop counts once.
-        coverage_bytes: share of the unfused bytes that these equations move.
-        equations: number of equations, including the equations of called functions and without unused equations.
-        uncosted: number of equations of each primitive without a rule; only the bytes of these count.
-        unknown_loops: the loops of unknown length, in order of appearance.
-        branches: the cheapest and the most expensive branch of each conditional; the latter counts in the totals.
-        kernels: the fused kernels of the jaxpr, by kind and size.
+        by_line: counts by source line of your code, such as `file.py:12`, the most expensive line first.
+        coverage_equations: share of the equations whose primitive has a rule; an equation in a loop counts once.
+        coverage_bytes: share of the traffic without fusion that belongs to equations whose primitive has a rule.
+        equations: number of equations, including those of called functions; equations with unused results are left out.
+        uncosted: for each primitive without a rule, its number of equations. Of these equations, only the bytes count.
+        unknown_loops: the loops whose trip count is unknown, in order of appearance.
+        branches: the cheapest and the most expensive branch of each conditional. The totals hold the most expensive.
+        kernels: the kernels of the jaxpr after fusion, grouped by kind and size.
         trips: number of loop iterations, plus the number of times that a conditional picks a branch.
-        arrays: number of arrays that a call takes and returns.
+        arrays: number of arrays that a call takes plus number of arrays that it returns.
         results: number of arrays that a call returns.
-        static_ops: floating-point and integer operations; the body of a loop counts once.
+        static_ops: number of floating-point and integer operations if the body of each loop runs once.
         level: "jaxpr" or "compiled".
-        disagreements: at level "compiled", the counts that differ between jaxpr, compiled program and XLA's analysis.
+        disagreements: at level "compiled", the counts that are not the same in jaxpr, program and XLA's analysis.
         target: the profile of the program on the target device, if you named a target.
         custom: the counts of custom kernels on all devices, as their authors declare them: `pallas_call`, `ffi_call`,
             and primitives from `register_rule`.
@@ -199,7 +199,7 @@ class FunctionProfile:
 
     @property
     def uncounted(self) -> tuple[str, ...]:
-        """The work that the counts leave out, a sentence each; if there is any, predictions are lower bounds."""
+        """One sentence for each part of the work that is not counted. If there is any, predictions are lower bounds."""
         reasons = []
         for line, starts, turn in self.unknown_loops:
             if starts != 0:
@@ -224,7 +224,7 @@ class FunctionProfile:
         return tuple(reasons)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the profile as a dict for JSON: counts, coverage as shares of 1, and the profile on a target."""
+        """Return a dict that JSON can hold: counts, coverage (from 0 to 1), uncounted work, the profile on a target."""
         found: dict[str, Any] = {
             "counts": {name: getattr(self, name) for name in ("flops", "transcendentals", "integer_ops")}
             | {
@@ -284,7 +284,7 @@ class FunctionProfile:
         return "\n".join(lines)
 
 
-#: How to print XLA's own figures that are not counts.
+#: For those of XLA's own figures that are not plain counts: the function that formats the figure.
 _FIGURES = {"optimal_seconds": lambda seconds: time_text(1e9 * seconds), "bytes accessed": bytes_text}
 
 
@@ -293,7 +293,7 @@ def _moved(rows: Mapping[str, OperationCounts]) -> dict[str, dict[str, int]]:
 
 
 def costliest_first(rows: Mapping[str, OperationCounts]) -> Mapping[str, OperationCounts]:
-    """Sort rows by their share of the operations plus their share of the bytes."""
+    """Sort rows by the sum of their share of all operations and their share of all bytes, the largest sum first."""
     operations = max(sum(sum(row[:3]) for row in rows.values()), 1)
     moved = max(sum(row.bytes or 0 for row in rows.values()), 1)
     order = sorted(rows, key=lambda name: -(sum(rows[name][:3]) / operations + (rows[name].bytes or 0) / moved))

@@ -1,7 +1,7 @@
-"""Counting rules: the types of counts and of rules, and the rules of all primitives except algebra.
+"""Counting rules: the types of counts and of rules, and the rules of all primitives that are not in `_rules_algebra`.
 
-Complex numbers follow the textbook. A product is 4 multiplies and 2 adds. A quotient multiplies by the conjugate and
-divides by the squared modulus (11 operations). exp(x + iy) is exp(x) (cos y + i sin y).
+A complex operation counts the real operations of its textbook formula. A product is 4 multiplies and 2 adds. A quotient
+(11 operations) uses the divisor's conjugate and squared modulus. exp(x + iy) is exp(x) (cos y + i sin y).
 """
 
 import functools
@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, TypeAlias
 import jax.numpy as jnp
 import numpy as np
 
-#: The type of operands and results in a rule: any object with a `shape` and a `dtype`.
+#: The type of the operands and results that a rule receives: any object with a `shape` and a `dtype`.
 Aval: TypeAlias = Any
-#: FLOP and transcendentals.
+#: A pair of counts: floating-point operations, then transcendentals.
 Pair: TypeAlias = tuple[int, int]
 
 
@@ -22,13 +22,13 @@ class OperationCounts(NamedTuple):
     """Exact integer counts of one operation, or of a group of operations.
 
     Attributes:
-        flops: floating-point operations. An add, a multiply and a comparison count one each, and a fused multiply-add
-            counts two. A complex operation counts its real operations.
+        flops: floating-point operations. An add, a multiply or a comparison counts as one, and a fused multiply-add as
+            two. A complex operation counts as the real operations that it consists of.
         transcendentals: evaluations of exp, log, sqrt, sin, pow, erf and similar functions. These are not in `flops`.
         integer_ops: operations on integers and booleans.
-        bytes: bytes read and written without fusion. If a rule returns None, each operand and each result counts once,
-            except scalar literals.
-        launches: number of kernels; 0 for an operation that moves no bytes.
+        bytes: bytes read and written without fusion. If a rule returns None, the bytes of each operand and each
+            result count, except those of scalar literals.
+        launches: number of kernels that are launched; 0 for an operation that moves no bytes.
     """
 
     flops: int = 0
@@ -55,36 +55,36 @@ class Operation(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A counting rule of an operation, and how a compiler may fuse the operation."""
+    """How to count an operation, and how a compiler may fuse the operation with others."""
 
-    #: The name under which a profile sums the operation.
+    #: The row of `by_family` in a profile that the operation counts in.
     family: str
-    #: The number of computations, the cost of each for real and complex numbers, and the operand that picks the cost.
+    #: The number of computations; the cost of one on real and on complex numbers; the operand whose dtype decides.
     times: Callable[[Operation], int] | None = None
     real: Pair = (1, 0)
     in_complex: Pair = (2, 0)
     of: int = 0
-    #: Bytes, if they differ from the sum over operands and results.
+    #: The bytes that the operation moves, if this is not the sum of the bytes of all operands and results.
     moved: Callable[[Operation], int] | None = None
-    #: A function that gives all counts instead; it returns None if the counts are unknown.
+    #: A function that returns all counts, used instead of the fields above. It returns None if the counts are unknown.
     said: Callable[[Operation], OperationCounts | None] | None = None
-    #: The number of leading operands that must be in memory; None means all. The kernel may compute other operands.
+    #: The number of first operands that must be in memory; None means all. The kernel may compute the other operands.
     in_memory: int | None = None
-    #: Whether the result must be in memory. Otherwise readers may compute the result inside their kernel.
+    #: Whether the result must be written to memory. If not, kernels that read the result may compute it themselves.
     writes_memory: bool = True
-    #: Whether the result may reuse the memory of an operand without later readers.
+    #: Whether the result may take over the memory of an operand that no later operation reads.
     in_place: bool = False
-    #: Whether compilers store the result if it has several readers. Otherwise each reader computes the result again.
+    #: Whether compilers store a result that several kernels read. If not, each of the kernels computes it again.
     costly: bool = False
-    #: Whether the operation reads only as many bytes of its first operand as the result has.
+    #: Whether the operation reads only a part of its first operand: as many bytes as the result has.
     reads_part: bool = False
-    #: Scratch bytes.
+    #: The bytes of scratch memory that the operation needs.
     workspace: Callable[[Operation], int] | None = None
     #: For each operand: whether the operation reads the operand in another memory layout.
     reorders: Callable[[Operation], Sequence[bool]] | None = None
-    #: The number of pieces that are computed one after another: matrices, matrix products or transforms.
+    #: The number of matrices, matrix products or transforms that are computed one after another.
     pieces: Callable[[Operation], int] | None = None
-    #: Further counts by operation. A count under the operation's own name replaces the default count.
+    #: More counts, by name of the operation. A count under the operation's own name replaces its default count.
     also: Callable[[Operation], Mapping[str, int]] | None = None
 
     def counts(self, op: Operation) -> OperationCounts | None:
@@ -97,7 +97,7 @@ class Rule(NamedTuple):
 
 
 def arithmetic(aval: Aval, times: int, real: Pair = (1, 0), in_complex: Pair = (2, 0)) -> OperationCounts:
-    """Return the counts of `times` computations on numbers with the dtype of `aval`."""
+    """Return the counts of `times` computations on the dtype of `aval`; each costs `real` or `in_complex`."""
     kind = number_kind(aval.dtype)
     if kind == "integer":
         return OperationCounts(integer_ops=times * sum(real))
@@ -106,36 +106,36 @@ def arithmetic(aval: Aval, times: int, real: Pair = (1, 0), in_complex: Pair = (
 
 
 def names(text: str) -> frozenset[str]:
-    """Split a text into a set of names."""
+    """Return the set of the names that a text holds, separated by spaces."""
     return frozenset(text.split())
 
 
 def elements(aval: Aval) -> int:
-    """Return the number of elements of an operand; a token has 0."""
+    """Return the number of elements of an array; 0 for a token, which is no array."""
     return math.prod(getattr(aval, "shape", (0,)))
 
 
 def nbytes(*avals: Aval) -> int:
-    """Return the total bytes of operands. A random key counts its words, a token counts 0."""
+    """Return the total number of bytes of arrays. A random key counts the bytes of its words, and a token counts 0."""
     return sum(elements(aval) * aval.dtype.itemsize for aval in avals if getattr(aval, "shape", None) is not None)
 
 
 @functools.lru_cache(maxsize=256)
 def number_kind(dtype: Any) -> str:
-    """Return "real", "complex", or "integer" for integers, booleans and random keys."""
+    """Return "real", "complex" or "integer". Booleans and random keys count as "integer"."""
     if jnp.issubdtype(dtype, np.complexfloating):
         return "complex"
     return "real" if jnp.issubdtype(dtype, np.floating) else "integer"
 
 
 def is_real_on_one_side(op: Operation) -> bool:
-    """Return whether an operation converts real numbers to complex numbers, or back."""
+    """Return whether an operation converts real numbers to complex numbers or complex numbers to real numbers."""
     return len({number_kind(aval.dtype) for aval in (*op.inputs, *op.outputs)}) > 1
 
 
 # --- Elementwise work, reductions, moving and indexing, random numbers, calls out of the program -----------
 
-#: By names: (FLOP, transcendentals) for a real element, then for a complex element.
+#: Dict from names of primitives to two costs (FLOP, transcendentals): of a real element and of a complex element.
 _ELEMENTWISE: Mapping[str, tuple[Pair, Pair]] = {
     "add sub add_any neg max min eq ne lt le gt ge eq_to lt_to le_to is_finite": ((1, 0), (2, 0)),
     "floor ceil round rem nextafter reduce_precision conj and or xor not population_count clz mulhi "
@@ -164,12 +164,12 @@ _COSTLY = names(
     "exp exp2 expm1 log log1p tanh logistic sqrt rsqrt cbrt div rem pow erf erfc erf_inv atan2 tan asin acos atan sinh "
     "cosh asinh acosh atanh lgamma digamma polygamma zeta bessel_i0e bessel_i1e"
 )
-#: Special functions that XLA computes by iterating over whole arrays until every element has converged. The number says
-#: how many values each element stores during the iteration.
+#: Special functions that XLA computes by iterating over whole arrays until every element has converged. The number of a
+#: function says how many values XLA stores for each element during the iteration.
 _ITERATED = {
     **{"igamma": 25, "igammac": 25, "igamma_grad_a": 38, "random_gamma_grad": 35, "regularized_incomplete_beta": 9}
 }
-#: By names: (FLOP, transcendentals) for each further real element, then for each further complex element.
+#: Dict from reductions to two costs (FLOP, transcendentals) of combining two elements: real ones and complex ones.
 _COMBINE: Mapping[str, tuple[Pair, Pair]] = {
     **dict.fromkeys(("sum", "max", "min"), ((1, 0), (2, 0))),
     "prod": ((1, 0), (6, 0)),
@@ -178,9 +178,9 @@ _COMBINE: Mapping[str, tuple[Pair, Pair]] = {
 #: The family of primitives that make the device wait for the host.
 CALLBACK = "callback"
 #: Threefry-2x32 with 20 rounds (Salmon et al., SC 2011). A round is an add, a rotation (two shifts and an or) and an
-#: xor. The key is added six times: two adds the first time, then three.
+#: xor. The key is added six times: with two adds the first time, and with three adds each later time.
 _THREEFRY_OPS = 20 * 5 + 2 + 5 * 3
-#: Philox-4x32 with 10 rounds gives four words. A round is two products of two words, four xors and two adds.
+#: Philox-4x32 makes four words in 10 rounds. A round has two products that give two words each, four xors and two adds.
 _PHILOX_OPS = 10 * (2 * 2 + 4 + 2) // 4
 
 
@@ -189,44 +189,44 @@ def _results(op: Operation) -> int:
 
 
 def _integer_pow(op: Operation) -> OperationCounts:
-    """Count squares and multiplies (Knuth, The Art of Computer Programming, 4.6.3), plus a division if y < 0."""
+    """Count squarings and multiplies (Knuth, The Art of Computer Programming, 4.6.3), and a division if y < 0."""
     power, inverse = abs(op.params["y"]), op.params["y"] < 0
     products = max(power.bit_length() + power.bit_count() - 2, 0)
     return arithmetic(op.result, elements(op.result), (products + inverse, 0), (6 * products + 11 * inverse, 0))
 
 
 def _each(op: Operation) -> int:
-    """Return the number of operations that combine two elements: a general reduction counts its equations."""
+    """Return the number of operations that combine two elements: 1, or all equations of a general reduction."""
     return len(op.params["jaxpr"].eqns) if "jaxpr" in op.params else 1
 
 
 def _cumulated(op: Operation) -> int:
-    """Count `n - 1` operations along the axis."""
+    """Return the number of operations: `n - 1` for each row of `n` elements along the axis."""
     length = op.operand.shape[op.params["axis"]]
     return elements(op.operand) - elements(op.operand) // length if length else 0
 
 
 def _gamma(op: Operation) -> OperationCounts:
-    """Count one accepted trial of Marsaglia and Tsang's method (2000), including a normal and a uniform number."""
+    """Count an accepted trial of Marsaglia and Tsang's method (2000) for each sample, with its two random numbers."""
     samples = elements(op.result)
     return OperationCounts(14 * samples, 4 * samples, 2 * _THREEFRY_OPS * samples)
 
 
 def _random(ops_per_block: int, words: int = 1) -> Rule:
-    """Return the rule of a random generator. Each block of the generator gives `words` elements."""
+    """Return the rule of a random generator that makes `words` elements with every `ops_per_block` operations."""
     return Rule(
         "random", said=lambda op: OperationCounts(integer_ops=sum(map(elements, op.outputs)) * ops_per_block // words)
     )
 
 
 def _random_bits(op: Operation) -> OperationCounts:
-    """Count one Threefry block for each element. Other generators count as Philox."""
+    """Count one Threefry block for each element. Every generator other than Threefry counts as Philox."""
     is_threefry = "fry" in str(op.operand.dtype)
     return OperationCounts(integer_ops=elements(op.result) * (_THREEFRY_OPS + 1 if is_threefry else _PHILOX_OPS))
 
 
 def _written(index: int, combine: tuple[Pair, Pair] | None = None) -> Rule:
-    """Return the rule of an in-place update, which moves only updated bytes. Combining also reads the old values."""
+    """Return the rule of an in-place update, which moves only updated bytes. `combine` also reads the old values."""
     passes = 2 if combine is None else 3
     return Rule(
         "scatter",
@@ -246,13 +246,13 @@ def _scatter(combine: tuple[Pair, Pair] | None = None) -> Rule:
 
 
 def _combining(op: Operation) -> OperationCounts:
-    """Count one operation for each element on a single device."""
+    """Count one operation for each element that a single device holds."""
     counts = [arithmetic(aval, elements(aval)) for aval in op.inputs]
     return OperationCounts(sum(c.flops for c in counts), 0, sum(c.integer_ops for c in counts))
 
 
 def _pallas(op: Operation) -> OperationCounts | None:
-    """Return the counts that the author of the kernel declares; None if the author declares none."""
+    """Return the counts that the author of a kernel declares as `cost_estimate`; None if the author declares none."""
     if (said := op.params.get("cost_estimate")) is None:
         return None
     return OperationCounts(int(said.flops), int(said.transcendentals), 0, int(said.bytes_accessed))
@@ -263,14 +263,14 @@ _ELEMENT, _MOVED = _FUSED._replace(times=_results, of=-1), _FUSED._replace(famil
 _REDUCTION = Rule(  # `n - 1` operations for `n` elements
     "reduction", lambda op: max(elements(op.operand) - elements(op.result), 0) * _each(op), in_memory=0, in_place=True
 )
-#: Bytes of a gather: the result twice, and the indices.
+#: A gather moves the bytes of its result twice (read and written) and the bytes of its indices once.
 _TOUCHING = Rule("gather", moved=lambda op: 2 * nbytes(*op.outputs) + nbytes(*op.inputs[1:]))
 _GATHER = _TOUCHING._replace(in_memory=0, writes_memory=False, reads_part=True)
-#: Scratch: the partial results of blocks, and a copy of these if the array has several axes.
+#: The scratch memory holds the partial results of blocks, and a copy of these results if the array has several axes.
 _CUMULATIVE = Rule("cumulative", _cumulated, workspace=lambda op: (1 + (len(op.result.shape) > 1)) * nbytes(op.result))
-#: `size - 1` operations for each window of `size` elements, including padding.
+#: A window of `size` elements, including padding, counts `size - 1` operations.
 _WINDOW = Rule("window", lambda op: _results(op) * max(math.prod(op.params["window_dimensions"]) - 1, 0) * _each(op))
-#: For each window: comparisons of the elements, and one add of the source.
+#: A window counts the comparisons of its elements, and one add of an element of the source.
 _SELECTION = Rule("window", lambda op: min(map(elements, op.inputs[:2])) * math.prod(op.params["window_dimensions"]))
 
 
@@ -278,7 +278,7 @@ def _costing(rule: Rule, costs: tuple[Pair, Pair]) -> Rule:
     return rule._replace(real=costs[0], in_complex=costs[1])
 
 
-#: Names of primitives -> the rule of each.
+#: Dict from names of primitives, separated by spaces, to the rule of each of these primitives.
 _TABLE: Mapping[str, Rule] = {
     "integer_pow": _FUSED._replace(said=_integer_pow),
     # A multiply and an add for each coefficient except the highest (Horner).
@@ -323,7 +323,7 @@ _TABLE: Mapping[str, Rule] = {
     "reshard": Rule("collective"),
     "pallas_call": Rule("kernel", said=_pallas),
 }
-#: Rules by the name of the primitive.
+#: Dict from the name of a primitive to its rule.
 ARRAY_RULES: Mapping[str, Rule] = {
     **{name: rule for text, rule in _TABLE.items() for name in text.split()},
     **{

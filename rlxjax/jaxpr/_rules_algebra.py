@@ -1,8 +1,8 @@
-"""Rules of products, convolutions, Fourier transforms, sorting and linear algebra.
+"""Counting rules of products, convolutions, Fourier transforms, sorting and linear algebra.
 
-FLOP of factorisations are the leading orders in textbooks, rounded down: LAPACK Working Note 41 for direct algorithms;
-Golub and Van Loan, Matrix Computations (4th edition), for iterative algorithms. A complex multiply-add counts as four
-real multiply-adds.
+A factorisation counts the leading term of the FLOP in a textbook, rounded down: LAPACK Working Note 41 for direct
+algorithms; Golub and Van Loan, Matrix Computations (4th edition), for iterative algorithms. A complex multiply-add
+counts as four real multiply-adds.
 """
 
 import math
@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 
 from ._rules import Operation, Rule, elements, is_real_on_one_side, nbytes
 
-#: A transform of more points counts as long.
+#: A Fourier transform with more points than this number counts as long.
 _LONG = 2**13
-#: The number of channels in a vector load.
+#: The number of channels that a vector load reads.
 _VECTOR = 4
-#: The largest prime factor with special FFT code; the relative cost of a step for a larger factor; the relative cost of
-#: a step in Bluestein's algorithm (1970).
+#: The largest prime factor with special FFT code. Then two costs relative to a step of that code: a step for a larger
+#: factor, and a step of Bluestein's algorithm (1970).
 _WRITTEN_OUT, _OTHER_FACTOR, _BLUESTEIN = 5, 1.1, 3.0
 
 
@@ -25,13 +25,13 @@ def _products(op: Operation) -> int:
 
 
 def _dot(op: Operation) -> int:
-    """Return `m n k` times the batch size."""
+    """Return the number of multiply-adds: `m n k` for each matrix product of the batch."""
     (contracted, _), _ = op.params["dimension_numbers"]
     return elements(op.result) * math.prod(op.operand.shape[axis] for axis in contracted)
 
 
 def _product_reads(op: Operation) -> dict[str, int]:
-    """Return the counts of matrix products, packed elements and results. Products with a vector count separately."""
+    """Return the numbers of matrix products, operand elements and results. Products with a vector count separately."""
     (left, _), _ = op.params["dimension_numbers"]
     shared, count = math.prod(op.operand.shape[axis] for axis in left), _products(op)
     sides = [elements(aval) // max(shared * count, 1) for aval in op.inputs[:2]]
@@ -42,7 +42,7 @@ def _product_reads(op: Operation) -> dict[str, int]:
 
 
 def _reordered(op: Operation) -> list[bool]:
-    """Return for each operand whether batch axes are not first, or contracted axes lie between other axes."""
+    """Return for each operand: True if its batch axes are not first or its contracted axes lie between other axes."""
     reordered = []
     for aval, axes, batch in zip(op.inputs, *op.params["dimension_numbers"], strict=True):
         first, end = len(batch), len(aval.shape)
@@ -52,7 +52,7 @@ def _reordered(op: Operation) -> list[bool]:
 
 
 def _ragged_dot(op: Operation) -> int:
-    """Return `m n k`: each row is multiplied by the matrix of its own group only."""
+    """Return the number of multiply-adds, `m n k`: each row is multiplied only by the matrix of the row's group."""
     numbers = op.params["ragged_dot_dimension_numbers"]
     (contracted, _), _ = numbers.dot_dimension_numbers
     groups = op.inputs[2].shape[-1] if numbers.lhs_ragged_dimensions[0] in contracted else 1
@@ -60,7 +60,7 @@ def _ragged_dot(op: Operation) -> int:
 
 
 def _window(op: Operation) -> list[tuple[int, ...]]:
-    """Return a tuple for each axis: positions, taps, elements, stride, holes, dilation and leading padding."""
+    """Return for each spatial axis: sizes of result, kernel and operand; stride; both dilations; padding in front."""
     numbers, params, (operand, kernel) = op.params["dimension_numbers"], op.params, op.inputs
     specs = numbers.out_spec[2:], numbers.rhs_spec[2:], numbers.lhs_spec[2:]
     steps = params["window_strides"], params["lhs_dilation"], params["rhs_dilation"], params["padding"]
@@ -71,7 +71,7 @@ def _window(op: Operation) -> list[tuple[int, ...]]:
 
 
 def _convolution(op: Operation) -> int:
-    """Count one for each result, tap and input channel of a group, including padding but not holes."""
+    """Count a multiply-add for each result, kernel element and input channel. Padding counts, but holes do not."""
     numbers = op.params["dimension_numbers"]
     products = op.inputs[1].shape[numbers.rhs_spec[1]]
     products *= math.prod(op.result.shape[axis] for axis in numbers.out_spec[:2])
@@ -86,14 +86,14 @@ def _convolution(op: Operation) -> int:
 
 
 def _runs(op: Operation) -> int:
-    """Return the number of contiguous runs read: one for each image, group, position and row of the window."""
+    """Return the number of contiguous runs that are read: one for each image, group, position and row of the window."""
     axes, images = _window(op), op.result.shape[op.params["dimension_numbers"].out_spec[0]]
     positions, rows = math.prod(axis[0] for axis in axes), math.prod(axis[1] for axis in axes[:-1])
     return images * op.params["feature_group_count"] * positions * rows
 
 
 def _window_reads(op: Operation) -> dict[str, int]:
-    """Return the numbers of runs and of vector loads of a convolution, and the loads of windows that cross an edge."""
+    """Return the number of runs, the number of vector loads, and the number of loads of windows that cross an edge."""
     axes, channels = _window(op), op.inputs[1].shape[op.params["dimension_numbers"].rhs_spec[1]]
     runs = inside = _runs(op)
     for positions, taps, size, stride, hole, dilation, before in axes:
@@ -105,7 +105,7 @@ def _window_reads(op: Operation) -> dict[str, int]:
 
 
 def _channels_last(op: Operation) -> int:
-    """Return the bytes of arrays whose layout is not (batch, space, channels), or (space, in, out) for a kernel."""
+    """Return the bytes of arrays in a layout other than (batch, space, channels) or, for a kernel, (space, in, out)."""
     numbers, last = op.params["dimension_numbers"], len(op.result.shape) - 1
     image, kernel = (0, last, *range(1, last)), (last, last - 1, *range(last - 1))
     specs = map(tuple, (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec))
@@ -114,7 +114,7 @@ def _channels_last(op: Operation) -> int:
 
 
 def _fft(op: Operation) -> int:
-    """Return `5 n log2 n` FLOP for n complex points (Cooley and Tukey, as FFTW counts), half if one side is real."""
+    """Return the FLOP: `5 n log2 n` for n complex points (Cooley and Tukey, as in FFTW), half if one side is real."""
     points = math.prod(op.params["fft_lengths"])
     half_flops = (1 if is_real_on_one_side(op) else 2) * 5 * points
     return _points(op) // points * round(half_flops * math.log2(points) / 2) if points else 0
@@ -125,12 +125,12 @@ def _points(op: Operation) -> int:
 
 
 def _transforms(op: Operation) -> int:
-    """Return the number of transforms of the last axis."""
+    """Return the number of one-dimensional transforms along the last axis."""
     return _points(op) // max(op.params["fft_lengths"][-1], 1)
 
 
 def _fft_steps(op: Operation) -> dict[str, int]:
-    """Return the points of an FFT times the sum of its lengths' prime factors, half with real input or output."""
+    """Count an FFT's steps: the points times the sum of all lengths' prime factors; half if input or output is real."""
     steps = _points(op) * sum(map(_steps_of_a_point, op.params["fft_lengths"]))
     steps = round(steps / 2 if is_real_on_one_side(op) else steps)
     is_long = max(op.params["fft_lengths"], default=1) > _LONG
@@ -138,7 +138,7 @@ def _fft_steps(op: Operation) -> dict[str, int]:
 
 
 def _steps_of_a_point(length: int) -> float:
-    """Return the sum of a length's prime factors, or the equivalent for Bluestein's algorithm if this is smaller."""
+    """Return the steps of a point of an FFT: the sum of a length's prime factors, or less with Bluestein's method."""
     smooth_log2 = (2 * length - 1).bit_length()
     of_bluestein = _BLUESTEIN * smooth_log2 * 2**smooth_log2 / length
     total, factor = 0.0, 2
@@ -152,7 +152,7 @@ def _steps_of_a_point(length: int) -> float:
 
 
 def _matrix(flops: Callable[[Operation], int], copies: bool = False, operand: int = 0) -> Rule:
-    """Return the rule of a factorisation with the FLOP of a matrix; `copies` if the library first copies the matrix."""
+    """Return the rule of a factorisation; `flops` counts one matrix. `copies`: the library first copies the matrix."""
     return Rule(
         "linear algebra",
         lambda op: math.prod(op.inputs[operand].shape[:-2]) * flops(op),
@@ -170,14 +170,14 @@ def _lu_flops(op: Operation) -> int:
 
 
 def _householder_flops(op: Operation, n: int | None = None, k: int | None = None) -> int:
-    """Count the FLOP of k reflectors of an m by n matrix, for R or for Q; by default k = min(m, n)."""
+    """Return the FLOP of k Householder reflectors of an m by n matrix, for R or for Q; by default, k = min(m, n)."""
     m, columns = op.operand.shape[-2:]
     n, count = n or columns, min(m, columns) if k is None else k
     return (12 * m * n * count - 6 * (m + n) * count**2 + 4 * count**3) // 3
 
 
 def _svd_flops(op: Operation) -> int:
-    """Return the FLOP of Golub and Reinsch's algorithm (Golub and Van Loan, figure 8.6.1)."""
+    """Return the FLOP of an SVD by Golub and Reinsch's algorithm (Golub and Van Loan, figure 8.6.1)."""
     n, m = sorted(op.operand.shape[-2:])
     if not op.params.get("compute_uv", True):
         return (12 * m * n**2 - 4 * n**3) // 3
@@ -187,7 +187,7 @@ def _svd_flops(op: Operation) -> int:
 
 
 def _eig_flops(op: Operation) -> int:
-    """Return 25 n**3 FLOP with eigenvectors, 10 n**3 without (Golub and Van Loan, 7.5.6)."""
+    """Return the FLOP: 25 n**3 with eigenvectors, 10 n**3 without eigenvectors (Golub and Van Loan, 7.5.6)."""
     vectors = op.params.get("compute_left_eigenvectors") or op.params.get("compute_right_eigenvectors")
     return (25 if vectors else 10) * op.operand.shape[-1] ** 3
 
@@ -199,9 +199,9 @@ def _ormqr_flops(op: Operation) -> int:
 
 
 _PRODUCT = Rule("matmul", _dot, (2, 0), (8, 0))
-#: `n max(1, ceil(log2 k))` comparisons, for a heap of k elements.
+#: A heap of the k largest of n elements takes `n max(1, ceil(log2 k))` comparisons.
 _TOP_K = Rule("sort", lambda op: elements(op.operand) * max((max(op.params["k"], 1) - 1).bit_length(), 1))
-#: Rules by the name of the primitive.
+#: Dict from the name of a primitive to its rule.
 RULES: Mapping[str, Rule] = {
     "dot_general": _PRODUCT._replace(reorders=_reordered, pieces=_products, also=_product_reads),
     "scaled_dot": _PRODUCT,

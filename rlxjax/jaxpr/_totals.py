@@ -1,4 +1,4 @@
-"""Totals over the equations of a jaxpr, with the trip counts of its loops."""
+"""Sums of counts over the equations of a jaxpr. The counts of a loop are multiplied by its trip count."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,15 +10,15 @@ from ._kernels import kernel_bytes
 from ._rules import OperationCounts
 
 NONE = OperationCounts(bytes=0, launches=0)
-#: Trip counts that the user gives: by source line, or in order of appearance.
+#: The trip counts that the user gives: a mapping from source line to trip count, or a sequence in order of appearance.
 TripCounts = Mapping[str, int | None] | Sequence[int | None]
-#: Keys of single counts. Other keys are (word, name, position of the count).
+#: Keys of `Totals.work` that have a single count. Other keys are (word, name, position in the name's list of counts).
 SYNC_POINTS, FUSED_BYTES, CYCLES = ("sync points", "", 0), ("fused bytes", "", 0), ("cycles", "", 0)
-#: Cycles of matrix products, and of other kernels with special code.
+#: Key of the estimated cycles of matrix products, and of other kernels that a TPU implements with special code.
 OWN_CYCLES = ("own cycles", "", 0)
-#: Loop iterations, and choices of a branch.
+#: Key of the number of loop iterations plus the number of times that a conditional picks a branch.
 TRIPS = ("trips", "", 0)
-#: First words of the keys of exchanges, of products by kind, and of custom kernels (whose authors declare the counts).
+#: First words of other keys: of exchanges, of kinds of matrix products, and of custom kernels with declared counts.
 EXCHANGE, PRODUCT, CUSTOM = "exchange", "product", "custom"
 
 
@@ -26,9 +26,9 @@ class UnknownLoop(NamedTuple):
     """A `while_loop` whose trip count depends on data.
 
     Attributes:
-        line: source line of the loop.
+        line: source line of the loop, such as `file.py:12`.
         starts: number of times that the loop starts; None if the loop is inside another unknown loop.
-        per_trip: counts of one iteration (body and condition), without unknown loops inside the body.
+        per_trip: counts of one iteration (body and condition), without the iterations of unknown loops inside it.
     """
 
     line: str
@@ -37,11 +37,11 @@ class UnknownLoop(NamedTuple):
 
 
 class BranchSpread(NamedTuple):
-    """A `cond` or `switch`, which counts as its most expensive branch.
+    """A `cond` or `switch`. Of its branches, only the most expensive branch counts in the totals.
 
     Attributes:
-        line: source line of the conditional.
-        least: counts of the cheapest branch; branches are compared by FLOP, then by bytes.
+        line: source line of the conditional, such as `file.py:12`.
+        least: counts of the cheapest branch: the branch with the least FLOP or, at equal FLOP, the least bytes.
         most: counts of the most expensive branch.
     """
 
@@ -51,7 +51,7 @@ class BranchSpread(NamedTuple):
 
 
 class Trips:
-    """The trip counts that the user gives, and a record of the loops that asked for a trip count."""
+    """The trip counts that the user gives, and a record of every loop with its trip count."""
 
     def __init__(self, trip_counts: TripCounts | None) -> None:
         self._is_in_order = isinstance(trip_counts, Sequence) and not isinstance(trip_counts, str)
@@ -59,25 +59,25 @@ class Trips:
             raise ValueError(f"trip_counts: expected a mapping by line or a sequence of integers, got {trip_counts!r}")
         given: Any = dict(enumerate(trip_counts or ())) if self._is_in_order else trip_counts or {}
         self._given = {key: n if n is None else as_index(n, "trip_counts") for key, n in given.items()}
-        #: (line, trip count) of the loops that asked for a trip count, and of the loops with a known trip count.
+        #: Pairs (source line, trip count): of the loops that need the user's trip count, and of all other loops.
         self._asked: list[tuple[str, int | None]] = []
         self.read: list[tuple[str, int | None]] = []
 
     def next(self, line: str) -> int | None:
-        """Return the trip count of the next loop; None if the user gives no count."""
+        """Return the user's trip count for the next loop of unknown length; None if the user gives no count."""
         trips = self._given.get(len(self._asked) if self._is_in_order else line)
         self._asked.append((line, trips))
         return trips
 
     def by_line(self) -> dict[str, int]:
-        """Return the trip count of each line whose loops all have the same trip count."""
+        """Return a dict from source line to trip count, for lines whose loops all have the same known trip count."""
         found: dict[str, set[int | None]] = {}
         for line, trips in (*self.read, *self._asked):
             found.setdefault(line, set()).add(trips)
         return {line: trips for line, (trips, *others) in found.items() if trips is not None and not others}
 
     def check_used(self) -> None:
-        """Raise a `ValueError` if a given count matches no loop, or if a sequence has too few counts."""
+        """Raise a `ValueError` if one of the user's counts matches no loop, or if the user's sequence is too short."""
         lines = [line for line, _ in self._asked]
         if self._is_in_order and len(self._given) != len(lines):
             where = f" ({', '.join(lines)})" if lines else ""
@@ -88,20 +88,20 @@ class Trips:
 
 
 class Totals:
-    """Totals of one run of a jaxpr, or of one run of a computation in a compiled program."""
+    """The sums of the counts of one run of a jaxpr, or of one run of a computation in a compiled program."""
 
     def __init__(self) -> None:
         self.work: Counter[Any] = Counter()
-        #: For a compiled program: counts of kernels, and commands of a GPU's host.
+        #: For a compiled program: the counts of its kernels, and the number of each kind of command of a GPU's host.
         self.kernels: Counter[Any] = Counter()
         self.commands: Counter[str] = Counter()
-        #: Coverage by rules: equations and loop bodies count once, bytes count each time that they move.
+        #: How much of the work has a rule. An equation in a loop counts once, but its bytes count in each iteration.
         self.equations = self.static_ops = self.all_bytes = self.counted_bytes = 0
         self.uncosted: Counter[str] = Counter()
-        #: The number of starts of each unknown loop; None inside another unknown loop.
+        #: How often each unknown loop starts, by the loop's number; None if unknown, for example inside such a loop.
         self.loop_starts: dict[int, int | None] = {}
         self.spreads: dict[str, BranchSpread] = {}
-        #: Bytes of used arguments and constants, and of other memory at the peak.
+        #: The bytes of the arguments and constants that are used, and the peak bytes of all other memory.
         self.argument_bytes = self.temp_bytes = 0
 
     def rows(self, of: str) -> dict[str, OperationCounts]:
@@ -131,7 +131,7 @@ class Totals:
                 own[key] += times * count
 
     def meet(self, other: "Totals", times: int | None) -> None:
-        """Add the coverage of a part that runs `times` times; None, an unknown number, counts as one time."""
+        """Add the coverage, not the work, of a part that runs `times` times. None (unknown) counts as one time."""
         for number, starts in other.loop_starts.items():
             self.loop_starts[number] = 0 if times == 0 else starts and times and starts * times
         self.spreads.update(other.spreads)
@@ -143,7 +143,7 @@ class Totals:
         self.uncosted.update(other.uncosted)
 
     def add_loop(self, test: "Totals", turn: "Totals", trips: int | None, line: str, number: int) -> UnknownLoop:
-        """Add a loop, and return the counts of an iteration. An unknown loop adds only its first condition."""
+        """Add a loop, and return the counts of an iteration. If `trips` is None, add only the first condition."""
         self.add(test, 1 + (trips or 0))
         if trips is None:
             self.meet(turn, None)

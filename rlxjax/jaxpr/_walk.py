@@ -1,4 +1,4 @@
-"""The walk over a jaxpr: count each equation that does work, including calls, and multiply loops by trip counts."""
+"""Walk over a jaxpr, called jaxprs included, and count each equation that does work; loops count all iterations."""
 
 import math
 from collections import Counter
@@ -28,15 +28,15 @@ from ._primitives import (
 from ._rules import CALLBACK, Operation, OperationCounts, Rule, elements, nbytes
 from ._totals import CUSTOM, FUSED_BYTES, NONE, SYNC_POINTS, TRIPS, Totals, Trips, UnknownLoop
 
-#: The most equations after calls are inlined. A call beyond this limit is a single step, which bounds nested calls.
+#: Calls are inlined up to this number of equations in total. A call that would exceed the limit remains a single step.
 _MOST_INLINED = 100_000
 _UNCOSTED = Rule("uncosted", said=lambda op: None)
-#: The rule of a step that contains other steps, and the rule of a copy into another memory layout.
+#: The rule of a step that contains other steps (such as a loop), and the rule of a copy into another memory layout.
 _INNER, _REORDERED = Rule("", in_place=True), Rule("movement")
 
 
 class _Placed(NamedTuple):
-    """An equation, the buffers or literals that the equation reads, the buffers it writes, and its caller's line."""
+    """An equation, its caller's line, the buffers or literals that it reads, and the buffers that it writes."""
 
     equation: Any
     caller: str
@@ -45,23 +45,23 @@ class _Placed(NamedTuple):
 
 
 class _Flat:
-    """A jaxpr with inlined calls: equations that read and write numbered buffers."""
+    """A jaxpr whose calls are inlined: equations that read and write buffers, which are arrays identified by number."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
         self.placed: list[_Placed] = []
         self.constants: dict[int, int] = {}
-        #: Buffers computed from literals only; these need no memory.
+        #: Buffers that are computed from literals only. These buffers need no memory.
         self.constant: set[int] = set()
-        #: The rule of the equation that makes each buffer; a fused result can have any memory layout.
+        #: For each buffer: the rule of the equation that computes it. A fused result can have any memory layout.
         self.makers: dict[int, Rule] = {}
-        #: Buffers that are read in another shape: no elementwise result reuses their memory.
+        #: Buffers that are also read in another shape. No elementwise result reuses the memory of these buffers.
         self.reshaped: set[int] = set()
-        #: Copies of arguments in another memory layout.
+        #: For an argument that is read in another memory layout: the buffer of a copy in that layout.
         self.copies: dict[int, int] = {}
-        #: The numbers in buffers of a single element, if these are known before the program runs.
+        #: For a buffer of a single element: the number in the buffer, if it is known before the program runs.
         self.known: dict[int, Number] = {}
-        #: The number of equations that move nothing.
+        #: The number of equations that move no data, such as reshapes.
         self.free_equations = 0
 
     def new(self, size_bytes: int) -> int:
@@ -79,7 +79,7 @@ class _Flat:
 
 
 class Walk:
-    """One walk over a traced function, with the trip counts of its loops and the values of captured arrays."""
+    """A walk over the jaxpr of a function, with the user's trip counts and with the values of captured arrays."""
 
     def __init__(self, trips: Trips, constants: dict[Any, Any]) -> None:
         self.loops: list[UnknownLoop] = []
@@ -97,7 +97,7 @@ class Walk:
         return self._totals[key]
 
     def _size(self, jaxpr: Any) -> tuple[int, bool]:
-        """Return the number of equations of a jaxpr with inlined calls, and whether the jaxpr has a `while`."""
+        """Return the number of equations in a jaxpr after its calls are inlined, and whether it contains a `while`."""
         if id(jaxpr) not in self._sizes:
             size, has_while = len(jaxpr.eqns), False
             for equation in jaxpr.eqns:
@@ -118,7 +118,7 @@ class Walk:
         return self._implementations[id(equation)]
 
     def _called(self, equation: Any, operands: Sequence[Any]) -> tuple[Any, Sequence[Any]] | None:
-        """Return the jaxpr that an equation calls, and its arguments; None if the equation is no call."""
+        """Return the jaxpr that an equation calls, and that jaxpr's operands; None if the equation is not a call."""
         if equation.primitive.name in CALLS:
             return called_jaxpr(equation, operands)
         implemented = self._implementation(equation)
@@ -151,7 +151,7 @@ class Walk:
         return totals
 
     def _place(self, jaxpr: Any, operands: Sequence[Any], flat: _Flat, caller: str) -> list[Any]:
-        """Place the equations of a jaxpr between buffers, and return the buffers of the results."""
+        """Add a jaxpr's equations to `flat`, with the buffers that they read and write. Return the results' buffers."""
         held: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
         held.update((var, flat.held_constant(self._constants.get(var, var), var.aval)) for var in jaxpr.constvars)
 
@@ -190,7 +190,7 @@ class Walk:
         return [at(var) for var in jaxpr.outvars]
 
     def _step(self, placed: _Placed, flat: _Flat, totals: Totals) -> Step:
-        """Add the counts of an equation to the totals, and return the equation as a step between buffers."""
+        """Add an equation's counts to the totals, and return the equation as a `Step` that reads and writes buffers."""
         equation, caller, reads, writes = placed
         name, line = equation.primitive.name, source_line(equation, caller)
         buffers = tuple(buffer for buffer in reads if isinstance(buffer, int))
@@ -242,7 +242,7 @@ class Walk:
         return Step(equation, rule, buffers, writes, needs, traffic_bytes, workspace, work, tuple(hows))
 
     def _inside(self, equation: Any, line: str, known: Sequence[Number]) -> Totals:
-        """Return the totals of a loop, a conditional or a large call, with the temporaries' memory."""
+        """Return the totals of a loop, a conditional or a call that is not inlined, with its temporaries' memory."""
         name, params = equation.primitive.name, equation.params
         written = nbytes(*(var.aval for var in equation.outvars))
         result = Totals()
@@ -297,7 +297,7 @@ class Walk:
         mark_looped(result.work)
 
     def _told_trips(self, params: Mapping[str, Any], known: Sequence[Number]) -> int | None:
-        """Return the trip count of a `while` whose test depends on known numbers only; else None."""
+        """Return the trip count of a `while` if its condition depends on known numbers only; else None."""
         flat, of_test = _Flat(), params["cond_nconsts"]
         operands = [flat.new(0) for _ in known]
         carried = of_test + params["body_nconsts"]
@@ -338,7 +338,7 @@ class Walk:
 
 
 def _used(placed: Sequence[_Placed], outputs: Iterable[int]) -> list[_Placed]:
-    """Return the equations whose results are used, or that have an effect."""
+    """Return the equations whose results the outputs need, and the equations that have a side effect."""
     needed, used = set(outputs), []
     for each in reversed(placed):
         effects = any(type(effect).__name__ != "NamedAxisEffect" for effect in each.equation.effects)

@@ -1,4 +1,4 @@
-"""Counts of a program that XLA compiled: kernels, bytes and exchanges, read from XLA's text for a CPU, TPU or GPU."""
+"""Count the kernels, bytes and exchanges of a program that XLA compiled for a CPU, TPU or GPU, from XLA's text."""
 
 import re
 from collections import Counter
@@ -15,9 +15,9 @@ from ._totals import CYCLES, EXCHANGE, OWN_CYCLES, PRODUCT, Totals, UnknownLoop
 from ._xla_kernels import GpuProgram, add_kernels, end_row, products_of, unknown_targets
 from ._xla_text import COLLECTIVES, ENDS, NOTHING, TRANSFERS, Computation, Instruction, computations, frame_lines
 
-#: Operations that a TPU's compiler implements with special code.
+#: Opcodes that a TPU's compiler implements with special code.
 _OWN = names("reduce-window select-and-scatter sort scatter gather rng-bit-generator fft cholesky triangular-solve")
-#: Custom calls that only give another view of memory.
+#: Targets of custom calls that compute nothing and only give another view of memory.
 _VIEWS = ("ConcatBitcast", "AllocateBuffer")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)')
 _KIND = re.compile(r"\bkind=k(\w+)")
@@ -29,25 +29,25 @@ _DIRECTION = re.compile(r"\bdirection=(\w+)")
 _INTEGERS = {"pred": np.dtype(bool)} | {
     f"{'su'[kind == 'u']}{8 * size}": np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)
 }
-#: The primitive for each opcode that may act on a loop counter; the attribute `direction` names comparisons.
+#: Dict from an opcode that may act on a loop counter to a primitive. Comparisons are named by their `direction`.
 _SCALARS = dict.fromkeys(("copy", "bitcast", "convert", "copy-done", "copy-start", "reshape"), "copy") | {"add": "add"}
 
 
 class CompiledProgram:
-    """The counts of a compiled program. `trips` holds trip counts by source line for loops whose text states none."""
+    """The counts of a compiled program. `trips` maps source lines to trip counts, for loops whose text states none."""
 
     def __init__(self, text: str, trips: Mapping[str, int], platform: str = "cpu", devices: int = 1) -> None:
-        #: Loops with unknown trip counts, and the number of loops except loops with a single iteration.
+        #: The loops with unknown trip counts; and the number of loops, without the loops that run a single iteration.
         self.unknown_loops: list[UnknownLoop] = []
         self.loops = 0
-        #: Targets of custom calls, in order, and kinds of kernels for which XLA estimates no cycles.
+        #: The targets of custom calls, in order; and the kinds of kernels for which XLA estimates no cycles.
         self.custom_calls: dict[str, None] = {}
         self.no_cycles: dict[str, None] = {}
         self._trips, self._platform, self._devices = trips, platform, devices
         try:
             self._computations, name = computations(text)
             self._lines = frame_lines(text)
-            #: Launches and bytes by kind of instruction and by the user's source line.
+            #: The program's totals: launches and bytes by kind of instruction, and again by the user's source line.
             self.totals = self._count(name)
             entry = self._computations[name]
             results = len(entry.instructions[entry.root].arrays)
@@ -56,17 +56,17 @@ class CompiledProgram:
                 f"compiled program: XLA's text is not written as expected ({type(error).__name__}: {error})"
             ) from None
         self.cycles, self.own_cycles = self.totals.work[CYCLES], self.totals.work[OWN_CYCLES]
-        #: Collectives by name: launches, and the bytes that one device reads and writes.
+        #: For each name of a collective: the number of launches, and the bytes that a single device reads and writes.
         self.collectives = {name: row for name, row in self.totals.rows("family").items() if name in COLLECTIVES}
-        #: The same collectives, with the devices that take part and the work that overlaps.
+        #: The same collectives as `Exchange`s, which say which devices take part and which work overlaps.
         self.exchanges = tuple(
             name._replace(times=times) for (what, name, _), times in self.totals.work.items() if what == EXCHANGE
         )
-        #: Floating-point operations of matrix products and convolutions by their kind.
+        #: Floating-point operations of matrix products and convolutions, by kind of product (see `PRODUCT_KINDS`).
         self.products = {name: flop for (what, name, _), flop in self.totals.work.items() if what == PRODUCT}
         starts = self.totals.loop_starts
         self.unknown_loops = [loop._replace(starts=starts.get(i, 0)) for i, loop in enumerate(self.unknown_loops)]
-        #: Kernels and launches of one call. On a TPU, only kernels without an estimate of cycles.
+        #: Kernels and launches of one call. On a TPU, kernels whose time follows from estimated cycles are left out.
         self.gpu = GpuProgram(
             len(entry.parameters),
             results,
@@ -77,7 +77,7 @@ class CompiledProgram:
         )
 
     def _count(self, name: str, added_to: Totals | None = None) -> Totals:
-        """Return the counts of one run of a computation."""
+        """Return the totals of one run of a computation. If `added_to` is given, add the counts to these totals."""
         computation, totals = self._computations[name], added_to or Totals()
         begun: dict[str, tuple[Exchange, list[int]]] = {}
         for instruction in computation.instructions.values():
@@ -100,7 +100,7 @@ class CompiledProgram:
         totals: Totals,
         begun: dict[str, tuple[Exchange, list[int]]],
     ) -> None:
-        """Record an exchange. Work between the first and last instruction of its channel overlaps with the exchange."""
+        """Record the start or end of an exchange. The work that is counted in between overlaps with the exchange."""
         if instruction.opcode.endswith(ENDS):
             names = [name for name in instruction.operands if name in begun]
             if names and instruction.opcode.endswith("-update"):  # the `-done` refers to its `-update`
@@ -121,7 +121,7 @@ class CompiledProgram:
             begun[name] = begun[name][0], begun[name][1][:3] + [*self._done(totals)]
 
     def _done(self, totals: Totals) -> tuple[int, int, int]:
-        """Return the cycles, bytes and FLOP that are counted up to this point."""
+        """Return three counts up to here: `OWN_CYCLES`, the bytes of kernels without collectives, FLOP of products."""
         flop = sum(count for (what, *_), count in totals.work.items() if what == PRODUCT)
         rows = totals.rows("family").items()
         return totals.work[OWN_CYCLES], sum(row.bytes or 0 for name, row in rows if name not in COLLECTIVES), flop
@@ -187,7 +187,7 @@ class CompiledProgram:
             totals.add_kernels(test, 1)
 
     def _told_trips(self, loop: Instruction, outside: Computation) -> int | None:
-        """Return the trip count of a `while` that compares a counter with a constant; None for other loops."""
+        """Return the trip count of a `while` if it follows from constants in the text, else None."""
         known: dict[Hashable, Number] = {}
         moves: dict[Hashable, Hashable] = {}
         sides: list[list[Scalar]] = []
@@ -216,7 +216,7 @@ class CompiledProgram:
         return turns(sides[0], sides[1], (1, inside[0].root), moves, known)
 
     def _family(self, instruction: Instruction) -> str:
-        """Return a custom call's target, a fusion's code generator, or the opcode of another instruction."""
+        """Return the name of an instruction's row in `by_family`: from its target, kind of fusion, or opcode."""
         opcode, attributes = instruction.opcode, instruction.attributes
         if target := instruction.target:
             if target in _VIEWS:
@@ -231,21 +231,21 @@ class CompiledProgram:
 
 
 def _is_scalar(instruction: Instruction, computation: Computation) -> bool:
-    """Whether an instruction works only on single numbers, such as a loop counter. A TPU runs no kernel for these."""
+    """Whether all operands and results are single numbers, such as a loop counter. A TPU then launches no kernel."""
     if instruction.opcode in ("fusion", "custom-call") or instruction.opcode.removesuffix("-start") in COLLECTIVES:
         return False
     return all(value.bytes <= 8 for value in (instruction, *computation.operands(instruction)))
 
 
 def gpu_program(text: str, trips: Mapping[str, int] | None = None) -> GpuProgram:
-    """Return the launches and kernels of a program compiled for a GPU, read from its text.
+    """Return the kernels and launches of a program that was compiled for a GPU, read from the program's text.
 
     Args:
-        text: the result of `jax.stages.Compiled.as_text`.
-        trips: trip counts by source line, for loops whose text states none. Loops without a count run once.
+        text: the text of the program, as `jax.stages.Compiled.as_text` returns it.
+        trips: trip counts by source line, for loops whose text states no count. A loop without any count runs once.
 
     Raises:
-        ValueError: the text has an unknown form.
+        ValueError: the text cannot be parsed.
 
     Examples:
         >>> text = '''
@@ -265,10 +265,10 @@ def gpu_program(text: str, trips: Mapping[str, int] | None = None) -> GpuProgram
 
 
 def compiled_kernels(text: str, trips: Mapping[str, int] | None = None) -> Kernels:
-    """Return the kernels of a program compiled for a CPU or GPU; the arguments are those of `gpu_program`.
+    """Return the kernels of a program that was compiled for a CPU or GPU; the arguments are those of `gpu_program`.
 
     Raises:
-        ValueError: the text has an unknown form.
+        ValueError: the text cannot be parsed.
 
     Examples:
         >>> import jax, jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Kernels of a compiled program, counted by the rules of jaxpr equations, and the launches of a GPU's host."""
+"""Count the kernels of a compiled program by the rules of JAX primitives, and the launches of a GPU's host."""
 
 import dataclasses
 import math
@@ -18,14 +18,14 @@ from ._rules import Operation, OperationCounts, elements
 from ._totals import Totals
 from ._xla_text import NOTHING, Array, Computation, Instruction, fused_in
 
-#: The least number of consecutive commands that XLA groups into a CUDA graph.
+#: XLA groups consecutive commands into a CUDA graph if there are at least this many commands.
 GRAPH_COMMANDS = 5
-#: The most samples of an FFT that one pass over memory transforms.
+#: The largest length of an FFT that needs only a single pass over memory.
 PASS_SAMPLES = 2**13
-#: Kernels of a radix sort for each byte of a key, and kernels before the first byte.
+#: Number of kernels of a radix sort for each byte of a key, and number of kernels before the first byte.
 DIGIT_KERNELS, COUNTING_KERNELS = 2, 2
 #: If a GPU is present, XLA calls a library's radix sort above these thresholds (XLA's own timings on an H100). By bytes
-#: of a key: length of a single row; length of several rows; number of rows of length 2**17 (more if rows are shorter).
+#: of a key: length of a single row; length of each of several rows; number of rows of length 2**17 (more if shorter).
 SORTED_BY_DIGITS = {1: (0, 1300, 4), 2: (2**9, 2**12, 10), 4: (22_000, 2**13, 26), 8: (2**17, 2**14, 55)}
 
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
@@ -40,11 +40,11 @@ _SLICES = re.compile(r"\bslice_sizes=\{([\d,]*)\}")
 
 
 def _pairs(text: str) -> dict[str, str]:
-    """Return a mapping from a text of `name=other` pairs."""
+    """Return the dict that a text of `name=other` pairs describes."""
     return {name: other for name, _, other in (pair.partition("=") for pair in text.split())}
 
 
-#: Names of primitives by opcode, if the names differ, and by parts of the targets of custom calls.
+#: Dicts to names of primitives: from opcodes (if the names differ), and from parts of the targets of custom calls.
 _PRIMITIVES = _pairs(
     "exponential=exp exponential-minus-one=expm1 log-plus-one=log1p sine=sin cosine=cos power=pow negate=neg "
     "subtract=sub multiply=mul divide=div remainder=rem maximum=max minimum=min compare=eq select=select_n "
@@ -58,12 +58,12 @@ _LIBRARY = _pairs(
     "orgqr=householder_product ungqr=householder_product ormqr=ormqr unmqr=ormqr syev=eigh heev=eigh geev=eig "
     "gesvd=svd gesdd=svd cudnn$conv=conv_general_dilated cublas=dot_general"
 )
-#: Kinds of products, each with its own peak rate, and the operations that count as products.
+#: Kinds of matrix products (a device has a peak rate for each kind), and the operations that count as products.
 PRODUCT_KINDS = ("byte", "half", "float32", "high", "exact", "float64")
 PRODUCT_OPERATIONS = ("dot_general", EXACT, "product_with_vector", "conv_general_dilated")
-#: A fused kernel takes the name of the first of these families that it contains.
+#: A fused kernel belongs to the first of these families that any of its operations belongs to.
 _NAMING = ("matmul", "convolution", "fft", "sort", "linear algebra", "scatter", "reduction", "window")
-#: Names of reductions by the opcode that combines two elements.
+#: Dict from the opcode that combines two elements to the end of a reduction's name, such as `sum` in `reduce_sum`.
 _COMBINED = _pairs("add=sum maximum=max minimum=min multiply=prod and=and or=or")
 
 
@@ -75,16 +75,16 @@ class GpuProgram:
     Attributes:
         arguments: number of argument arrays.
         results: number of result arrays.
-        kernels: kernels that a call launches. Kernels in loops count once per iteration.
-        copies: number of kernels that are copies outside compiled kernels, or steps of a library's sort.
+        kernels: the kernels that a call launches. A kernel in a loop counts once for each iteration.
+        copies: number of kernels that are copies outside compiled kernels, or that are steps of a library's sort.
         calls: number of kernels that are library calls (cuBLAS, cuDNN, cuSOLVER).
-        convolutions: number of library calls that are cuDNN calls.
-        graphs: number of launches of CUDA graphs.
-        grouped: number of kernels that CUDA graphs launch.
+        convolutions: number of library calls that go to cuDNN.
+        graphs: number of times that a CUDA graph is launched.
+        grouped: number of kernels that are launched as part of a CUDA graph.
         forks: number of kernels outside CUDA graphs that run on a second stream, at the same time as later kernels.
-        readbacks: number of values that the host waits for: conditions of branches and of loops of unknown length.
-        unknown_loops: number of loops with unknown trip counts; each counts as one iteration.
-        unknown: targets of custom calls without a rule, in order; only the results of these calls count.
+        readbacks: number of values that the host reads back: conditions of branches and of loops of unknown length.
+        unknown_loops: number of loops with unknown trip counts. Each of these loops counts as one iteration.
+        unknown: targets of the custom calls that have no rule, in order. Of these calls, only the results count.
     """
 
     arguments: int
@@ -102,17 +102,17 @@ class GpuProgram:
 
     @property
     def launches(self) -> int:
-        """The number of launched kernels, including kernels in CUDA graphs."""
+        """The number of kernels that a call launches, including the kernels in CUDA graphs."""
         return int(self.kernels.launches.sum())
 
 
 def unknown_targets(targets: Iterable[str]) -> tuple[str, ...]:
-    """Return the targets of custom calls without a rule. `register_rule` takes a target as a name."""
+    """Return the targets that have no rule. `register_rule` accepts such a target as the name of a primitive."""
     return tuple(target for target in targets if _library(target) not in RULES)
 
 
 def _library(target: str) -> str:
-    """Return the name of a custom call's rule, or the target if no rule is known."""
+    """Return the primitive whose rule counts a custom call with this target; the target itself if none is known."""
     return next((name for part, name in _LIBRARY.items() if part in target), target)
 
 
@@ -123,7 +123,7 @@ def add_kernels(
     totals: Totals,
     platform: str,
 ) -> None:
-    """Add the kernels of an instruction, and the commands of a GPU's host, to the totals."""
+    """Add the kernels of an instruction, and the commands that a GPU's host sends for them, to the totals."""
     called, target, commands = instruction.called, instruction.target, totals.commands
     fused = computations[called["calls"]] if "calls" in called else None
     read, written = computation.moved(instruction, fused)
@@ -177,7 +177,7 @@ def add_kernels(
 def _bytes_by_digits(
     sort: Instruction, inside: Computation, computations: Mapping[str, Computation], is_pair: bool
 ) -> int:
-    """Return the bytes of keys and values in one pass of a library's sort; 0 if XLA calls no library."""
+    """Return the bytes of keys and values that each pass of a library's sort reads; 0 if XLA calls no library."""
     # Indices that XLA adds to keep the order of equal keys do not count.
     arrays, is_numbered = [each.arrays[0] for each in inside.operands(sort)], inside.operands(sort)[-1].opcode == "iota"
     keys, *values = arrays[: len(arrays) - (is_numbered and len(arrays) > 1 + is_pair)]
@@ -199,7 +199,7 @@ def _bytes_by_digits(
 
 
 def end_row(commands: Counter[str]) -> None:
-    """Count the consecutive commands as a CUDA graph, if there are enough commands."""
+    """End a row of consecutive commands, and count the row as a CUDA graph if it is long enough."""
     row, forks = commands.pop("row", 0), commands.pop("row forks", 0)
     # Joining a second stream takes one more command.
     graph = {"graphs": 1, "grouped": row} if row + forks >= GRAPH_COMMANDS else {"forks": forks}
@@ -211,14 +211,14 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _aval(array: Array) -> jax.ShapeDtypeStruct:
-    """Return the shape and dtype of an array. Narrow floats become 16 bits and narrow integers 8 bits."""
+    """Return an array's shape and dtype. Narrow floats are widened to 16 bits, and narrow integers to 8 bits."""
     letter, size = array.kind[0], array.bits // 8
     least = {"s": f"i{max(size, 1)}", "u": f"u{max(size, 1)}", "f": f"f{max(size, 2)}", "p": "bool", "b": "bfloat16"}
     return jax.ShapeDtypeStruct(array.sizes, jnp.dtype(least.get(letter, f"{letter}{size}")))
 
 
 def _work(instruction: Instruction, computation: Computation, computations: Mapping[str, Computation]) -> Work:
-    """Return the work of an instruction, from the rule of the primitive with the same meaning."""
+    """Return the work of an instruction, by the rule of the JAX primitive that computes the same."""
     opcode, target = instruction.opcode.removesuffix("-start"), instruction.target
     name = _PRIMITIVES.get(opcode, opcode.replace("-", "_"))
     if target:
@@ -293,7 +293,7 @@ def products_of(
 
 
 def _met_share(attributes: str, operand: tuple[int, ...], result: tuple[int, ...]) -> float:
-    """Return the share of a convolution's multiplications that read elements, not padding or holes."""
+    """Return the share of a convolution's multiplications that read an element instead of padding or a hole."""
     # Compilers write batched products as convolutions, in which most multiplications read padding or holes.
     window, labels = _WHOLE_WINDOW.search(attributes), _LABELS.search(attributes)
     if window is None or labels is None:

@@ -1,4 +1,4 @@
-"""A parser of XLA's text of a compiled program: computations, instructions, array types, source lines."""
+"""Parse the text that XLA prints of a compiled program: computations, instructions, array types and source lines."""
 
 import functools
 import math
@@ -12,25 +12,25 @@ from rlxjax._tracing import PACKAGE
 
 from ._rules import names
 
-#: Opcodes that only name, group or order values.
+#: Opcodes of instructions that compute nothing: they only name, group or order values.
 NOTHING = names(
     "parameter constant tuple get-tuple-element bitcast after-all add-dependency opt-barrier domain partition-id "
     "replica-id"
 )
-#: Suffixes of opcodes that continue or end an asynchronous instruction.
+#: Suffixes of the opcodes of instructions that continue or end an asynchronous operation.
 ENDS = ("-done", "-update")
-#: Copies that run at the same time as the next kernels. The copies move bytes but launch no kernel.
+#: Opcodes that start a copy. The copy runs at the same time as the next kernels. It moves bytes but launches no kernel.
 TRANSFERS = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
-#: Opcodes of collectives: devices exchange data.
+#: Opcodes of collectives, the instructions that exchange data between devices.
 COLLECTIVES = names(
     "all-reduce all-gather all-to-all ragged-all-to-all reduce-scatter collective-permute collective-broadcast send "
     "recv"
 )
-#: Opcodes with one result element for each element read. A fusion computes only the elements that are used.
+#: Opcodes that compute each result element from one operand element. A fusion computes only the elements that are used.
 _EACH = names("bitcast convert copy transpose reshape reverse")
-#: Opcodes that read only as many bytes of their first operand as the result has.
+#: Opcodes that read only a part of their first operand: as many bytes as the result has.
 _PARTS = ("slice", "dynamic-slice", "gather")
-#: Opcodes that update part of their first operand in place, with the position of the operand that holds the update.
+#: Dict from opcodes that update a part of their first operand in place to the position of the new values' operand.
 _CHANGES = {"dynamic-update-slice": 1, "scatter": 2}
 
 _NAME = re.compile(r"%([\w.\-]+)")
@@ -42,15 +42,15 @@ _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _HEAD = re.compile(r"(ENTRY )?%([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"  (ROOT )?%([\w.\-]+) = (.*)$")
 _OPCODE = re.compile(r" ?([a-z][a-z0-9\-]*)\(")
-#: An array type. A layout such as `{1,0:T(8,128)S(1)}` puts the array outside of the device's main memory.
+#: An array type. A layout with `S(1)` or more, such as `{1,0:T(8,128)S(1)}`, means that it is not in main memory.
 _ARRAY = re.compile(r"([a-z]+[0-9]*)\w*\[([\d,<=]*)\](\{[^{}]*S\([1-9]\d*\)[^{}]*\})?")
-#: The files of this package that lower and compile. The callers of these files do not belong to the user's function.
+#: Files of rlxjax that lower and compile the user's function. The callers of these files are not part of the function.
 _LOWERING = ("_tracing.py", "_function_profile.py", "_compile.py", "_child.py")
 _FIELD, _PARENTHESIS = re.compile(r"(\w+)=(\d+)"), re.compile(r"[()]")
 
 
 class Array(NamedTuple):
-    """An array type: the kind of its numbers, its shape, and whether the array lies outside of main memory."""
+    """An array type: the kind of number (such as f32), the shape, and whether the array is outside of main memory."""
 
     kind: str
     sizes: tuple[int, ...]
@@ -79,7 +79,7 @@ class Instruction(NamedTuple):
     arrays: tuple[Array, ...]
     is_tuple: bool
     operands: tuple[str, ...]
-    #: The text within the parentheses; for a parameter, its position.
+    #: The text in the parentheses after the opcode. For a parameter, this text is the position of the parameter.
     inside: str
     attributes: str
 
@@ -130,7 +130,7 @@ class Computation:
         return [self.instructions[name] for name in instruction.operands]
 
     def moved(self, instruction: Instruction, fused: "Computation | None") -> tuple[int, int]:
-        """Return the bytes that an instruction, with its fused instructions, reads from and writes to main memory."""
+        """Return the bytes that an instruction or fusion reads from main memory, and the bytes that it writes there."""
         operands, opcode = self.operands(instruction), instruction.opcode.removesuffix("-start")
         is_start = opcode != instruction.opcode
         readers = self.readers.get(instruction.name, ()) if is_start else ()
@@ -155,7 +155,7 @@ class Computation:
 
     @functools.cached_property
     def _ends(self) -> list[str]:
-        """The names of the instructions that compute the results of a fusion."""
+        """The names of the instructions that compute the results of this fusion, without tuples and views."""
         left, ends = [self.root], []
         while left:
             instruction = self.instructions[left.pop(0)]
@@ -166,7 +166,7 @@ class Computation:
         return ends
 
     def _read(self, name: str) -> int:
-        """Return the bytes of a value that a fusion reads: all bytes, unless every reader reads only a part."""
+        """Return how many bytes of a value the fusion reads: all, unless all readers of the value read only a part."""
         whole = self.instructions[name].bytes
         parts = whole if name in self._ends else 0
         for reader in self.readers.get(name, ()):
@@ -179,7 +179,7 @@ class Computation:
         return min(parts, whole)
 
     def _read_by(self, reader: Instruction, position: int) -> int:
-        """Return the bytes that an instruction reads from one operand."""
+        """Return the bytes that an instruction reads from its operand at `position`."""
         if position == 0 and reader.opcode in _PARTS:
             return reader.bytes
         if position == 0 and reader.opcode in _CHANGES:
@@ -193,7 +193,7 @@ class Computation:
 
 
 def computations(text: str) -> tuple[dict[str, Computation], str]:
-    """Parse the text; return the computations by name, and the name of the entry computation."""
+    """Parse the text of a program. Return a dict from name to computation, and the name of the entry computation."""
     found: dict[str, Computation] = {}
     entry, current = None, Computation()
     for line in text.splitlines():
@@ -208,7 +208,7 @@ def computations(text: str) -> tuple[dict[str, Computation], str]:
 
 
 def _instruction(name: str, text: str) -> Instruction:
-    """Parse `type opcode(operands), attributes`."""
+    """Parse the text of an instruction, which has the form `type opcode(operands), attributes`."""
     is_tuple = text.startswith("(")
     end = _closing(text, 0) if is_tuple else text.index(" ")
     if (found := _OPCODE.match(text, end)) is None:
@@ -224,7 +224,7 @@ def _instruction(name: str, text: str) -> Instruction:
 
 
 def _closing(text: str, start: int) -> int:
-    """Return the position after the parenthesis that closes the parenthesis at `start`."""
+    """Return the position right after the closing parenthesis that matches the opening parenthesis at `start`."""
     depth = 0
     for found in _PARENTHESIS.finditer(text, start):
         depth += 1 if found[0] == "(" else -1
@@ -234,7 +234,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def frame_lines(text: str) -> dict[int, str]:
-    """Return the user's line (`file.py:12`) of each stack frame in the text: the frame's own line or a caller's."""
+    """Return the user's source line (`file.py:12`) of each stack frame. A frame in rlxjax gets its caller's line."""
 
     def table(name: str) -> dict[int, str]:
         rows = text.partition(f"\n{name}\n")[2].partition("\n\n")[0].splitlines()
@@ -258,7 +258,7 @@ def frame_lines(text: str) -> dict[int, str]:
 def fused_in(
     instruction: Instruction, computation: Computation, computations: Mapping[str, Computation]
 ) -> list[tuple[Instruction, Computation]]:
-    """Return an instruction, or the instructions inside a fusion or call, each with the computation around it."""
+    """Return the instructions inside a fusion or call, or else the instruction itself, each with its computation."""
     name = {"fusion": "calls", "custom-call-start": "called_computations"}.get(instruction.opcode, "")
     inside = computations.get(instruction.called.get(name, ""))
     if inside is None:
