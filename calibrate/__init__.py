@@ -1,1 +1,1 @@
-"""The calibrate job: it measures this machine, fits, validates, reports, and holds every command."""
+"""All commands of rlxjax, such as the calibrate job, which measures this machine and fits latency models."""

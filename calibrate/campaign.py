@@ -1,4 +1,4 @@
-"""The calibrate job of any suite: choose cells, compile, measure, fit, judge and write within one budget."""
+"""The calibrate job: choose cells (runs to time) of a suite, time them, fit a model, and write the calibration."""
 
 import dataclasses
 import shlex
@@ -23,14 +23,14 @@ from .samples import SampleLog, calibration_of, resumed, samples_path
 from .suites import users_code
 from .terminal import Deadline, Progress
 
-#: Seconds reserved for the fit: the least, the seconds for each coefficient, and the largest share of the budget.
+#: Seconds reserved for the fit: the least number, the number per coefficient, and the largest share of the budget.
 FIT_RESERVE_S, FIT_COEFFICIENT_S, FIT_RESERVE_SHARE = 4.0, 0.66, 0.3
-#: Compiling takes at most this share of the time before the fit.
+#: Compilation takes at most this share of the time that remains before the fit.
 READY_SHARE = 0.6
-#: The job leaves out the slowest cells until the remaining time holds this many rounds, or this many cells are left.
+#: The job drops the slowest cells until the time left is enough for this many rounds, or this many cells remain.
 MIN_ROUNDS, MIN_CELLS = 4, 24
 NO_TIME = "No time was left to measure more: this fit uses the earlier samples only."
-#: A visit takes at least these seconds, and makes at least this many calls.
+#: A visit takes at least this many seconds, and makes at least this many calls.
 VISIT_S, VISIT_CALLS = 0.004, 2
 
 
@@ -49,7 +49,7 @@ def run(
     seed: int | None = None,
     earlier: files.MachineSection | None = None,
 ) -> judge.Outcome:
-    """Time a suite, fit its model, and write the section. `earlier` is the machine section before the job."""
+    """Time a suite, fit its model, and write the result. `earlier` is the file's machine section before the job."""
     model = suite.model.name
     kept_at = samples_path(path, model)
     files.file_to_write(path)
@@ -111,10 +111,10 @@ def timed(
     at_least: int = MIN_CELLS,
     least_s: float = 0.0,
 ) -> tuple[list[str], dict[str, list[str]]]:
-    """Compile cells in order, drop the cells that are too slow, and measure rounds until the deadline.
+    """Compile cells in order, drop the cells that are too slow, and time the other cells in rounds until the deadline.
 
-    A log with a complete round keeps its cells. With a prior, measuring ends early once the errors are small. Return a
-    sentence for each cell whose program fails, and the names of the other unmeasured cells, by reason.
+    A log that has a complete round keeps its cells. With a prior, timing ends early once the errors are small. Return
+    a sentence for each cell whose program fails, and the names of the other cells that were not timed, by reason.
     """
     model, is_fixed = suite.model.name, bool(log.complete_rounds())
     ready_by = Deadline(time.perf_counter() + (1.0 if is_fixed else ready_share) * deadline.left_s())
@@ -147,7 +147,7 @@ def refit(
     force: bool = False,
     prior: FilePath | None = None,
 ) -> judge.Outcome:
-    """Fit the samples of a file again, and write the calibration of the machine that took them."""
+    """Fit the samples in a file again, and write the calibration of the machine that was timed."""
     path = calibration_of(kept_at) if out is None else out
     files.file_to_write(path)
     refuse_input(path, "the calibration", [("the samples", kept_at)])
@@ -169,7 +169,7 @@ def fit_and_write(
     force: bool,
     earlier: files.MachineSection | None,
 ) -> judge.Outcome:
-    """Fit samples, and write the fit into the calibration file, or beside a file that predicts better."""
+    """Fit samples. Write the fit to the calibration file, or to a file beside it if the calibration predicts better."""
     header, model, micro_ns, rounds = log.header, suite.model, micro_times_ns(log), len(log.complete_rounds())
     of_suite = ["--only" if header.suite in BUILT_IN else "--suite", header.suite]
     again = shlex.join(["rlxjax", "calibrate", *of_suite, "--out", str(path), "--resume"])
@@ -236,7 +236,7 @@ def fit_and_write(
 
 
 def _content_of(path: FilePath, model: LatencyModel) -> tuple[files.CalibrationFile, list[str]]:
-    """Return the usable sections of a calibration file, and a sentence for each unusable section."""
+    """Return the content of a calibration file with its usable sections, and a sentence for each unusable section."""
     try:
         return files.sections_of_file(path, [model])[:2]
     except ValueError:
@@ -244,7 +244,7 @@ def _content_of(path: FilePath, model: LatencyModel) -> tuple[files.CalibrationF
 
 
 def name_samples(path: FilePath, model: LatencyModel, name: str, new: str) -> None:
-    """Write the new name of a samples file into the calibration file's section."""
+    """In the section of a calibration file, replace the name of the samples file by the new name."""
     section = _content_of(path, model)[0].models.get(model.name)
     if section and section.samples and section.samples.file == name:
         samples = section.samples.model_copy(update={"file": new})
@@ -252,7 +252,7 @@ def name_samples(path: FilePath, model: LatencyModel, name: str, new: str) -> No
 
 
 def _of_compiled(suite: Suite, log: SampleLog, made: dict[str, Any]) -> tuple[dict[str, files.ModelSection], list[str]]:
-    """Return the fit of the model of compiled programs, and a sentence on it; both empty without compiled counts."""
+    """Fit the suite's model of compiled programs. Return its section and a sentence; both are empty without counts."""
     other, cells = suite.of_compiled(), [cell for cell in log.cells if cell.compiled]
     if other is None or not cells or not other.model.facts.keys() <= log.facts.keys():
         return {}, []
@@ -271,7 +271,7 @@ def _of_compiled(suite: Suite, log: SampleLog, made: dict[str, Any]) -> tuple[di
 
 
 def checked_cells(suite: Suite) -> tuple[list[Cell], list[str]]:
-    """Return the cells of a suite that can be fitted, and a sentence for each other cell."""
+    """Return the cells of a suite that a fit can use, and a sentence for each cell that a fit cannot use."""
     model, cells, left_out = suite.model, {}, []
     with users_code(f"{model.name}: the suite's cells() fails"):
         wanted = list(suite.cells())
@@ -292,7 +292,7 @@ def checked_cells(suite: Suite) -> tuple[list[Cell], list[str]]:
 
 
 def affordable(order: Sequence[Cell], ready: Ready, left_s: float) -> tuple[list[Cell], list[str]]:
-    """Return the cells that the time left allows, `MIN_CELLS` or more, and the names of the slower cells."""
+    """Return the cells that the time left allows, at least `MIN_CELLS`, and the names of the dropped slower cells."""
     chosen = [cell for cell in order if cell.name in ready.programs]
     seconds = {cell.name: max(VISIT_S, VISIT_CALLS * ready.times_ns[cell.name] / 1e9) for cell in chosen}
     dropped = []
@@ -303,7 +303,7 @@ def affordable(order: Sequence[Cell], ready: Ready, left_s: float) -> tuple[list
 
 
 def prior_of(suite: Suite, platform: str, file: FilePath | None) -> tuple[LatencyPrior | None, list[str]]:
-    """Return the prior of a file, or of known machines without a file, and notes for the user."""
+    """Return the prior of a model, from the file if one is given, else from known machines; and notes for the user."""
     if file is None:
         return files.population_prior(suite.model, platform), []
     known, other = files.read_prior(file, suite.model)
@@ -312,7 +312,7 @@ def prior_of(suite: Suite, platform: str, file: FilePath | None) -> tuple[Latenc
 
 
 def _middle(cells: Sequence[Cell], suite: Suite) -> dict[str, Any]:
-    """Return the inputs of the middle work among the shown works, or among the works with the most cells."""
+    """Return the inputs of the middle work: of the shown works, or without these, of the works with the most cells."""
     works = by_work(cells)
     shown = [works[name] for name in suite.shown if name in works]
     most = max(map(len, works.values()))

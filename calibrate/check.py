@@ -1,4 +1,4 @@
-"""Validation of a calibration: compare the machine, and time a few cells again as the calibrate job does."""
+"""Check that a calibration still holds: compare this machine with the calibrated one, and time a few cells again."""
 
 import dataclasses
 import math
@@ -23,29 +23,29 @@ from .samples import SampleLog, noise_floor, quantile_ns
 from .suites import suite_of_file
 from .terminal import Deadline, Progress
 
-#: The verdicts in the order of their exit statuses, from 0.
+#: The verdicts. The exit status of a verdict is its place in this list, counted from 0.
 GOOD, DRIFTED, NOT_THIS_MACHINE, INCONCLUSIVE = STATUSES = "good", "drifted", "not this machine", "inconclusive"
-#: The least seconds of a check, and the seconds reserved for the micro-benchmarks at its end.
+#: The least number of seconds of a check, and the seconds that it reserves for micro-benchmarks at its end.
 MIN_BUDGET_S, RESERVE_S = 5.0, 2.0
-#: A model drifted if its log ratio exceeds this least value plus this many standard deviations.
+#: A model has drifted if the log ratio of its times exceeds this least value plus this many standard deviations.
 LEAST_DRIFT, SURE_SDS = 0.09, 2.0
-#: The variance of the median of normal values over that of their mean; the assumed noise of a cell after one round.
+#: For normal values, the variance of the median over that of the mean; the assumed noise of a cell after one round.
 MEDIAN_VARIANCE, UNKNOWN_NOISE = math.pi / 2.0, 0.1
-#: The noise of the logarithm of the machine's pace, and the least change of pace that is printed. Half of a change as
-#: large as the noise counts, and more of a larger change.
+#: The noise of the logarithm of the machine's pace, and the least change of pace that is printed. If a change is as
+#: large as the noise, half of the change counts. If the change is larger, a larger share of it counts.
 PACE_NOISE, PACE_SAID = 0.07, 0.05
-#: A micro-benchmark may change by this factor by chance.
+#: The time of a micro-benchmark may change by up to this factor by chance.
 CANARY_FACTOR = 1.5
-#: The number of a suite's cells that are timed again, the least number, and the longest run.
+#: For each suite: the number of cells to time again, the least number of such cells, and the longest run in ns.
 CELLS, LEAST_CELLS, LONGEST_RUN_NS = 24, 8, 2e8
-#: The largest share of the remaining time for compiling, and the least seconds for measuring each suite.
+#: The largest share of the remaining time that compiling may take, and the least seconds of measuring each suite.
 READY_SHARE, LEAST_MEASURING_S = 0.5, 2.0
-#: Options of a section's calibrate command that the printed renewal repeats.
+#: The options of a section's calibrate command that the printed command for a new calibration repeats.
 KEPT_OPTIONS = ("--budget", "--device", "--model", "--suite", "--only")
 
 
 class Drift(NamedTuple):
-    """Measured over predicted time; a factor between `low` and `high` may be chance."""
+    """A change of times: `factor` is measured over predicted time. A factor from `low` to `high` may be chance."""
 
     factor: float
     low: float
@@ -59,7 +59,7 @@ class Drift(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Validation:
-    """The result of a check: the verdict, drifts, differences of machine and software, and the sections' commands."""
+    """The result of a check: the verdict, drifts, changes of machine and software, and the command of each section."""
 
     word: str
     models: Mapping[str, Drift] = dataclasses.field(default_factory=dict)
@@ -124,7 +124,7 @@ class Validation:
 def check(
     file: FilePath, *, started_s: float, budget_s: float, progress: Progress, suites: Sequence[Suite] = ()
 ) -> Validation:
-    """Return whether a calibration file holds on this machine, by timing a few cells of each model."""
+    """Time a few cells of each model in a calibration file, and return whether the file holds on this machine."""
     if not MIN_BUDGET_S <= budget_s < float("inf"):
         raise ValueError(f"--budget: expected at least {MIN_BUDGET_S:g} seconds, got {budget_s:g}")
     content, here = files.read_calibration_file(file), files.current_fingerprint()
@@ -169,7 +169,7 @@ def check(
 def timed_again(
     known: Mapping[str, tuple[Suite, files.CalibratedModel]], deadline: Deadline, progress: Progress
 ) -> tuple[dict[str, SampleLog], SampleLog]:
-    """Return timings of a few cells of each suite, at least one round, and of the micro-benchmarks."""
+    """Time a few cells of each suite, in at least one round, and the micro-benchmarks. Return the timings."""
     logs, machine = {}, SampleLog.new(next(iter(known.values()))[0], "machine")
     # Half of the repeats come last, so that a slow minute does not hit all repeats.
     with progress.phase("micro-benchmarks"):
@@ -197,7 +197,7 @@ def verdict_of(
     others: float | None = None,
     then: files.MachineSection | None = None,
 ) -> Validation:
-    """Return the verdict on drifts; a drift is inconclusive if the machine is busier than at the calibration `then`."""
+    """Return the verdict on drifts. A drift is inconclusive if the machine is busier than at the calibration `then`."""
     shared = {name: canary_ns[name] / then_ns for name, then_ns in canary_then_ns.items() if name in canary_ns}
     canaries = {name: Drift(factor, 1.0 / CANARY_FACTOR, CANARY_FACTOR) for name, factor in shared.items()}
     busy, is_off = busier(others, then), any(drift.is_off for drift in models.values())
@@ -208,9 +208,9 @@ def verdict_of(
 def drift_of(
     measured_ns: np.ndarray, expected: LatencyEstimate, noise: np.ndarray, slower: float = 1.0, pace_sd: float = 0.0
 ) -> Drift:
-    """Return the median ratio of measured to predicted times, with the machine's pace divided out, and its uncertainty.
+    """Return the median ratio of measured to predicted time, and its uncertainty. The machine's pace is divided out.
 
-    `pace_sd` is the standard deviation of the logarithm of the machine's speed at the calibration.
+    `pace_sd` is the standard deviation of the logarithm of the machine's speed during the calibration.
     """
     pace = np.log(slower)
     believed = pace**3 / (pace**2 + PACE_NOISE**2)  # a pace change within the noise hardly counts
@@ -225,7 +225,7 @@ def drift_of(
 
 
 def chosen_cells(suite: Suite, calibrated: files.CalibratedModel) -> list[Cell]:
-    """Return a few cells within the calibrated domain: whole works, spread evenly over their predicted times."""
+    """Return a few cells with inputs in the calibrated domain: whole works spread evenly over their predicted times."""
     limit_bytes = memory_limit_bytes()
     works = by_work([cell for cell in suite.cells() if cell.n_bytes <= limit_bytes])
     inside = [work for work in works.values() if all(calibrated.in_domain(**dict[str, Any](c.inputs)) for c in work)]
@@ -244,7 +244,7 @@ def chosen_cells(suite: Suite, calibrated: files.CalibratedModel) -> list[Cell]:
 
 
 def renewal(file: str | os.PathLike[str], commands: Sequence[str] = ()) -> str:
-    """Return the commands that calibrate again, with the options of the sections' commands."""
+    """Return shell commands that calibrate again, with the options of the commands that made the sections."""
     job, again = ["rlxjax", "calibrate"], []
     for given in map(shlex.split, commands or [""]):
         pairs = zip(given[2:], given[3:], strict=False) if given[:2] == job else ()

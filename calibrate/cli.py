@@ -1,4 +1,4 @@
-"""The commands that measure and fit, and the entry points. Bad input gives one line and exit status 2."""
+"""The commands that measure and fit, and the entry points. Bad input prints one line and gives exit status 2."""
 
 import contextlib
 import sys
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
     from .judge import Outcome
 
-#: Exit status with --strict of a calibration that is not ready.
+#: The exit status of a command with --strict if a calibration is not ready.
 NOT_READY_STATUS = 3
-#: The default and the least seconds for each suite, the default suites, and the weights of suites (default 1) for
-#: sharing the seconds above the least.
+#: The default seconds and the least seconds for each suite; the default suites; and the weights (1 by default) by which
+#: suites share the seconds beyond the least seconds.
 MODEL_BUDGET_S, MIN_BUDGET_S, SHIPPED, SHARES = 60.0, 10.0, ("functions", "welch"), {"functions": 4.0}
 #: The order of the commands in the help.
 ORDER = ["profile", "advise", "evaluate", "fleet", "calibrate", "refit", "validate", "report", "predict", "explain"]
@@ -64,7 +64,7 @@ def commands(
         bool | None, Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
     ] = None,
 ) -> None:
-    """Count, predict and measure JAX functions, and decide which should be one program."""
+    """Count, predict and measure JAX functions, and decide which of them should be one program."""
 
 
 @command(
@@ -98,8 +98,8 @@ def calibrate(
 ) -> None:
     """Measure this machine, fit the latency model of each suite, and write the calibration file.
 
-    A worse fit does not replace the calibration, and is kept in another file. Sections of other models stay. Measuring
-    ends early once the errors are small. --model is for Welch peaks.
+    A fit that predicts worse than the calibration goes to another file. Sections of other models stay. Measuring
+    ends early once the errors are small. --model applies only to Welch peaks.
     """
     if only is not None and suite:
         raise ValueError("--only: expected either --only or --suite, got both")
@@ -167,9 +167,9 @@ def refit(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fit a latency model to kept samples again, and write the calibration of their machine.
+    """Fit a latency model again to samples that were kept, and write the calibration of the machine that took them.
 
-    Refit a section that this version of rlxjax cannot read. Nothing is measured.
+    Use this for a section that this version of rlxjax cannot read. Nothing is measured.
     """
     progress = Progress(is_quiet=quiet)
     with progress.waiting("starting JAX"):
@@ -236,7 +236,7 @@ def calibrate_main() -> None:
 
 @contextlib.contextmanager
 def _told(context: typer.Context) -> "Iterator[Callable[[str, Outcome], None]]":
-    """Yield a function that prints each model's outcome; then print JSON and exit with the status of all models."""
+    """Yield a function that prints a model's outcome. At the end, print JSON and exit with the status of all models."""
     outcomes: dict[str, Outcome] = {}
     strict, verbose, quiet, as_json = (context.params[name] for name in OF_PRINTING)
 

@@ -1,4 +1,4 @@
-"""The shared parts of the commands: options, help, one-line errors and exit statuses, and the setup of JAX."""
+"""What all commands share: options, help texts, one-line errors, exit statuses, and the setup of JAX."""
 
 import errno
 import functools
@@ -25,7 +25,7 @@ from .interrupts import INTERRUPTED_STATUS
 from .terminal import plain, say
 
 NOT_WRITTEN_STATUS, BAD_INPUT_STATUS = 1, 2
-#: Exit statuses that mean the same everywhere.
+#: The exit statuses that have the same meaning in every command.
 SHARED = {0: "done", 2: "bad input; one line says why", 130: "interrupted"}
 _SETTINGS: Any = {"context_settings": {"help_option_names": ["-h", "--help"]}}
 app = typer.Typer(
@@ -43,7 +43,7 @@ MAX_SIZE = 2**31 - 1
 
 
 def _no_larger(size: int) -> int:
-    """Return a size of a workload, and refuse a size that is too large."""
+    """Return a size of a workload; raise an error if the size is too large."""
     if size > MAX_SIZE:
         raise typer.BadParameter(f"expected at most {MAX_SIZE}, got {size}")
     return size
@@ -71,12 +71,12 @@ Force = Annotated[bool, Option("--force", help="Write the file even if the fit d
 Verbose = Annotated[bool, Option("--verbose", help="Print tables of errors, coefficients and workloads as well.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON, with stable keys.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print only warnings, errors and --json.")]
-#: Options that change only the output.
+#: The options that change only the output, not the answer.
 OF_PRINTING = ("strict", "verbose", "quiet", "as_json")
 
 
 def workload(batch: int, n_fft: int, k: int, segments: int) -> dict[str, Any]:
-    """Return the sizes of a workload by the names of the model's inputs."""
+    """Return the sizes of a workload as a dict by the names of the model's inputs."""
     params = rlxjax.WelchPeakParams(n_fft, segments, k)
     if batch < 1:
         raise ValueError(f"--batch: expected at least 1, got {batch}")
@@ -86,7 +86,7 @@ def workload(batch: int, n_fft: int, k: int, segments: int) -> dict[str, Any]:
 
 
 def refuse_input(out: FilePath, what: str, inputs: Iterable[tuple[str, FilePath | None]]) -> None:
-    """Refuse an output file that is an input file of the command."""
+    """Raise an error if an output file of the command is also an input file of the command."""
     for name, given in inputs:
         if given is not None and given.exists() and out.exists() and out.samefile(given):
             raise ValueError(f"--out: expected a new file for {what}, got the file of {name}: {out}")
@@ -98,7 +98,7 @@ def refuse_input(out: FilePath, what: str, inputs: Iterable[tuple[str, FilePath 
 def command(
     *examples: str, statuses: Mapping[int, str] | None = None, of: typer.Typer = app, name: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add a command; its help ends with examples and exit statuses, the shared statuses included."""
+    """Add a command. Its help ends with examples and all exit statuses, including those that all commands share."""
 
     def added(function: Callable[..., None]) -> Callable[..., None]:
         lines = ["Example:" if len(examples) == 1 else "Examples:", *(f"  {example}" for example in examples)]
@@ -110,7 +110,7 @@ def command(
 
 
 def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
-    """Print one line and exit on bad input, and on a missing package."""
+    """Print one line and exit if the input is bad or a package is missing."""
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> None:
@@ -129,7 +129,7 @@ def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def run(commands: Callable[..., Any], arguments: list[str], name: str) -> None:
-    """Run a command line of the program `name`; a mistake in the arguments prints one line, like any bad input."""
+    """Run a command line of the program `name`. A mistake in the arguments prints one line, as all bad input does."""
     usage_error: Any = typer.BadParameter.__base__  # the base class of all mistakes in arguments
     try:
         status = commands(arguments, prog_name=name, standalone_mode=False)
@@ -144,7 +144,7 @@ def run(commands: Callable[..., Any], arguments: list[str], name: str) -> None:
 
 
 def _refused(error: Exception | str) -> int:
-    """Print an error in one line, and return the exit status. An OSError without a file comes from standard output."""
+    """Print an error in one line, and return the exit status. A full or closed standard output is named."""
     said = " ".join(str(error).split())
     if isinstance(error, OSError) and error.filename is None and error.errno in (errno.ENOSPC, errno.EPIPE, errno.EIO):
         said = f"standard output: cannot be written ({error.strerror})"
@@ -157,7 +157,7 @@ def warn(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def command_line(context: typer.Context, *left_out: str) -> str:
-    """Return the text of the running command, without options for the output and the options `left_out`."""
+    """Return the text of the running command, without the output options and without the options in `left_out`."""
     parts = ["rlxjax", context.command.name or ""]
     for own in context.command.params:
         value = context.params.get(own.name or "")
@@ -173,7 +173,7 @@ def command_line(context: typer.Context, *left_out: str) -> str:
 
 
 def calibration_file(file: FilePath | None) -> FilePath:
-    """Return the given file, or the file of this machine's calibration, and set JAX up for the file's platform."""
+    """Return the given file, or else the calibration file of this machine. Set JAX up for the platform in the file."""
     from rlxjax.calibration import default_calibration_path, is_there, sections_of_file
 
     sections = {} if file is None else sections_of_file(file)[0].sections()
@@ -185,7 +185,7 @@ def calibration_file(file: FilePath | None) -> FilePath:
 
 
 def calibration_of(file: FilePath | None) -> "rlxjax.Calibration":
-    """Return the calibration of a file, by default of this machine, and set JAX up for the calibration."""
+    """Return the calibration in a file, or else that of this machine. Set JAX up for the calibration's platform."""
     if file is None:
         set_up_jax(None)
         if (found := rlxjax.default_calibration()) is not None:
@@ -194,7 +194,7 @@ def calibration_of(file: FilePath | None) -> "rlxjax.Calibration":
 
 
 def source_of(calibration: "rlxjax.Calibration", model: str) -> dict[str, Any]:
-    """Return the source of a calibration and the cautions of a model, by JSON key."""
+    """Return a dict for JSON: the source of a calibration, and the cautions about a model."""
     cautions: Sequence[str] = calibration.models[model].cautions if model in calibration.models else ()
     return {"calibration": calibration.source, "cautions": cautions}
 
@@ -207,7 +207,7 @@ def say_source(calibration: "rlxjax.Calibration", model: str) -> None:
 
 
 def set_up_jax(device: str | None) -> None:
-    """Choose JAX's platform, turn float64 on, and keep compiled programs on disk."""
+    """Choose JAX's platform, turn float64 on, and let JAX keep compiled programs on disk."""
     import jax
 
     jax.config.update("jax_enable_x64", True)
@@ -227,13 +227,13 @@ def set_up_jax(device: str | None) -> None:
 
 # --- Compiled programs ---------------------------------------------------------------------------
 
-#: The most bytes of kept programs for one kind of processor; the oldest programs are deleted first.
+#: The most bytes of programs to keep on disk for one kind of processor. The oldest programs are deleted first.
 MAX_BYTES = 2**28
-#: Names of the files of JAX's cache: a program, and the time of the program's last use.
+#: The names of two kinds of files in JAX's cache: a compiled program, and the time at which it was last used.
 _CACHE_FILE = re.compile(r".+-[0-9a-f]{64}-(cache|atime)")
-#: Older versions print an error for each CPU program that they load (https://github.com/jax-ml/jax/issues/38445).
+#: Older versions of jaxlib print an error for each loaded CPU program (https://github.com/jax-ml/jax/issues/38445).
 _OLDEST_JAXLIB = (0, 10, 2)
-#: Fields of /proc/cpuinfo that say which instructions and tuning XLA compiles for.
+#: The fields of /proc/cpuinfo that determine the instructions and the tuning that XLA compiles for.
 _PROCESSOR_FIELDS = ("vendor_id", "cpu family", "model", "stepping", "flags", "CPU ", "Features", "isa")
 
 
@@ -271,7 +271,7 @@ def keep_compiled_programs() -> None:
 
 
 def compiled_programs_path() -> FilePath:
-    """Return the folder of compiled programs: in `RLXJAX_HOME`, else in the user's cache."""
+    """Return the folder of compiled programs: in the folder `RLXJAX_HOME` if that is set, else in the user's cache."""
     from rlxjax.calibration import CalibrationFileError, home_folder
 
     # Each kind of processor has its own folder, since JAX would load programs with another processor's instructions.
@@ -288,7 +288,7 @@ def _processor() -> str:
 
 
 def _why_unsafe(status: os.stat_result) -> str:
-    """Return why a folder is not safe; empty if nobody else can write programs there."""
+    """Return why a folder is not safe, or an empty text if no other user can write programs into it."""
     if stat.S_ISLNK(status.st_mode):
         return "is a symbolic link"
     if os.name == "posix" and status.st_uid != os.geteuid():

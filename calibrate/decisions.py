@@ -1,4 +1,4 @@
-"""Remembered choices: commands that show, pin, forget and move choices, and texts for explanations and pages."""
+"""Commands that show, pin, forget and move remembered choices, and texts on choices for explanations and pages."""
 
 import math
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rlxjax.calibration import CalibratedModel
     from rlxjax.choices import Choice, Memory
 
-#: The least characters of a key, and the most of an alternative's name in a line.
+#: The least number of characters of a key, and the most characters of an alternative's name in a line.
 KEY_WIDTH, NAME_WIDTH = 8, 20
 Key = Annotated[str, Argument(help="The key of a decision, or its first characters.")]
 
@@ -39,7 +39,7 @@ def _found(memory: "Memory", start: str) -> "Choice":
 
 @command("rlxjax decisions list", of=decisions, name="list")
 def list_decisions(as_json: AsJson = False) -> None:
-    """List remembered choices, the newest first: which alternative runs, its time, and how it was chosen."""
+    """List remembered choices, the newest first: the alternative that runs, its time, and how it was chosen."""
     memory = _memory()
     found = memory.all()
     if as_json:
@@ -63,7 +63,7 @@ def list_decisions(as_json: AsJson = False) -> None:
 
 @command("rlxjax decisions show a4f02c19", of=decisions)
 def show(key: Key, as_json: AsJson = False) -> None:
-    """Show one choice: the predicted and measured times, the alternatives that tie, and the machine."""
+    """Show one choice: its predicted and measured times, the alternatives that are equally fast, and the machine."""
     one = _found(_memory(), key)
     if as_json:
         typer.echo(json_text(one.as_dict()))
@@ -83,7 +83,7 @@ def pin(
     name: Annotated[str | None, Argument(help="The alternative to run.")] = None,
     off: Annotated[bool, Option("--off", help="Remove the pin.")] = False,
 ) -> None:
-    """Choose an alternative in spite of the measured times, so that every run of your program uses the same one."""
+    """Choose an alternative whatever its measured time, so that every run of your program uses the same alternative."""
     memory = _memory()
     one = _found(memory, key)
     if (name is None) != off:
@@ -101,7 +101,7 @@ def forget(
     ] = None,
     all: Annotated[bool, Option("--all", help="Forget all decisions and pins.")] = False,
 ) -> None:
-    """Forget decisions and their pins: the next call measures again."""
+    """Forget decisions and their pins. The next call then measures again."""
     if bool(keys) == all:
         raise ValueError(f"expected keys or --all, got {'both' if all else 'neither'}")
     memory = _memory()
@@ -111,7 +111,7 @@ def forget(
 
 @command("rlxjax decisions export decisions.json", of=decisions)
 def export(file: Annotated[FilePath, Argument(help="The JSON file to write.")]) -> None:
-    """Write all decisions to a file, which machines of the same kind can import."""
+    """Write all decisions to a file that machines of the same kind can import."""
     say(f"{counted(_memory().export(file), 'decision')} in {file}")
 
 
@@ -122,7 +122,7 @@ def export(file: Annotated[FilePath, Argument(help="The JSON file to write.")]) 
     name="import",
 )
 def import_decisions(file: Annotated[FilePath, Argument(help="A file of `rlxjax decisions export`.")]) -> None:
-    """Import decisions that a machine of this kind measured. If a key is known already, the newer decision stays."""
+    """Import decisions measured on a machine of this kind. If a key is known here already, the newer decision stays."""
     with Progress().waiting("starting JAX"):
         set_up_jax(None)
         done = _memory().load(file)
@@ -140,7 +140,7 @@ def import_decisions(file: Annotated[FilePath, Argument(help="A file of `rlxjax 
 
 
 def decided_here(calibrated: "CalibratedModel", sizes: Mapping[str, Any]) -> "Choice | None":
-    """Return the newest choice for these sizes that this machine measured and this model predicted, if any."""
+    """Return the newest choice for these sizes that this machine measured and this model predicted, or None."""
     from rlxjax.calibration import current_fingerprint, fingerprint_differences
     from rlxjax.choices import Memory
 

@@ -1,4 +1,4 @@
-"""The commands for large tables: `evaluate` rows by a gate or a latency model, and calibrate a `fleet` of devices."""
+"""Two commands for large tables: `evaluate` answers rows by a gate or a latency model; `fleet` calibrates devices."""
 
 from pathlib import Path as FilePath
 from typing import Annotated, Any
@@ -79,10 +79,10 @@ def evaluate(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate every row of Parquet files, which may be larger than memory, and write the answers as Parquet.
+    """Evaluate every row of Parquet files, which may be larger than memory. Write the answers as Parquet.
 
-    The output keeps all columns of the input, except the counts for a gate. A row that cannot be evaluated goes to
-    SINK.rejected with the row's place and the reason.
+    The output has all columns of the input; for a gate, the columns of counts are left out. A row that cannot be
+    evaluated goes to SINK.rejected, with its place in the input and the reason.
     """
     progress = Progress(is_quiet=quiet)
     with progress.waiting("starting JAX"):
@@ -139,9 +139,9 @@ def fleet(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Calibrate each device of a fleet from its timings, and make a prior for further devices.
+    """Calibrate each device of a fleet from the device's timings, and make a prior for devices to come.
 
-    Nothing is measured. --engine ray fits the devices on a cluster.
+    Nothing is measured. With --engine ray, a cluster fits the devices.
     """
     columns, progress = _columns_by_field(column), Progress(is_quiet=quiet)
     with progress.waiting("starting JAX"):

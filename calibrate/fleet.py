@@ -1,4 +1,4 @@
-"""Calibrate a fleet: pool a prior from some devices, and fit every device with that prior on a pool of processes."""
+"""Calibrate a fleet of devices: find a shared prior from some devices, then fit every device, in several processes."""
 
 import collections
 import contextlib
@@ -35,26 +35,26 @@ from rlxjax.tables import Fleet, connected, on_ray
 from .command_line import set_up_jax
 from .terminal import Progress
 
-#: The devices that are fitted in one program, and the most devices that give the prior: the error of a mean over 64
-#: devices is an eighth of the spread of devices.
+#: The number of devices that are fitted in one program, and the most devices that the prior is computed from. A mean
+#: over 64 devices has an error of an eighth of the spread of the devices.
 GROUP_DEVICES, POOLED_DEVICES = 32, 64
-#: A device is left out if its noise exceeds this many times the median noise, and also this least noise.
+#: A device is left out if its noise exceeds both this multiple of the median noise and this least noise.
 MOST_NOISE_RATIO, LEAST_MOST_NOISE = 4.0, 0.1
-#: The most left-out devices that are printed; a file names all.
+#: The most left-out devices that are printed. A file names all left-out devices.
 SHOWN = 20
-#: The names of files in the folder that belong to no single device.
+#: The names of the files in the output folder that belong to no single device.
 PRIOR, LEFT_OUT, RENAMED, UNFINISHED = "prior", "left-out", "renamed", "unfinished"
-#: Device names that are valid file names on every system, and the most bytes of a name without suffix and digest.
+#: The pattern of names that every system accepts as file names; the most bytes of a name without suffix and digest.
 _FILE_NAME, MOST_NAME_BYTES = re.compile(r"\w([\w .+@=,()-]*[\w+@=,()-])?"), 180
 
-#: Applies a function to each value, in any process and order, like `map`.
+#: A function like `map`: it applies a function to each value, in any process and in any order.
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
-#: A function that makes a map for at most the given number of values.
+#: Takes the largest number of values, and returns a context manager that gives a `Map`.
 Pool = Callable[[int], contextlib.AbstractContextManager[Map]]
 
 
 class FleetOutcome(NamedTuple):
-    """The result of a fleet job: the folder, the count of devices, and the left-out devices with reasons."""
+    """The result of a fleet job: the output folder, the number of devices, and the reason for each left-out device."""
 
     out: FilePath
     devices: int
@@ -77,7 +77,7 @@ class FleetOutcome(NamedTuple):
 
 
 def check_folder(out: FilePath) -> None:
-    """Refuse an output folder unless it is new, empty, or of an unfinished job."""
+    """Raise an error unless the output folder is new, is empty, or holds an unfinished job."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"expected a folder for the calibrations of a fleet, got the file {out}")
     held = sorted(one.name for one in out.iterdir()) if out.exists() else []
@@ -88,7 +88,7 @@ def check_folder(out: FilePath) -> None:
 def run(
     fleet: Fleet, out: FilePath, *, known: LatencyPrior[Any] | None, command: str, progress: Progress, pool: Pool
 ) -> FleetOutcome:
-    """Write a calibration of every device whose timings fit, the pooled prior, and the reasons for left-out devices."""
+    """Write a calibration of each device whose timings fit, the shared prior, and why other devices are left out."""
     check_folder(out)
     known = fleet.model.prior if known is None else known
     with progress.phase("reading the devices"):
@@ -116,9 +116,9 @@ def _in_groups(devices: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def file_names(devices: Iterable[str]) -> dict[str, str]:
-    """Return the file name of each device: the device's name, or a safe name that ends in a digest.
+    """Return a file name for each device: the device's name if it is safe, else a safe name that ends in a digest.
 
-    Names that differ only in case or accents end in a digest too, since some file systems do not distinguish them.
+    Names that differ only in case or accents also get a digest, since some file systems do not distinguish such names.
     """
 
     def folded(name: str) -> str:
@@ -140,7 +140,7 @@ def file_names(devices: Iterable[str]) -> dict[str, str]:
 def pooled(
     fleet: Fleet, devices: Sequence[str], known: LatencyPrior[Any], command: str, out: FilePath, each: Map
 ) -> tuple[LatencyPrior[Any], float]:
-    """Pool a prior from some devices and write it; return the prior and the largest allowed noise."""
+    """Compute the shared prior from some devices, and write it. Return the prior and the largest allowed noise."""
     some = devices[:: max(1, -(-len(devices) // POOLED_DEVICES))]
     found, reasons = [], {}
     for fits, refused in each(functools.partial(fitted, fleet, known), _in_groups(some)):
@@ -170,7 +170,7 @@ def fit_group(
     command: str,
     files: dict[str, FilePath],
 ) -> tuple[list[Any], dict[str, str]]:
-    """Fit devices and write their calibrations; return an empty list, and the reason for each left-out device."""
+    """Fit devices and write their calibrations. Return an empty list, and the reason for each left-out device."""
     # The pooled prior is close, so one start is enough for most devices.
     found, left_out = fitted(fleet, prior, [*files], n_starts=1)
     if again := [device for device, fit, _ in found if _refused_fit(fit, most_noise)]:
@@ -213,7 +213,7 @@ def _refused_fit(fit: PosteriorFit, most_noise: float) -> str | None:
 
 @contextlib.contextmanager
 def pool_of(most: int) -> Iterator[Map]:
-    """Yield a map over processes of this machine, or over this process if one process is enough."""
+    """Yield a `map` that uses several processes of this machine, or only this process if one process is enough."""
     if (workers := min(calibration.current_fingerprint().cores, most)) < 2:
         yield map
         return
@@ -237,7 +237,7 @@ def pool_of(most: int) -> Iterator[Map]:
 
 
 def _set_up_process() -> None:
-    """Set JAX up on one processor, so that processes do not compete for processors."""
+    """Let JAX use one processor only, so that several processes do not compete for processors."""
     if hasattr(os, "sched_setaffinity"):
         own = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {own[int(current_process().name.rpartition("-")[2]) % len(own)]})
@@ -245,7 +245,7 @@ def _set_up_process() -> None:
 
 
 def on_ray_pool(address: str | None) -> Pool:
-    """Return a pool over the actors of a Ray cluster."""
+    """Return a pool that runs on the actors of a Ray cluster."""
 
     def worker(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         set_up_jax("cpu")

@@ -1,7 +1,7 @@
-"""Ctrl-C at any moment: one line and exit status 130. Every command begins here, before JAX is imported.
+"""Ctrl-C at any moment prints one line and gives exit status 130. Every command starts here, before JAX is imported.
 
-The handler raises no exception: inside an import, or where compiled code calls Python, an exception would end in a
-traceback or a crash, or get lost.
+The handler raises no exception. Inside an import, or while compiled code calls Python, an exception would cause a
+traceback or a crash, or be lost.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .terminal import Deadline
 
 INTERRUPTED_STATUS = 130
-#: Functions that Ctrl-C calls, the newest first; each may return a text for the printed line.
+#: The functions that Ctrl-C calls, the newest first. Each function may return a text to add to the printed line.
 _last_acts: list[Callable[[], str | None]] = []
 
 
@@ -31,7 +31,7 @@ def main(command: str = "main") -> None:
 
 @contextlib.contextmanager
 def last_act(act: Callable[[], str | None]) -> Iterator[None]:
-    """Call a function if Ctrl-C ends the command inside the block."""
+    """Call a function if Ctrl-C ends the command inside the `with` block."""
     _last_acts.append(act)
     try:
         yield
@@ -41,7 +41,7 @@ def last_act(act: Callable[[], str | None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def heeded(deadline: "Deadline") -> Iterator[None]:
-    """Let Ctrl-C end the work on a deadline, and keep the work's results; a second Ctrl-C ends the command."""
+    """Let Ctrl-C end the work that has a deadline, and keep the work's results. A second Ctrl-C ends the command."""
 
     def interrupt(*_: object) -> None:
         signal.signal(signal.SIGINT, before)

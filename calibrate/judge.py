@@ -1,4 +1,4 @@
-"""The quality of a fit: held-out errors, the noise of the timings, the verdict, and the printed result."""
+"""The quality of a fit: the errors on held-out cells, the noise of the timings, the verdict, and the printed result."""
 
 import dataclasses
 import math
@@ -18,26 +18,26 @@ from .measure import by_work
 from .samples import SampleLog, noise_floor, quantile_ns
 from .terminal import Deadline, Row, counted, number, print_rows, print_table, say
 
-#: A campaign ends early at this held-out error of each group and this mean noise. Seconds between two such checks.
+#: A campaign ends early if each group's held-out error and the mean noise are this small; seconds between checks.
 TARGET_ERROR, TARGET_NOISE, ASK_EVERY_S = 0.04, 0.02, 4.0
-#: A time that differs from its prediction by more than this factor is an outlier.
+#: A cell is an outlier if its time differs from its prediction by more than this factor.
 OUTLIER_FACTOR = 3.0
-#: The largest noise of a ready calibration, the least share of held-out cells within 90 % intervals, and the least
-#: number of held-out cells for which that share is judged.
+#: For a ready calibration: the largest noise, the least share of held-out cells inside their 90 % intervals, and the
+#: least number of held-out cells for which that share is judged.
 MOST_NOISE, LEAST_COVERED, FEW_HELD_OUT = 0.08, 0.75, 10
-#: The most processors that other programs may use, and the least speed relative to the fastest earlier calibration.
+#: The most processors that other programs may use; the machine's least speed relative to its fastest calibration.
 MOST_OTHERS, LEAST_PACE = 0.25, 0.85
-#: A fit is worse below this share of a rival's visits or held-out cells, or above this ratio of interval widths.
+#: A fit is worse if it has less than this share of a rival's visits or held-out cells, or intervals this much wider.
 LEAST_SHARE, MOST_WIDER = 1.0 / 3.0, 1.25
-#: The largest number of cells in a sentence, and of works in a table.
+#: The largest number of cells that a sentence names, and of works that a table shows.
 SKIPPED_SHOWN, WORKS_SHOWN = 4, 4
-#: Headings of the table of errors, and the fields of a summary.
+#: The headings of the table of errors, and for each heading the field of a summary.
 ERRORS = {"noise floor (%)": "noise_floor", "seen (%)": "fit", "held out (%)": "held_out"}
 ERRORS |= {"terms alone (%)": "terms_alone", "in 90 % interval (%)": "covered", "cells held out": "held_out_cells"}
 
 
 class Verdict(NamedTuple):
-    """Sentences on the quality of a calibration, and cautions that say what to do."""
+    """Sentences about the quality of a calibration, and cautions that say what to do."""
 
     said: list[str]
     cautions: list[str]
@@ -49,7 +49,7 @@ class Verdict(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """The fit of all timings, the estimate of each cell, and each group's errors of a fit without held-out cells."""
+    """A fit of all timings, each cell's estimate, and each group's errors from a second fit without held-out cells."""
 
     cells: list[fit.Cell]
     measured_ns: np.ndarray
@@ -62,7 +62,7 @@ class Fitted:
 
     @property
     def noise_level(self) -> float | None:
-        """The mean noise, or None after a single round."""
+        """The mean noise of the cells; None after a single round."""
         return None if np.isnan(self.noise).any() else float(self.noise.mean())
 
     @property
@@ -70,7 +70,7 @@ class Fitted:
         return calibration.CalibratedModel(self.whole.posterior, {}, {}, self.whole.runs.hull())
 
     def outliers(self) -> list[str]:
-        """Return a phrase for each cell that is far off its prediction, the farthest first."""
+        """Return a phrase for each cell whose time is far from its prediction; the farthest cell comes first."""
         ratios = self.measured_ns / np.asarray(self.estimate.time_ns)
         distances = np.nan_to_num(np.abs(np.log(ratios)))
         return [
@@ -86,7 +86,7 @@ def timings_of(suite: fit.Suite, cells: Sequence[fit.Cell], measured_ns: np.ndar
 
 
 def fitted(suite: fit.Suite, log: SampleLog, prior: fit.LatencyPrior) -> Fitted:
-    """Fit all timings; a second fit without the held-out cells gives their errors and the spread of new runs."""
+    """Fit all timings. A second fit, without the held-out cells, gives their errors and the spread of new runs."""
     cells, visits = log.timed()
     cells = list(suite.kept(cells)) if cells else []
     if len(cells) < fit.MIN_TIMINGS:
@@ -114,7 +114,7 @@ def fitted(suite: fit.Suite, log: SampleLog, prior: fit.LatencyPrior) -> Fitted:
 
 
 def widened_spread(spread: np.ndarray, variant: np.ndarray, log_errors: np.ndarray, known_sd: np.ndarray) -> np.ndarray:
-    """Return the spread of each variant, `[n]`, widened until 90 % intervals hold 90 % of the held-out runs."""
+    """Return each variant's spread, `[n]`, widened so that its 90 % intervals contain 90 % of its held-out runs."""
     wide = np.array(spread, float)
     needed = np.sqrt(np.maximum((np.abs(log_errors) / fit.COVERED_SDS) ** 2 - known_sd**2, 0.0))
     for code in np.unique(variant):
@@ -132,7 +132,7 @@ def error_summaries(
     noise: np.ndarray,
     seen: np.ndarray,
 ) -> dict[str, calibration.ErrorSummary]:
-    """Return each group's mean absolute relative errors on seen and on held-out cells; arrays are `[cells]`."""
+    """Return each group's mean absolute relative errors, on seen and on held-out cells. Each array is `[cells]`."""
     groups = np.array([cell.group for cell in cells])
     errors, terms_errors = (np.abs(times_ns / measured_ns - 1.0) for times_ns in (blind.time_ns, blind_terms_ns))
     covered = np.abs(np.log(measured_ns / blind.time_ns)) <= fit.COVERED_SDS * np.asarray(blind.log_sd())
@@ -149,7 +149,7 @@ def error_summaries(
 
 
 def enough_known(suite: fit.Suite, log: SampleLog, prior: fit.LatencyPrior, deadline: Deadline) -> Callable[[], bool]:
-    """Return a function that says whether errors and noise are small; before half of the time, the answer is no."""
+    """Return a function that says whether errors and noise are small. In the first half of the time, it says no."""
     ask_at_s = time.perf_counter() + deadline.left_s() / 2.0
 
     def is_enough() -> bool:
@@ -173,7 +173,7 @@ def enough_known(suite: fit.Suite, log: SampleLog, prior: fit.LatencyPrior, dead
 def verdict_on(
     summaries: Mapping[str, calibration.ErrorSummary], noise_level: float | None, most_error: float
 ) -> Verdict:
-    """Return the verdict on the fit of one model; a mean held-out error of up to `most_error` is good enough."""
+    """Return the verdict on the fit of a model. `most_error` is the largest mean held-out error that is good enough."""
     again = "run `rlxjax calibrate` again, on an idle machine or with a larger --budget"
     if not (out := [own for own in summaries.values() if own.held_out is not None and own.held_out_cells]):
         return Verdict([], [f"No cell was held out, so the error is unknown: hold out cells of the suite, or {again}."])
@@ -193,7 +193,7 @@ def verdict_on(
 
 
 def said_of_pace(pace: calibration.Pace, processors: int) -> Verdict:
-    """Return sentences on the machine's speed, and on other programs, during the measurement."""
+    """Return sentences about the machine's speed, and about other programs that ran during the measurement."""
     found = Verdict([], [])
     if pace.usual is not None:
         share = f"This machine ran at {100 * pace.usual:.0f} % of its speed at the fastest earlier calibration"
@@ -210,7 +210,7 @@ def said_of_pace(pace: calibration.Pace, processors: int) -> Verdict:
 
 
 def busier(others: float | None, then: calibration.MachineSection | None) -> str:
-    """Return a sentence if other programs use more processors than at a calibration, else an empty text."""
+    """Return a sentence if other programs use more processors now than at a calibration, else an empty text."""
     before = 0.0 if then is None or then.pace is None else then.pace.others or 0.0
     if others is None or others - before <= MOST_OTHERS:
         return ""
@@ -220,7 +220,7 @@ def busier(others: float | None, then: calibration.MachineSection | None) -> str
 def why_worse(
     found: Fitted, cells: Sequence[fit.Cell], mine: calibration.ModelSection, rival: calibration.CalibrationFile | None
 ) -> str:
-    """Return why a fit predicts worse than a rival calibration or population; empty if the fit is no worse."""
+    """Return why a fit predicts worse than a rival (a calibration or a population); empty if it is not worse."""
     model = found.whole.posterior.model
     its = None if rival is None else rival.models.get(model.name)
     if rival is None or its is None or (its.samples and mine.samples and its.samples.sha256 == mine.samples.sha256):
@@ -242,7 +242,7 @@ def why_worse(
 
 
 def what_holds(summaries: Mapping[str, calibration.ErrorSummary], most_error: float) -> list[str]:
-    """Return sentences that name the groups with a small, a large and an unknown held-out error."""
+    """Return sentences that name the groups whose held-out error is small, large or unknown."""
     out = {name: own.held_out for name, own in summaries.items() if own.held_out is not None}
     good, bad = ([name for name in out if (out[name] <= most_error) == is_good] for is_good in (True, False))
     kinds = {"You may use predictions of these groups (held-out error)": good}
@@ -253,7 +253,7 @@ def what_holds(summaries: Mapping[str, calibration.ErrorSummary], most_error: fl
 
 
 def what_pays(calibrated: calibration.CalibratedModel, inputs: Mapping[str, Any]) -> list[str]:
-    """Return a sentence on the values of the first input with a faster second strategy; none for list inputs."""
+    """Return a sentence that says where along the first input the second strategy is faster; none for list inputs."""
     if len(calibrated.strategies) < 2 or any(map(np.ndim, inputs.values())):
         return []
     along, *others = inputs
@@ -272,7 +272,7 @@ def what_pays(calibrated: calibration.CalibratedModel, inputs: Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The result of a calibrate job: files, the verdict, and the fit behind it."""
+    """The result of a calibrate job: the files, the verdict, and the fit that was judged."""
 
     path: FilePath
     is_written: bool
@@ -307,7 +307,7 @@ class Outcome:
 
 
 def print_outcome(outcome: Outcome, console: Console, *, is_verbose: bool = False) -> None:
-    """Print the verdict on a calibration; with `is_verbose`, also errors, coefficients and a few works."""
+    """Print the verdict on a calibration. With `is_verbose`, also print errors, coefficients and a few works."""
     samples, verdict, details = outcome.samples, outcome.verdict, []
     if is_verbose:
         print_rows(console, "Mean absolute error of predictions", error_rows(outcome.section))
@@ -351,7 +351,7 @@ def _print_coefficients(section: calibration.ModelSection, console: Console) -> 
 
 
 def _print_works(outcome: Outcome, console: Console) -> None:
-    """Print the times of each strategy for a few works, and the decisions."""
+    """Print the time of each strategy for a few works, and the decisions."""
     found, calibrated = outcome.fitted, outcome.fitted.calibrated
     pairs = zip(found.measured_ns, found.estimate.time_ns, strict=True)
     times_ns = {cell.name: pair for cell, pair in zip(found.cells, pairs, strict=True)}

@@ -1,4 +1,4 @@
-"""A machine's micro-benchmarks (launches, waits, transfers and small programs), its pace, and its gate."""
+"""The micro-benchmarks of a machine (launches, waits, transfers and small programs), its pace, and its IO gate."""
 
 import functools
 import time
@@ -18,25 +18,25 @@ from rlxjax.welch import SELECTIONS, WelchPeakParams, mean_power, selected_peaks
 
 from .samples import Canary, Micro, SampleLog
 
-#: Float32 elements of the arrays for transfers, and of the array for copies (larger than any cache); element bytes.
+#: Float32 elements in an array for transfers and in the array for copies, which exceeds all caches; bytes per element.
 TRANSFER_ELEMENTS, COPY_ELEMENTS, ELEMENT_BYTES = 2**22, 2**25, 4
 MICRO_REPEATS = 15
-#: The gate and the start of a fit need these micro-benchmarks.
+#: The micro-benchmarks that the gate needs, and that a fit needs to start.
 NEEDED_MICRO = ("launch", "roundtrip", "copy", "readback")
-#: A transform runs this many times in a row. The fastest run counts, since the caches then hold its rows.
+#: A transform runs this many times in a row. The fastest run counts, because the caches then hold its rows.
 RUNS_IN_A_ROW = 10
-#: Rows, bins and k of two selections of peaks: the first scans many bins, the second ranks many peaks.
+#: Two selections of peaks, each as rows, bins and k: the first scans many bins, and the second ranks many peaks.
 WIDE_SELECTION, DEEP_SELECTION = (64, 2049, 1), (256, 129, 64)
-#: Rows and n_fft of two transforms, from signal to powers: the first fits in a processor's first cache.
+#: Two transforms from signal to powers, each as rows and n_fft: the first fits in a processor's first cache.
 SHORT_TRANSFORM, LONG_TRANSFORM = (64, 1024), (8, 8192)
-#: Micro-benchmarks that tell the pace, the seconds between two looks (timings of these), and the quantile that counts.
+#: Canaries, the micro-benchmarks that show the pace; seconds between looks (timings of canaries); the quantile used.
 CANARIES, EVERY_S, LOW_QUANTILE = ("top_k deep", "top_k wide", "maxima deep", "upload"), 1.0, 0.25
-#: Prior standard deviation of the log of a machine's speed from minute to minute, and this prior's weight in looks.
+#: The prior for the log of a machine's speed: its standard deviation between minutes, and its weight in looks.
 PACE_LOG_SD, PACE_LOOKS = 0.05, 10
 
 
 def time_micro(log: SampleLog, repeats: int = MICRO_REPEATS) -> None:
-    """Time the micro-benchmarks in rounds until each has this many repeats, and keep each time."""
+    """Time the micro-benchmarks in rounds, and keep each time, until each benchmark has been timed `repeats` times."""
     with quiet_collector():
         for repeat in range(repeats):
             for name, run in micro_benchmarks().items():
@@ -45,7 +45,7 @@ def time_micro(log: SampleLog, repeats: int = MICRO_REPEATS) -> None:
 
 
 def micro_times_ns(log: SampleLog) -> dict[str, float]:
-    """Return the least time of each micro-benchmark in ns; for canaries, a low quantile over the looks."""
+    """Return the least time of each micro-benchmark in ns. A canary has a low quantile of its times instead."""
     found = {name: min(times_ns) for name, times_ns in log.micro.items()}
     for name in CANARIES:
         if looks := [look.times_ns[name] for look in log.canaries if name in look.times_ns]:
@@ -54,7 +54,7 @@ def micro_times_ns(log: SampleLog) -> dict[str, float]:
 
 
 def gate_rates(micro_ns: Mapping[str, float]) -> dict[str, float]:
-    """Return the measured coefficients of the IO gate, by name: ns, and bytes per ns."""
+    """Return the measured coefficients of the IO gate by name: times in ns, and bandwidths in bytes per ns."""
     if missing := [name for name in NEEDED_MICRO if name not in micro_ns]:
         advice = "measure more with `rlxjax calibrate --resume`"
         raise ValueError(f"the samples hold no micro-benchmark of {', '.join(missing)}: {advice}")
@@ -67,7 +67,7 @@ def gate_rates(micro_ns: Mapping[str, float]) -> dict[str, float]:
 
 
 def measured_gate(micro_ns: Mapping[str, float], platform: str) -> dict[str, GateCoefficient]:
-    """Return the IO gate of this machine's rates: a sync point costs a round trip, and any gain counts."""
+    """Return the IO gate with this machine's rates. A sync point costs a round trip, and even a small gain counts."""
     measured = gate_rates(micro_ns)
     chosen = {"unified_memory": False, "host_thunk_penalty_ns": 0.0, "min_gain_ns": 0.0}
     gate = IoFusionGate.checked(**measured, **chosen)
@@ -82,7 +82,7 @@ def measured_gate(micro_ns: Mapping[str, float], platform: str) -> dict[str, Gat
 
 @functools.cache
 def micro_benchmarks() -> dict[str, Callable[[], float]]:
-    """Return by name the functions that time one repeat in ns; all are compiled and have run."""
+    """Return a dict of functions. Each times one repeat of a micro-benchmark in ns. All programs have run before."""
     rng, increment = np.random.default_rng(0), jax.jit(lambda x: x + 1.0)
     sizes = (8, TRANSFER_ELEMENTS, COPY_ELEMENTS)
     small, medium, large = (jax.block_until_ready(jnp.zeros((size,), jnp.float32)) for size in sizes)
@@ -134,19 +134,19 @@ def _timed(run: Callable[[], object]) -> float:
 
 
 def slowness(now_ns: Mapping[str, float], then_ns: Mapping[str, float]) -> float | None:
-    """Return how many times slower the canaries run, as a geometric mean; None without canaries."""
+    """Return the factor by which the canaries are slower, as a geometric mean; None without canaries."""
     ratios = [now_ns[name] / then_ns[name] for name in CANARIES if name in now_ns and name in then_ns]
     return float(np.exp(np.mean(np.log(ratios)))) if ratios else None
 
 
 def used_by_others(log: SampleLog) -> float | None:
-    """Return the average number of processors that other processes kept busy; None without two looks."""
+    """Return the average number of processors that other processes used; None with fewer than two looks."""
     others = [look.others for look in log.canaries[1:]]
     return float(np.mean(others)) if others else None
 
 
 def pace_of(log: SampleLog, earlier: MachineSection | None) -> Pace:
-    """Return the speed of the machine during the samples, relative to its fastest earlier calibration."""
+    """Return the machine's speed while the samples were taken, relative to its fastest earlier calibration."""
     looks = np.log([[look.times_ns[name] for name in CANARIES] for look in log.canaries])
     changes = np.mean(looks - np.median(looks, 0), -1) if len(looks) else np.zeros(0)
     # The looks are a second apart; looks a minute apart differ at least as much.
@@ -164,7 +164,7 @@ def pace_of(log: SampleLog, earlier: MachineSection | None) -> Pace:
 
 
 class CanaryWatch:
-    """Times the canaries at once and then about every second, and keeps the times with the samples."""
+    """Times the canaries at once, and then about every second, and keeps the times among the samples."""
 
     def __init__(self, log: SampleLog):
         self._log, self._next_s, self._own = log, 0.0, psutil.Process()
@@ -177,6 +177,6 @@ class CanaryWatch:
             self._next_s = time.perf_counter() + EVERY_S
 
     def _others(self) -> float:
-        """Return the processors that other processes kept busy since the last look."""
+        """Return the number of processors that other processes kept busy since the last look."""
         busy = psutil.cpu_percent() * (psutil.cpu_count() or 1) - self._own.cpu_percent()
         return max(busy / 100.0, 0.0)

@@ -1,7 +1,7 @@
-"""The cells of a campaign: their order, their programs, and rounds of visits.
+"""How a campaign times cells: the order of the cells, their programs, and rounds of visits.
 
 Every program is compiled and run before its first timing. Each round visits every cell in a new random order, so that a
-slow minute of the machine hits all cells alike. Every cell has the same count of rounds, and every call is kept.
+slow minute of the machine affects all cells alike. Every cell has the same number of rounds, and every call is kept.
 """
 
 import itertools
@@ -24,24 +24,24 @@ from .machine import CanaryWatch
 from .samples import SampleLog, Visit
 from .terminal import Deadline
 
-#: The number of seen works for each held-out work.
+#: The number of seen works, which the fit uses, for each held-out work.
 SEEN_PER_HELD_OUT = 2
-#: The spread of runs and the size of the correction that the choice of works assumes.
+#: What the choice of works assumes: the spread of runs, and the standard deviation of the correction.
 DESIGN_SPREAD, DESIGN_CORRECTION_SD = 0.05, 0.025
-#: After a work for each unknown coefficient, this many works are chosen that best predict all times.
+#: After one work for each unknown coefficient, this many more works are chosen: those that best predict all times.
 FOR_TIMES = 32
-#: Assumed seconds of a cell before its first timing, compilation included, and its assumed number of runs.
+#: Assumptions for a cell: the seconds before its first timing, including compilation, and its number of runs.
 READY_S, EXPECTED_RUNS = 0.2, 20
-#: The most seconds until a cell's second run has ended: before the deadline, and after the deadline.
+#: The most seconds until a cell's second run has ended: the limit before the deadline, and the limit after it.
 CELL_LIMIT_S, GRACE_S = 30.0, 3.0
-#: The most numbers of a result that are compared between two runs, and the relative tolerance.
+#: The most numbers of a result that are compared between two runs, and the relative tolerance of the comparison.
 COMPARED, TOLERANCE = 4096, 1e-3
-#: The largest share of the free memory for one run.
+#: The largest share of the free memory that one run may use.
 MEMORY_SHARE = 0.25
 
 
 def by_work(cells: Sequence[fit.Cell]) -> dict[str, list[fit.Cell]]:
-    """Return the cells of each work; works are in the order of their first cells."""
+    """Return a dict from each work to its cells; the works are in the order of their first cells."""
     works: dict[str, list[fit.Cell]] = {}
     for cell in cells:
         works.setdefault(cell.work, []).append(cell)
@@ -51,10 +51,10 @@ def by_work(cells: Sequence[fit.Cell]) -> dict[str, list[fit.Cell]]:
 def measuring_order(
     suite: fit.Suite, cells: Sequence[fit.Cell], prior: fit.LatencyPrior, facts: fit.Facts, rng: np.random.Generator
 ) -> list[fit.Cell]:
-    """Return the cells in the order of compilation: whole works, the shown works first.
+    """Return the cells in the order of compilation. The cells of a work stay together, and the shown works come first.
 
-    A work of each group follows, then the most informative works for their time, then all others in random order. Every
-    third work is held out; held-out works alternate between groups.
+    Then comes a work of each group, then the works that tell most for their time, then the rest in random order. Every
+    third work is held out; the held-out works come from the groups in turn.
     """
     works = by_work(cells)
     first = [name for name in suite.shown if name in works]
@@ -83,7 +83,7 @@ def measuring_order(
 def _expected(
     suite: fit.Suite, blocks: Sequence[Sequence[fit.Cell]], prior: fit.LatencyPrior, facts: fit.Facts
 ) -> fit.LatencyEstimate:
-    """Return the prior's estimates, `[works, cells]`; padding has an infinite spread."""
+    """Return the prior's estimates, `[works, cells]`. Works with fewer cells are padded, with an infinite spread."""
     posterior = fit.prior_posterior(suite.model, prior, DESIGN_SPREAD, DESIGN_CORRECTION_SD, facts)
     width = max(map(len, blocks))
     cells = [cell for block in blocks for cell in (*block, *[block[0]] * (width - len(block)))]
@@ -94,7 +94,7 @@ def _expected(
 
 
 def _design(blocks: fit.LatencyEstimate, count: int, n_first: int, n_unknowns: int) -> list[int]:
-    """Order `count` blocks by how much they help to predict all blocks; the last `n_first` blocks are timed already."""
+    """Order `count` blocks by how much each helps to predict all blocks. The last `n_first` are timed already."""
 
     def part(which: Sequence[int]) -> fit.LatencyEstimate:
         return fit.LatencyEstimate(*(column[np.asarray(which)] for column in blocks))
@@ -111,7 +111,7 @@ def _design(blocks: fit.LatencyEstimate, count: int, n_first: int, n_unknowns: i
 
 
 class Ready(NamedTuple):
-    """Compiled cells by name: the programs, the ns of their second runs, and why other cells are left out."""
+    """Compiled cells by name: their programs, and the ns of their second runs. Also why each other cell is left out."""
 
     programs: dict[str, Callable[[], Any]]
     times_ns: dict[str, int]
@@ -127,10 +127,10 @@ def made_ready(
     at_least: int = 0,
     n_threads: int = 1,
 ) -> Ready:
-    """Compile and run cells in their order until the deadline, and at least `at_least` cells.
+    """Compile and run cells in their order until the deadline, but at least `at_least` cells.
 
     A program is refused if it raises, gives another result the second time, or takes longer than `CELL_LIMIT_S`. After
-    the deadline, the limit is `GRACE_S`. A program beyond the limit continues in the background.
+    the deadline, the limit is `GRACE_S`. A program that exceeds the limit continues in the background.
     """
     waiting, running, tried, done = list(reversed(cells)), {}, {}, queue.SimpleQueue()
     while True:
@@ -162,7 +162,7 @@ def made_ready(
 
 
 def _tried(suite: fit.Suite, cell: fit.Cell) -> tuple[Callable[[], Any], int] | str:
-    """Return the program of a cell and the ns of its second run, or why the program is refused."""
+    """Return the program of a cell and the time of its second run in ns, or the reason why the program is refused."""
     try:
         program = suite.program(cell)
         first = jax.block_until_ready(program())
@@ -179,7 +179,7 @@ def _raised(error: Exception) -> str:
 
 
 def _alike(first: Any, second: Any) -> bool:
-    """Return whether two results agree in a sample of their numbers."""
+    """Return whether two results agree; only a sample of their numbers is compared."""
 
     def few(result: Any) -> np.ndarray:
         if jnp.issubdtype(getattr(result, "dtype", float), jax.dtypes.prng_key):
@@ -203,7 +203,7 @@ def measure_rounds(
     advance: Callable[[], None],
     is_enough: Callable[[], bool] = lambda: False,
 ) -> dict[str, str]:
-    """Measure rounds, unfinished rounds first, until `is_enough` or the deadline; return why cells are left out."""
+    """Time rounds until `is_enough` or the deadline, unfinished rounds first. Return why cells are left out."""
     refused: dict[str, str] = {}
     canary, has_round = CanaryWatch(log), bool(log.complete_rounds())
     unfinished = [place for place, visits in enumerate(log.rounds) if visits and log.cells_left(place)]

@@ -34,9 +34,9 @@ from .command_line import (
 from .decisions import decided_here, in_words, summary
 from .terminal import Progress, Row, console, finite_ns, json_text, print_rows, print_table, say
 
-#: Exit status of an advice without a decision.
+#: The exit status of an advice that contains no decision.
 UNSURE_STATUS = 1
-#: Characters of the longest bar and of the shortest drawn bar, and the number of printed flips.
+#: The lengths, in characters, of the longest bar and of the shortest bar to draw; the number of printed flips.
 BAR_WIDTH, LEAST_BAR_WIDTH, FLIPS_SHOWN = 16, 4, 6
 
 
@@ -47,7 +47,7 @@ BAR_WIDTH, LEAST_BAR_WIDTH, FLIPS_SHOWN = 16, 4, 6
 def predict(
     batch: Batch, file: File = None, n_fft: NFft = 256, k: Peaks = 16, segments: Segments = 2, as_json: AsJson = False
 ) -> None:
-    """Predict the time of each strategy of Welch peaks, and name the fastest one."""
+    """Predict the time of each strategy of Welch peaks, and name the fastest strategy."""
     with Progress().waiting("predicting"):
         sizes = workload(batch, n_fft, k, segments)
         known = calibration_of(file)
@@ -81,7 +81,7 @@ def predict(
 def explain(
     batch: Batch, file: File = None, n_fft: NFft = 256, k: Peaks = 16, segments: Segments = 2, as_json: AsJson = False
 ) -> None:
-    """Explain the fastest strategy of Welch peaks: the parts of its time, its lead, and what would change the pick."""
+    """Explain the pick, the fastest strategy of Welch peaks: its time in parts, its lead, and what changes the pick."""
     with Progress().waiting("explaining"):
         sizes = workload(batch, n_fft, k, segments)
         known = calibration_of(file)
@@ -111,7 +111,7 @@ def explain(
 def possible(
     calibrated: "rlxjax.calibration.CalibratedModel", explanation: "rlxjax.calibration.Explanation"
 ) -> "rlxjax.calibration.Explanation":
-    """Return an explanation without flips to inputs that the model refuses."""
+    """Return an explanation, without the flips whose inputs the model refuses."""
     for strategy in explanation.strategies:
         finite_ns(strategy.time_ns, strategy.strategy)
 
@@ -127,7 +127,7 @@ def possible(
 
 
 def reasons(explanation: "rlxjax.calibration.Explanation") -> list[str]:
-    """Return two sentences: the pick's lead with its probability and verdict, and the crossover."""
+    """Return two sentences: one on the pick's lead, its probability and the verdict, and one on the crossover."""
     verdict, crossover = explanation.verdict, explanation.crossover
     ends = "" if crossover.interval is None else "; 90 % interval {:,.0f} to {:,.0f}".format(*crossover.interval)
     return [
@@ -139,12 +139,12 @@ def reasons(explanation: "rlxjax.calibration.Explanation") -> list[str]:
 
 
 def flips_title(explanation: "rlxjax.calibration.Explanation") -> str:
-    """Return the title of the table of flips."""
+    """Return the title of the table of flips, the changes of an input that change the pick."""
     return f"The smallest changes that make {explanation.runner_up} faster than {explanation.pick}"
 
 
 def flip_rows(explanation: "rlxjax.calibration.Explanation") -> list[Row]:
-    """Return the rows of the flips, the smallest change first."""
+    """Return a table row for each flip; the smallest change comes first."""
     return [
         {"input or coefficient": flip.name, "value": flip.value, "unit": flip.unit, "factor": flip.factor}
         | {"new value": flip.value * flip.factor, "standard deviations": "known" if flip.kind == "input" else flip.sds}
@@ -155,7 +155,7 @@ def flip_rows(explanation: "rlxjax.calibration.Explanation") -> list[Row]:
 
 
 def _print_waterfall(explanation: "rlxjax.calibration.Explanation", to: Console) -> None:
-    """Print a row for each term; each bar begins at the end of the bar above, all on one scale."""
+    """Print a row with a bar for each term. Each bar begins where the bar above ends, and all bars have one scale."""
     strategies = explanation.strategies
     names = [name.removesuffix("_ns").replace("_", " ") for name in strategies[0].terms_ns]
     rows: list[list[str]] = [[name] for name in (*names, "total", "90 %: from", "90 %: to")]
@@ -176,7 +176,7 @@ def _print_waterfall(explanation: "rlxjax.calibration.Explanation", to: Console)
 
 
 def _bar(start: float, end: float, scale: float) -> str:
-    """Return a bar between two places, in a lighter shade for a negative term."""
+    """Return a bar between two places. The bar of a negative term has a lighter shade."""
     first, last = (round(max(place * scale, 0.0)) for place in sorted((start, end)))
     return " " * first + ("█" if end >= start else "░") * (last - first)
 
@@ -199,7 +199,7 @@ Axes = Annotated[str | None, Option("--mesh", help="The mesh of the target's dev
 def _users_functions(
     what: str, names: list[str], arg: list[str] | None, args: str | None, size: str | None = None
 ) -> Iterator[tuple[list[Callable], Any]]:
-    """Import a user's functions; yield the functions and their arguments, or with `size` a function of the size."""
+    """Import a user's functions. Yield them and their arguments, or with `size` a function from a size to arguments."""
     with Progress().waiting(what):
         set_up_jax(None)
         import jax
@@ -213,7 +213,7 @@ def _users_functions(
 
 
 def _mesh_of(text: str | None) -> dict[str, int] | None:
-    """Return the sizes of mesh axes by name from a text such as data=4,model=2."""
+    """Return a dict of the sizes of mesh axes by axis name, from a text such as data=4,model=2."""
     if text is None:
         return None
     pairs = [part.strip().partition("=") for part in text.split(",")]
@@ -223,7 +223,7 @@ def _mesh_of(text: str | None) -> dict[str, int] | None:
 
 
 def _asked(file: FilePath | None) -> "rlxjax.Calibration":
-    """Return the calibration of a file, or of this machine."""
+    """Return the calibration in a file, or without a file the calibration of this machine."""
     known = None if file else rlxjax.default_calibration()
     return known or rlxjax.load_calibration(file)
 
@@ -256,9 +256,9 @@ def profile(
 ) -> None:
     """Count the work of a function, and predict the time of a jitted call and of its parts on this machine.
 
-    Launches and traffic are counted without fusion; XLA fuses most of these launches. Your module is imported, from the
-    current folder too, and nothing is compiled or run. With --target, the function is compiled for a device that need
-    not be present, and the compiler gives kernels, memory and estimates.
+    Launches and memory traffic are counted without fusion, although XLA fuses most of these launches. Your module is
+    imported, from the current folder too, but nothing is compiled or run. With --target, the function is compiled for a
+    device that you need not have, and the compiler gives the kernels, the memory and its estimates.
     """
     known = None
     of_target: dict[str, Any] = {"--mesh": mesh, "--largest": largest, "--devices": devices, "--prices": prices}
@@ -297,7 +297,7 @@ def _profiled_for(
     devices: int | None,
     prices: FilePath | None,
 ) -> tuple[dict[str, Any], list[object], bool]:
-    """Return the profile of a function on a target as JSON and as text, and whether it is complete and fits."""
+    """Return a function's profile on a target as JSON and as text, and whether the profile is complete and fits."""
     from rlxjax.calibration import predict_for_target
     from rlxjax.targets import DoesNotFitError, largest, load_prices, rank_meshes
 
@@ -326,7 +326,7 @@ def _profiled_for(
 
 
 def _of_target(file: FilePath | None, target: str) -> "rlxjax.Calibration | None":
-    """Return the calibration of a file, and refuse a calibration of another kind of device than the target."""
+    """Return the calibration in a file; refuse it if it is for another kind of device than the target."""
     from rlxjax.calibration import MachineMismatchWarning
     from rlxjax.models import gpu_facts, gpu_facts_of_kind
     from rlxjax.targets import target_device
@@ -367,10 +367,10 @@ def advise(
     mesh: Axes = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say which of several jitted functions should be one program on this machine, and why.
+    """Say which of several jitted functions should be compiled as one program on this machine, and why.
 
     Your modules are imported, from the current folder too. With --target, each program is compiled for a device that
-    need not be present, and the compiler's kernels, bytes, memory and estimates decide.
+    you need not have, and the compiler's kernels, bytes, memory and estimates decide.
     """
     if target is not None and calibration:
         raise ValueError("--calibration: expected no file with --target, since the target is another device")

@@ -1,4 +1,4 @@
-"""The raw samples of a campaign (one JSON line each, appended at once), and the time of each cell."""
+"""The raw samples of a campaign, and the time of each cell. A file has a JSON line for each sample, written at once."""
 
 import contextlib
 import dataclasses
@@ -16,13 +16,13 @@ from rlxjax import calibration as files
 from rlxjax.clock import PROTOCOL, QUARTILE, mean_ns
 from rlxjax.fit import Cell, Facts, Suite
 
-#: Iterations that separate cell times from the machine's pace; a pace is the median of this odd number of visits.
+#: The number of iterations that separate cell times from the machine's pace; a pace is the median of so many visits.
 PACE_STEPS, PACE_VISITS = 3, 21
 
 
 @dataclasses.dataclass(frozen=True)
 class Visits:
-    """Visits in order, `[visits]`: the round, the index of the cell (below `n_cells`), and the time of each visit."""
+    """Visits in order, as arrays `[visits]`: the round, the index of the cell (below `n_cells`), and the time."""
 
     round: np.ndarray
     cell: np.ndarray
@@ -31,7 +31,7 @@ class Visits:
 
     @classmethod
     def of_rounds(cls, times_ns: np.ndarray) -> "Visits":
-        """Return visits from times `[rounds, cells]`: each round visits each cell once, in order."""
+        """Return the visits for an array of times, `[rounds, cells]`: each round visits each cell once, in order."""
         times_ns = np.asarray(times_ns, np.float64)
         return cls(*np.divmod(np.arange(times_ns.size), times_ns.shape[1]), times_ns.ravel(), times_ns.shape[1])
 
@@ -44,9 +44,9 @@ class Visits:
 
 
 def quantile_ns(visits: Visits) -> np.ndarray:
-    """Return the time of each cell in ns, float64 `[cells]`: the lower quartile of its visits at the average pace.
+    """Return each cell's time in ns, float64 `[cells]`: the lower quartile of its visits, scaled to the average pace.
 
-    The pace at a visit is a median over the neighbouring visits: each time is divided by its cell's quartile.
+    The pace at a visit is a median over the neighbouring visits, each visit's time divided by its cell's quartile.
     """
     order = np.argsort(visits.cell, kind="stable")
     starts = np.searchsorted(visits.cell[order], np.arange(1, visits.n_cells))
@@ -63,7 +63,7 @@ def quantile_ns(visits: Visits) -> np.ndarray:
 
 
 def noise_floor(visits: Visits) -> np.ndarray:
-    """Return the relative difference of each cell's time between even and odd rounds, `[cells]`; NaN for one round."""
+    """Return the relative difference of each cell's time, `[cells]`, between even and odd rounds; NaN for one round."""
     rounds = visits.rounds()
     if (half := len(rounds) // 2) == 0:
         return np.full(visits.n_cells, np.nan)
@@ -72,7 +72,7 @@ def noise_floor(visits: Visits) -> np.ndarray:
 
 
 SAMPLES_VERSION = 5
-#: The end of a samples file's name, after the names of the calibration and the model; the file may be compressed.
+#: How the name of a samples file ends, after the names of the calibration and the model. The file may be compressed.
 SUFFIX = ".samples.jsonl"
 ANEW = "leave out --resume to start again"
 Name = Annotated[str, Field(min_length=1, max_length=256)]
@@ -80,7 +80,7 @@ ShortName = Annotated[str, Field(max_length=64)]
 
 
 class Header(files.Strict):
-    """The first line: the suite, the machine, the model's facts, and the SHA-256 of the given files."""
+    """The first line of a samples file: the suite, the machine, the model's facts, and the given files' SHA-256."""
 
     kind: Literal["header"] = "header"
     version: Literal[5] = SAMPLES_VERSION
@@ -93,7 +93,7 @@ class Header(files.Strict):
 
 
 class KeptCell(files.Strict):
-    """A cell, see `rlxjax.fit.Cell`."""
+    """A line that describes a cell, see `rlxjax.fit.Cell`."""
 
     name: Name
     variant: Name
@@ -105,14 +105,14 @@ class KeptCell(files.Strict):
 
 
 class Cells(files.Strict):
-    """The cells that all later rounds visit."""
+    """A line that names the cells that all later rounds visit."""
 
     kind: Literal["cells"] = "cells"
     cells: list[KeptCell]
 
 
 class Micro(files.Strict):
-    """One repeat of a micro-benchmark."""
+    """A line with the time of one repeat of a micro-benchmark."""
 
     kind: Literal["micro"] = "micro"
     name: ShortName
@@ -120,7 +120,7 @@ class Micro(files.Strict):
 
 
 class Canary(files.Strict):
-    """A look at the machine's pace: times of micro-benchmarks, and the processors that other processes used."""
+    """A look at the machine's pace: times of micro-benchmarks, and how many processors other processes used."""
 
     kind: Literal["canary"] = "canary"
     times_ns: dict[ShortName, files.Positive]
@@ -128,7 +128,7 @@ class Canary(files.Strict):
 
 
 class Visit(files.Strict):
-    """The timed calls of one visit of a cell."""
+    """A line with the timed calls of one visit of a cell."""
 
     kind: Literal["visit"] = "visit"
     round: Annotated[int, Field(ge=0)]
@@ -136,14 +136,14 @@ class Visit(files.Strict):
     times_ns: Annotated[list[Annotated[int, Field(ge=1, lt=2**63)]], Field(min_length=1)]
 
 
-#: A line after the header.
+#: The type of each line after the first line.
 Line = Cells | Micro | Canary | Visit
 _LINE = TypeAdapter(Annotated[Header | Line, Field(discriminator="kind")])
 
 
 @dataclasses.dataclass
 class SampleLog:
-    """The samples of one campaign: cells, rounds of visits (cell, ns), micro-benchmarks, and looks at the pace."""
+    """The samples of a campaign: cells, rounds of visits (cell, ns), micro-benchmarks, and looks at the pace."""
 
     header: Header
     cells: list[Cell] = dataclasses.field(default_factory=list)
@@ -154,7 +154,7 @@ class SampleLog:
 
     @classmethod
     def new(cls, suite: Suite, name: str) -> "SampleLog":
-        """Return an empty log of a suite; `name` is the suite's name on a command line."""
+        """Return an empty log for a suite. `name` is the name of the suite on a command line."""
         facts = {name: np.asarray(fact, float).tolist() for name, fact in suite.facts().items()}
         about = {"fingerprint": files.current_fingerprint(), "facts": facts, "given": dict(suite.given)}
         return cls(Header(suite=name, runner=suite.runner, protocol=PROTOCOL, **about))
@@ -173,11 +173,11 @@ class SampleLog:
         return [cell.name for cell in self.cells if cell.name not in done]
 
     def complete_rounds(self) -> list[list[tuple[str, float]]]:
-        """Return the rounds that visited every cell; none before the cells are chosen."""
+        """Return the rounds that visited every cell; empty before the cells are chosen."""
         return [one for place, one in enumerate(self.rounds) if self.cells and not self.cells_left(place)]
 
     def timed(self) -> tuple[list[Cell], Visits]:
-        """Return the timed cells and the visits of the complete rounds, or of the longest round if none is complete."""
+        """Return the timed cells and the visits of the complete rounds. If there are none, use the longest round."""
         whole = self.complete_rounds() or [max(self.rounds, key=len, default=[])]
         visited = {name for name, _ in whole[0]}
         cells = [cell for cell in self.cells if cell.name in visited]
@@ -189,7 +189,7 @@ class SampleLog:
 
     @contextlib.contextmanager
     def kept_in(self, path: FilePath, *, append: bool) -> Iterator[FilePath | None]:
-        """Append each added line to a file at once; yield the path to which earlier samples were moved, or None."""
+        """Append each added line to a file at once. Yield the path to which the earlier file was moved, or None."""
         aside = None if append else files.set_aside(path)
         try:
             self._file = open(path, "ab" if append else "xb", buffering=0)  # noqa: SIM115
@@ -217,7 +217,7 @@ class SampleLog:
         self.keep(Cells(cells=[KeptCell.model_validate(cell, from_attributes=True) for cell in cells]))
 
     def add(self, line: Line) -> None:
-        """Add the content of a line; refuse a line that cannot follow the earlier lines."""
+        """Add the content of a line; refuse a line that must not come after the earlier lines."""
         match line:
             case Micro():
                 self.micro.setdefault(line.name, []).append(line.time_ns)
@@ -239,7 +239,7 @@ class SampleLog:
 def read_samples(
     path: FilePath, *, advice: str = "take samples with `rlxjax calibrate`", cut_tail: bool = False
 ) -> SampleLog:
-    """Read a samples file, compressed if its name ends in `.gz`; a truncated last line is left out."""
+    """Read a samples file, which is compressed if its name ends in `.gz`. A truncated last line is left out."""
     content = files.read_file(path, mend=advice)
     whole = content[: content.rfind(b"\n") + 1]
     log = None
@@ -264,7 +264,7 @@ def read_samples(
 
 
 def resumed(path: FilePath, wanted: Header, cells: Sequence[Cell]) -> SampleLog:
-    """Read samples to continue with; refuse samples of another suite, version, machine, grid or learned model."""
+    """Read the samples that a job continues; refuse another suite, version, machine, grid or learned model."""
     log = read_samples(path, advice=ANEW, cut_tail=True)
     for name in ("suite", "runner", "protocol"):
         got, expected = getattr(log.header, name), getattr(wanted, name)
@@ -281,12 +281,12 @@ def resumed(path: FilePath, wanted: Header, cells: Sequence[Cell]) -> SampleLog:
 
 
 def samples_path(calibration: FilePath, model: str) -> FilePath:
-    """Return the path of a model's samples, beside the calibration `a.json`: `a.welch.samples.jsonl`."""
+    """Return the path of a model's samples: `a.welch.samples.jsonl`, beside the calibration `a.json`."""
     return calibration.with_name(f"{calibration.stem}.{model}{SUFFIX}")
 
 
 def calibration_of(samples: FilePath) -> FilePath:
-    """Return the path of the calibration file of a samples file, from the samples file's name."""
+    """Return the path of the calibration file that belongs to a samples file, from the samples file's name."""
     rest = samples.name.removesuffix(".gz")
     name, _, model = rest.removesuffix(SUFFIX).rpartition(".")
     if not (rest.endswith(SUFFIX) and name and model):

@@ -1,4 +1,4 @@
-"""The output of the commands: sentences, tables, JSON, and progress on standard error."""
+"""The output of the commands: sentences, tables and JSON, and the progress on standard error."""
 
 import contextlib
 import functools
@@ -18,21 +18,21 @@ from rich.text import Text
 
 from rlxjax.units import bytes_text, time_text
 
-#: The width of the output without a terminal, in columns.
+#: The width of the output, in columns, if there is no terminal.
 WIDE = 1000
-#: The values of a table's row by heading; a heading ends with the unit of its numbers in brackets.
+#: A row of a table: its values by heading. A heading ends with the unit of its numbers, in brackets.
 Row = dict[str, Any]
-#: Functions that print a number with its unit, by unit; the heading then leaves out the unit.
+#: For each unit, a function that prints a number with its unit. The heading then leaves out the unit.
 _TEXTS: dict[str, Callable[[float], str]] = {" (ns)": time_text, " (bytes)": bytes_text}
 
 
 def console() -> Console:
-    """Return the console for tables: as wide as the terminal, or as wide as each table without a terminal."""
+    """Return a console for tables. It is as wide as the terminal; without a terminal, as wide as each table."""
     return Console(width=None if sys.stdout.isatty() else WIDE)
 
 
 def say(text: object, to: Console | None = None) -> None:
-    """Print a text without added line breaks, so that names in it can be copied, on standard output or a console."""
+    """Print a text on standard output or on a console. No line breaks are added, so names in the text can be copied."""
     if to is None:
         typer.echo(plain(text))
     else:
@@ -40,7 +40,7 @@ def say(text: object, to: Console | None = None) -> None:
 
 
 def plain(text: object) -> str:
-    """Return a text with escaped control characters: a file may hold characters that steer a terminal."""
+    """Return a text with its control characters escaped, because characters in a file could control the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in str(text))
 
 
@@ -66,12 +66,12 @@ def number(value: float) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """Return a count and its noun: `1,200 rounds`."""
+    """Return a number with its noun, such as `1,200 rounds`."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def shown(value: Any, heading: str) -> str:
-    """Return the text of a table's cell; the unit in the heading says how a number is printed.
+    """Return the text of a cell in a table. The unit in the heading determines how a number is printed.
 
     Examples:
         >>> shown(1234.5, "time (ns)"), shown(0.0234, "error (%)"), shown(True, "timed"), shown(None, "noise (%)")
@@ -88,7 +88,7 @@ def shown(value: Any, heading: str) -> str:
 
 
 def heading_text(heading: str) -> str:
-    """Return a heading without its unit if the cells print the unit."""
+    """Return a heading. Its unit is removed if the cells print the unit."""
     return next((heading.removesuffix(unit) for unit in _TEXTS if heading.endswith(unit)), heading)
 
 
@@ -105,7 +105,7 @@ def print_rows(console: Console, title: str, rows: Sequence[Row]) -> None:
 def print_table(
     console: Console, title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1
 ) -> None:
-    """Print a table. The first `texts` columns and columns without a heading are left-aligned; no cell is cut."""
+    """Print a table. The first `texts` columns, and columns without a heading, are left-aligned. No cell is cut."""
     console.print(Text(plain(title), style="bold"))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for place, heading in enumerate(headings):
@@ -118,7 +118,7 @@ def print_table(
 
 
 class Deadline:
-    """The time by which a phase has to end, and whether the user interrupted it."""
+    """The time at which a phase must end, and whether the user interrupted the phase."""
 
     def __init__(self, at_s: float):
         self.at_s = at_s
@@ -129,7 +129,7 @@ class Deadline:
 
 
 class Progress:
-    """Shows on standard error the phase of a command, its progress, and the time that is left."""
+    """Shows the phase of a command, its progress and the remaining time, on standard error."""
 
     def __init__(self, console: Console | None = None, *, ends_s: float | None = None, is_quiet: bool = False):
         self._console = console or Console(stderr=True)
@@ -137,7 +137,7 @@ class Progress:
 
     @contextlib.contextmanager
     def waiting(self, name: str, total: float | None = None) -> Iterator[Callable[..., None]]:
-        """Show a bar on a terminal while the block runs; yield the function that updates it."""
+        """On a terminal, show a progress bar while the block runs. Yield the function that updates the bar."""
         if self._is_quiet or not self._console.is_terminal:
             yield lambda **_: None
             return
@@ -155,7 +155,7 @@ class Progress:
     def phase(
         self, name: str, deadline: Deadline | None = None, total: int | None = None, what: str = "round"
     ) -> Iterator[Callable[[], None]]:
-        """Show a phase; yield the function to call after each step (`what`). With a deadline, the bar shows time."""
+        """Show a phase. Yield a function to call after each step; `what` names a step. With a deadline, show time."""
         begun_s, steps = time.perf_counter(), 0
         span_s = None if deadline is None else max(deadline.left_s(), 0.1)
 
@@ -172,7 +172,7 @@ class Progress:
 
     @contextlib.contextmanager
     def counting(self, name: str, what: str) -> Iterator[Callable[[int, int], None]]:
-        """Show the count and rate of `what`; yield a function that takes the finished and the total count."""
+        """Show how many of `what` are done, and the rate. Yield a function that takes the done number and the total."""
         begun: tuple[float, int] | None = None
 
         def advance(done: int, total: int) -> None:
@@ -186,7 +186,7 @@ class Progress:
 
 
 class _TimeLeft(rich_progress.ProgressColumn):
-    """Seconds until the planned end of the command, or of the phase if the command has no planned end."""
+    """Seconds until the planned end of the command, or until the end of the phase if no such end is planned."""
 
     def __init__(self, ends_s: float | None):
         super().__init__()

@@ -6,7 +6,7 @@ The most used names, by task:
 - find the fastest of several functions on this machine: `choose`
 - count a function's work, and predict its time: `profile_function`, `default_calibration().predict_function`
 - read, write and use a calibration of this machine: `default_calibration`, `load_calibration`, `save_calibration`
-- decide with built-in coefficients: `Graph`, `profile_graph_io`, `fusion_benefit`, `io_fusion_gate_for_target`,
+- decide from built-in coefficients: `Graph`, `profile_graph_io`, `fusion_benefit`, `io_fusion_gate_for_target`,
   `rank_devices`
 - fuse graphs of operations: `plan_fusion`, `execute_plan`
 - write a latency model of your own: `LatencyModel`, `Input`, `Suite`, `Cell`, `Timings`, `fit_posterior`
@@ -25,7 +25,7 @@ from pathlib import Path as _Path
 import lazy_loader as _lazy_loader
 
 __version__ = "0.1.0"
-#: The stub `__init__.pyi` lists the public names and their modules. A name's first use imports its module.
+#: The stub `__init__.pyi` lists the public names and their modules. The first use of a name imports its module.
 __getattr__, __dir__, _ = _lazy_loader.attach_stub(__name__, __file__)
 _STUB = _ast.parse(_Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
 __all__ = next(_ast.literal_eval(line.value) for line in _STUB.body if isinstance(line, _ast.Assign))  # pyright: ignore

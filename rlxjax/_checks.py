@@ -1,4 +1,4 @@
-"""Checks of the sizes, signs and shapes that a user gives. Checks of values accept every traced value."""
+"""Checks of the sizes, signs and shapes that a user gives. A check of values accepts every traced value."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-#: The largest accepted time, count or rate.
+#: The largest time, count or rate that is accepted.
 MOST = 2.0**64
 
 
@@ -21,7 +21,7 @@ def is_traced(*values: object) -> bool:
 
 
 def is_on_device(value: object, kind: jax.typing.DTypeLike) -> bool:
-    """Whether the value is an untraced JAX array with at least one axis and a dtype of this kind."""
+    """Whether the value is an untraced JAX array with at least one axis and a dtype of the given kind."""
     if is_traced(value) or not isinstance(value, jax.Array):
         return False
     return value.ndim > 0 and jnp.issubdtype(value.dtype, kind)
@@ -55,7 +55,7 @@ def _check_at_most(flat: np.ndarray, name: str, what: str, most: float) -> None:
 
 
 def check_not_nan(value: Any, name: str) -> None:
-    """Raise `ValueError` for NaN in NumPy arrays or Python numbers; JAX arrays are not checked."""
+    """Raise `ValueError` if NumPy arrays or Python numbers contain NaN; JAX arrays are not checked."""
     if isinstance(value, jax.Array) or is_traced(value):
         return
     flat = _numbers(value, name, "number")
@@ -64,7 +64,7 @@ def check_not_nan(value: Any, name: str) -> None:
 
 
 def _minimum(flat: np.ndarray) -> float:
-    """Return the smallest number in one pass; NaN if any number is NaN."""
+    """Return the smallest of the numbers, found in one pass; NaN if any number is NaN."""
     with np.errstate(invalid="ignore"):
         return flat.min().item() if flat.dtype != object else min(flat)
 
@@ -81,7 +81,7 @@ def _numbers(value: Any, name: str, what: str) -> np.ndarray:
 
 
 def check_shapes(**values: Any) -> None:
-    """Raise `ValueError` unless the shapes broadcast together."""
+    """Raise `ValueError` if the shapes do not broadcast together."""
     shapes = {name: np.shape(value) for name, value in values.items()}
     try:
         broadcast_shape(*shapes.values())
@@ -91,7 +91,7 @@ def check_shapes(**values: Any) -> None:
 
 
 def broadcast_shape(*shapes: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the broadcast shape of several shapes; sizes may be symbols of `jax.export`."""
+    """Return the shape to which several shapes broadcast; sizes may be symbols of `jax.export`."""
     try:
         return np.broadcast_shapes(*shapes)
     except TypeError:
@@ -99,18 +99,18 @@ def broadcast_shape(*shapes: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def is_symbolic(size: object) -> bool:
-    """Whether a size is a symbol of `jax.export`; a comparison of symbols may raise an error."""
+    """Whether a size is a symbol of `jax.export`. Code that compares symbols may raise an error."""
     return not isinstance(size, (int, np.integer))
 
 
 def fields_of(record: object, prefix: str = "") -> dict[str, Any]:
-    """Return the numeric fields of a dataclass by name, for `check_shapes`."""
+    """Return a dict of the numeric fields of a dataclass by name, for `check_shapes`."""
     values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}  # pyright: ignore
     return {prefix + name: value for name, value in values.items() if name != "provenance"}
 
 
 def as_index(value: object, name: str, *, at_least: int = 0) -> int:
-    """Return the value as a Python integer; raise `ValueError` if the value is no integer or too small."""
+    """Return the value as a Python integer; raise `ValueError` if the value is not an integer or is too small."""
     try:
         number = operator.index(value)  # pyright: ignore[reportArgumentType]
     except TypeError:

@@ -12,13 +12,13 @@ import jax
 
 R = TypeVar("R")
 
-#: The attribute `is_worker` exists in a thread while the thread computes a chunk.
+#: While a thread computes a chunk, this object has the attribute `is_worker` in that thread.
 _thread = threading.local()
 _is_forked = False
 
 
 def is_forked() -> bool:
-    """Whether this process is a fork. A fork lacks JAX's threads, so a program may never end here."""
+    """Whether this process was forked. A forked process lacks JAX's threads, so a program may never end in it."""
     return _is_forked
 
 
@@ -32,7 +32,7 @@ def worker_count() -> int:
 
 
 def for_each_chunk(run: Callable[[int, int], None], n_rows: int, chunk_rows: int, n_workers: int | None = None) -> None:
-    """Call `run(start, stop)` for each chunk, on several threads; a call inside a chunk uses only its own thread."""
+    """Call `run(start, stop)` for each chunk, on several threads. A call from inside a chunk uses only one thread."""
     starts = range(0, n_rows, chunk_rows)
     n_workers = 1 if hasattr(_thread, "is_worker") else min(n_workers or worker_count(), len(starts))
     if n_workers < 2:
@@ -87,12 +87,12 @@ if hasattr(os, "register_at_fork"):
 
 @contextlib.contextmanager
 def background() -> Iterator[Callable[..., Future]]:
-    """Give a function that starts a call on another thread and returns the call's `Future`."""
+    """Yield a function that starts a call on another thread and returns the call's `Future`."""
     with ThreadPoolExecutor(1, "rlxjax") as pool:
         yield lambda run, *args, **kwargs: pool.submit(with_callers_settings(run), *args, **kwargs)
 
 
-#: The name and the context manager of each JAX setting that may differ between threads.
+#: For each JAX setting that may differ between threads: the name and the context manager.
 _SETTINGS = tuple(
     (f"jax_{name}", getattr(jax, name))
     for name in (
@@ -104,12 +104,12 @@ _SETTINGS = tuple(
 
 
 def callers_settings() -> tuple[Any, ...]:
-    """Return the JAX settings of the calling thread; the last entry is the mesh."""
+    """Return the JAX settings of the calling thread. The last entry is the mesh."""
     return *[getattr(jax.config, name) for name, _ in _SETTINGS], jax.sharding.get_abstract_mesh()
 
 
 def with_callers_settings(run: Callable[..., R]) -> Callable[..., R]:
-    """Return `run` as a function that uses the calling thread's JAX settings on any thread."""
+    """Return a function that calls `run` on any thread, with the JAX settings of the thread that is calling now."""
     settings, mesh = callers_settings(), None
     with contextlib.suppress(ValueError):  # `get_mesh` raises an error inside `jax.jit`
         mesh = jax.sharding.get_mesh()

@@ -12,10 +12,10 @@ import numpy as np
 from ._checks import check_positive, is_traced
 from ._typing import Count
 
-#: The largest count; larger counts become this number, as in the reference.
+#: The largest count. A larger count becomes this number, as in the reference implementation.
 MAX_COUNT = 2**64 - 1
 
-#: A count, or a column of counts, that a user gives.
+#: A count, or an array of counts (a column), as a user gives it.
 Columns: TypeAlias = Count | Sequence[Any]
 
 _NARROWED = ("int32", "uint32")
@@ -27,7 +27,7 @@ def saturate(count: int) -> int:
 
 
 def is_exact(value: object) -> bool:
-    """Whether the value is an integer or an array of integers, and is not traced."""
+    """Whether the value is an untraced integer or an untraced array of integers."""
     if is_traced(value):
         return False
     if isinstance(value, int):
@@ -37,7 +37,7 @@ def is_exact(value: object) -> bool:
 
 
 def exact(value: Columns) -> int | np.ndarray:
-    """Return a count as a Python integer, or a column of counts as an array of Python integers."""
+    """Return a count as a Python integer, and a column of counts as an array of Python integers."""
     if isinstance(value, int):
         return value
     array = np.asarray(value)
@@ -45,7 +45,7 @@ def exact(value: Columns) -> int | np.ndarray:
 
 
 def packed(value: int | np.ndarray) -> int | np.ndarray:
-    """Return exact counts as int64 or uint64, or as float64 if some count fits neither type."""
+    """Return exact counts as int64 or uint64, or as float64 if neither type can hold every count."""
     if isinstance(value, int) or value.dtype == np.int64:
         return value
     least, most = (int(value.min()), int(value.max())) if value.size else (0, 0)
@@ -53,13 +53,13 @@ def packed(value: int | np.ndarray) -> int | np.ndarray:
 
 
 def _type_of(least: int, most: int) -> type[np.integer] | None:
-    """Return a 64-bit integer type that holds every number from `least` to `most`, or None."""
+    """Return a 64-bit integer type that can hold every number from `least` to `most`; None if there is no such type."""
     types = [dtype for dtype in (np.int64, np.uint64) if np.iinfo(dtype).min <= least and most <= np.iinfo(dtype).max]
     return types[0] if types else None
 
 
 def difference(before: Columns, after: Columns, name: str) -> Count:
-    """Return `before - after`, exact for integers on the host, else in floats."""
+    """Return `before - after`: exact if both are integers on the host, else in floating point."""
     if is_exact(before) and is_exact(after):
         saved = _difference_in_64_bits(np.asarray(before), np.asarray(after))
         return packed(exact(before) - exact(after) if saved is None else saved)
@@ -73,7 +73,7 @@ def difference(before: Columns, after: Columns, name: str) -> Count:
 
 
 def _difference_in_64_bits(before: np.ndarray, after: np.ndarray) -> np.ndarray | None:
-    """Return the exact difference of columns, or None if the difference may need more than 64 bits."""
+    """Return the exact difference of two columns, or None if the difference may need more than 64 bits."""
     is_column = before.ndim > 0 or after.ndim > 0
     if not is_column or not before.size or not after.size or object in (before.dtype, after.dtype):
         return None
@@ -82,7 +82,7 @@ def _difference_in_64_bits(before: np.ndarray, after: np.ndarray) -> np.ndarray 
 
 
 def as_float(value: Columns, name: str) -> jax.Array | np.ndarray | float:
-    """Return a count or a real number as a float; integers and float64 NumPy arrays get JAX's default precision."""
+    """Return a count or a real number as a float. Integers and float64 NumPy arrays get JAX's default precision."""
     if isinstance(value, (int, float)):
         return _held_float(value, name)
     if isinstance(value, jax.core.Tracer):
@@ -103,20 +103,20 @@ def as_float(value: Columns, name: str) -> jax.Array | np.ndarray | float:
 
 
 def size_as_float(value: Columns, name: str) -> jax.Array | np.ndarray | float:
-    """Return a size (batch, n_fft, k) as a float; a size may be a traced 32-bit integer, but a count may not."""
+    """Return a size (batch, n_fft or k) as a float. Unlike a count, a size may be a traced 32-bit integer."""
     if isinstance(value, jax.core.Tracer) and jnp.issubdtype(value.dtype, jnp.integer):
         return jnp.asarray(value, jnp.result_type(float))
     return as_float(value, name)
 
 
 def as_temperature(value: Columns, name: str = "temperature_ns") -> jax.Array | np.ndarray | float:
-    """Return a positive temperature as a float."""
+    """Check that a temperature is positive, and return it as a float."""
     check_positive(value, name)
     return as_float(value, name)
 
 
 def _held_float(value: Columns, name: str) -> np.ndarray | float:
-    """Return numbers on the host as floats; other numbers than floats become float64."""
+    """Return numbers on the host as floats; numbers that are not floats become float64."""
     if isinstance(value, (int, float)):
         try:
             return float(value)
@@ -129,5 +129,5 @@ def _held_float(value: Columns, name: str) -> np.ndarray | float:
 
 
 def _narrowed(array: np.ndarray) -> jax.Array:
-    """Return a NumPy array of floats as a JAX array; float64 becomes JAX's default precision."""
+    """Return a NumPy array of floats as a JAX array. A float64 array gets JAX's default precision."""
     return jnp.asarray(array, None if array.dtype != np.float64 else jnp.result_type(float))

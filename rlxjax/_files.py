@@ -1,4 +1,4 @@
-"""Read and write files; each error is a single line that names the file."""
+"""Read and write files. The message of each error is a single line that names the file."""
 
 import contextlib
 import csv
@@ -23,13 +23,13 @@ from ._typing import AnyPath
 from .extras import require
 from .units import bytes_text
 
-#: The most characters that a message shows of a refused value.
+#: The most characters of a refused value that a message shows.
 SHOWN_CHARACTERS = 80
-#: The most bytes of a file, before and after decompression, and the most columns of a CSV file.
+#: The most bytes of a file, before decompression and after it, and the most columns of a CSV file.
 MOST_BYTES, MOST_COLUMNS = 2**28, 2**16
 #: The seconds that a writer waits for another writer in the same folder, and the name of the lock file.
 LOCK_WAIT_S, LOCK_NAME = 5.0, ".rlxjax.lock"
-#: The word for each type of path that is not a regular file.
+#: The word for each kind of path that is not a regular file.
 _KINDS = {
     **{stat.S_IFDIR: "folder", stat.S_IFCHR: "device", stat.S_IFBLK: "device"},
     **{stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"},
@@ -41,13 +41,13 @@ _Content = TypeVar("_Content", bound=BaseModel)
 
 
 class Strict(BaseModel):
-    """Base of the schemas. Values are not converted, and unknown fields and changes are refused."""
+    """The base class of file schemas. Values are not converted. Unknown fields and changes of objects are refused."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 class Sealed(Strict):
-    """Base of the schemas of files with a digest of their content. The digest shows whether a file was edited."""
+    """The base class of schemas for files with a digest of their content, which shows whether a file was edited."""
 
     @model_serializer(mode="wrap")
     def _with_digest(self, content_of: Any) -> dict[str, Any]:
@@ -64,13 +64,13 @@ def _without_digest(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def digest_of(content: Mapping[str, Any]) -> str:
-    """Return the hexadecimal SHA-256 of a JSON object, without its key `digest`, in any order of keys."""
+    """Return the hexadecimal SHA-256 of a JSON object without its key `digest`. The order of keys does not matter."""
     text = json.dumps(_without_digest(content), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def digest_problem(content: Mapping[str, Any]) -> str | None:
-    """Return a sentence that says that a JSON object was edited; None if the object was not edited."""
+    """Return a sentence that says that a JSON object was edited after it was written; None if it was not edited."""
     with contextlib.suppress(RecursionError):
         if content.get("digest") == digest_of(content):
             return None
@@ -79,7 +79,7 @@ def digest_problem(content: Mapping[str, Any]) -> str | None:
 
 
 def home_folder(kind: Literal["data", "cache"], error: type[ValueError] = ValueError) -> FilePath:
-    """Return the folder that `RLXJAX_HOME` names, else the user's data or cache folder; raise `error` without one."""
+    """Return the folder that `RLXJAX_HOME` names, else the user's data or cache folder. Raise `error` without any."""
     import platformdirs
 
     given = os.environ.get("RLXJAX_HOME")
@@ -92,7 +92,7 @@ def home_folder(kind: Literal["data", "cache"], error: type[ValueError] = ValueE
 
 
 def read_file(path: str | os.PathLike[str], error: type[ValueError] = ValueError, mend: str = "") -> bytes:
-    """Return the content of a file, decompressed if the name ends in `.gz`; an `error` ends with the remedy `mend`."""
+    """Return a file's content, decompressed if the name ends in `.gz`. The message of an `error` ends with `mend`."""
     try:
         content = _content_of(path)
         if os.fspath(path).endswith(".gz"):
@@ -111,7 +111,7 @@ def read_file(path: str | os.PathLike[str], error: type[ValueError] = ValueError
 
 
 def _content_of(path: str | os.PathLike[str]) -> bytes:
-    """Return at most `MOST_BYTES + 1` bytes of a regular file; a pipe or a device raises `IsADirectoryError`."""
+    """Return at most `MOST_BYTES + 1` bytes of a regular file. Raise `IsADirectoryError` for a pipe or a device."""
     if not stat.S_ISREG(mode := os.stat(path).st_mode):
         raise IsADirectoryError(0, f"expected a file, got a {_KINDS.get(stat.S_IFMT(mode), 'special file')}")
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -142,7 +142,7 @@ def read_json(path: AnyPath, version: int | None, error: type[ValueError], mend:
 
 
 def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object from its pairs of key and value; raise `ValueError` if a key comes twice."""
+    """Return a JSON object from its pairs of key and value; raise `ValueError` if two pairs have the same key."""
     content = {}
     for name, value in pairs:
         if name in content:
@@ -154,7 +154,7 @@ def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def read_json_file(
     path: str | os.PathLike[str], schema: type[_Content], version: int, error: type[ValueError], mend: str, what: str
 ) -> _Content:
-    """Return the checked content of a file; warn if the file was edited. An `error` ends with the remedy `mend`."""
+    """Return the checked content of a file; warn if the file was edited. The message of an `error` ends with `mend`."""
     content = read_json(path, version, error, mend, what)
     try:
         found = schema.model_validate(content)
@@ -166,7 +166,7 @@ def read_json_file(
 
 
 def read_csv_file(path: str | os.PathLike[str]) -> list[tuple[int, list[str]]]:
-    """Return the line number and the cells of each line of a CSV file, without blank lines."""
+    """Return the line number and the cells of each line of a CSV file; blank lines are left out."""
     found = []
     try:
         reader = csv.reader(io.StringIO(read_file(path).decode("utf-8-sig"), newline=""), strict=True)
@@ -198,7 +198,7 @@ def read_parquet_file(path: str | os.PathLike[str]) -> Any:
 
 
 def first_refusal(reason: ValidationError) -> str:
-    """Return the first problem that a schema found: the field, the expected value and the given value."""
+    """Return a text for the first problem that a schema found: the field, the expected value and the given value."""
     first = reason.errors()[0]
     field, got = ".".join(map(str, first["loc"])) or "content", repr(first["input"])
     got = got if len(got) <= SHOWN_CHARACTERS else f"{got[:SHOWN_CHARACTERS]}..."
@@ -234,7 +234,7 @@ def write_text_file(text: str, path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[FilePath]:
-    """Give a temporary path to write to. The written file then replaces the file at `path`, with its permissions."""
+    """Yield a temporary path to write to. The written file then replaces the file at `path`, with its permissions."""
     path, temporary = file_to_write(path), None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -260,12 +260,12 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[FilePath]:
 
 
 def not_written(path: str | os.PathLike[str], reason: OSError) -> OSError:
-    """Return the error of a file that cannot be written."""
+    """Return the error to raise for a file that cannot be written."""
     return OSError(f"{os.fspath(path)}: cannot be written ({reason.strerror or reason})")
 
 
 def set_aside(path: FilePath) -> FilePath | None:
-    """Rename a file to the next free numbered name, and return the new path; None if there is no file."""
+    """Rename a file to the next free numbered name, and return the new path. Return None if there is no file."""
     number = 1
     while os.path.lexists(path):
         aside = path.with_name(f"{path.name}.{number}")
@@ -283,7 +283,7 @@ def set_aside(path: FilePath) -> FilePath | None:
 
 @contextlib.contextmanager
 def locked(path: str | os.PathLike[str], name: str = LOCK_NAME, wait_s: float | None = None) -> Iterator[None]:
-    """Hold the lock of a file's folder; raise `ValueError` if another process holds it longer than `wait_s` seconds."""
+    """Hold the lock of a file's folder; raise `ValueError` if another process holds the lock longer than `wait_s`."""
     # A thread may take the same lock several times. The system releases the lock when the process ends. If the file
     # system has no locks, a file `<name>.held` is the lock.
     from filelock import FileLock, SoftFileLock, Timeout  # loaded when first used
@@ -316,7 +316,7 @@ def locked(path: str | os.PathLike[str], name: str = LOCK_NAME, wait_s: float | 
 
 
 def _holder(marker: FilePath, place: FilePath) -> str:
-    """Return a message that names the process that holds a lock; the lock file holds the process id and the host."""
+    """Return a message that names the process that holds a lock. The lock file contains the process id and the host."""
     who = "another process"
     with contextlib.suppress(OSError, ValueError):
         pid, host = marker.read_text(errors="replace").split()[:2]

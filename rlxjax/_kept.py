@@ -1,4 +1,4 @@
-"""A cache of a function's results with a limit in bytes; the least recently used results are dropped first."""
+"""A cache of a function's results. Above a limit in bytes, it drops the least recently used results."""
 
 import functools
 import itertools
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Kept:
-    """A function that keeps at most `most_bytes` of its results; the most recent result always stays."""
+    """A function whose results are cached, at most `most_bytes` in total; the most recent result always stays."""
 
     def __init__(self, function: Callable[..., Any], most_bytes: int, bytes_of: Callable[..., int]):
         functools.update_wrapper(self, function)
@@ -27,7 +27,7 @@ class Kept:
         return entry[0]
 
     def keep(self, most_bytes: int) -> None:
-        """Set the limit to `most_bytes`, and drop the least recently used results above it."""
+        """Set the limit to `most_bytes`. Drop the least recently used results until the other results fit."""
         with self._lock:
             self._most_bytes, excess = most_bytes, self.n_bytes - most_bytes
             own = self._entries.copy().items() if excess > 0 else ()

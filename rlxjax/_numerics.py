@@ -1,6 +1,6 @@
-"""Smooth functions and safe gradients. "Prevents" in a docstring names the wrong value that a simpler formula gives.
+"""Smooth functions and safe gradients. "Prevents" in a docstring names what goes wrong with a simpler formula.
 
-The smooth form of a choice has a temperature `T`, and equals the hard choice in the limit `T -> 0`.
+The smooth form of a choice has a temperature `T`. In the limit `T -> 0`, it equals the hard choice.
 """
 
 import dataclasses
@@ -23,15 +23,15 @@ LOGISTIC_SD = math.pi / math.sqrt(3.0)
 
 
 def namespace_of(*arguments: Any) -> ModuleType:
-    """Return `jax.numpy` if an argument is a JAX array, else `numpy`, which compiles nothing."""
+    """Return `jax.numpy` if an argument is a JAX array, else `numpy`. NumPy compiles nothing."""
     return jnp if any(isinstance(argument, jax.Array) for argument in arguments) else np
 
 
 def times(count: RealLike, rate: RealLike) -> Array:
     """Return `count * rate`; the product is 0 for a count of 0 and an infinite rate.
 
-    Prevents: NaN from `0 * inf`. Prevents also that XLA fuses the product with a following sum and rounds only once,
-    because eager and jitted decisions would differ. The added zero prevents this rounding for a constant count.
+    Prevents: NaN from `0 * inf`. Prevents also that XLA fuses the product with a following sum and rounds only once;
+    eager and jitted decisions would then differ. The added zero prevents this rounding if the count is a constant.
     """
     zero = 0.0 * jnp.where(jnp.isfinite(rate), rate, 0.0)
     product = jnp.asarray(count * rate) + zero
@@ -39,14 +39,14 @@ def times(count: RealLike, rate: RealLike) -> Array:
 
 
 def dot(counts: Sequence[RealLike], rates: Sequence[RealLike]) -> Array:
-    """Return the sum of each count times its rate, `[*batch]`."""
+    """Return the sum over all counts of the count times its rate, `[*batch]`."""
     dtype = jnp.result_type(*counts, *rates)
     return _dot(*([jnp.asarray(factor, dtype) for factor in factors] for factors in (counts, rates)))
 
 
 @jax.custom_jvp
 def _dot(counts: list[Array], rates: list[Array]) -> Array:
-    """Prevents: NaN in the derivative with respect to a count with an infinite rate; the derivative is 0."""
+    """Return `dot` of arrays. The derivative by a count with an infinite rate is 0. Prevents: NaN as the derivative."""
     # The selection in the last line prevents a fused rounding, as the selection in `times` does.
     *products, last = map(times, counts, rates)
     total = functools.reduce(jnp.add, products, jnp.zeros((), last.dtype))
@@ -69,7 +69,7 @@ def logistic(x: RealLike) -> Array:
 
 @jax.custom_jvp
 def _tail(x: RealLike) -> Array:
-    """Return the logistic `p` of `x` if `x` is at most 0, else `p - 1`.
+    """Return the logistic of `x`, `p`, if `x` is at most 0. Otherwise return `p - 1`.
 
     Prevents: a derivative `p * (1 - p)` that is exactly zero in float32 for `x` of 17 or more.
     """
@@ -83,7 +83,7 @@ def _tail_jvp(primals, tangents):
 
 
 def log_odds(x: RealLike, temperature: RealLike) -> Array:
-    """Return `x / temperature`, clipped. Prevents: an infinite quotient, and NaN in the temperature's derivative."""
+    """Return `x / temperature`, clipped. Prevents: an infinite quotient, and NaN as the temperature's derivative."""
     x, temperature = _floats(x, temperature)
     most = 0.5 * float(jnp.finfo(x.dtype).max) ** 0.5 * temperature
     held = jnp.clip(x, -most, most)
@@ -109,7 +109,7 @@ def soft_step(x: RealLike, temperature: RealLike) -> Array:
 
 
 def log_soft_step(x: RealLike, temperature: RealLike) -> Array:
-    """Return the logarithm of `soft_step`, without underflow for very negative `x`."""
+    """Return the logarithm of `soft_step`, without underflow if `x` is very negative."""
     return jax.nn.log_sigmoid(log_odds(x, temperature))
 
 
@@ -135,14 +135,14 @@ def soft_maximum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
 
 @jax.custom_jvp
 def _maximum(x: Array, y: Array, temperature: Array) -> Array:
-    """Prevents: NaN from `inf - inf`, and lost digits if `x` and `y` are large."""
+    """Return `soft_maximum` of arrays. Prevents: NaN from `inf - inf`, and lost digits if `x` and `y` are large."""
     odds = log_odds(_gap(x, y), temperature)
     return jnp.maximum(x, y) + temperature * jnp.log1p(jnp.exp(-jnp.abs(odds)))
 
 
 @_maximum.defjvp
 def _maximum_jvp(primals, tangents):
-    """Return the value and its change; the derivative with respect to the temperature is the entropy of the choice."""
+    """Return the value and its change. The derivative with respect to the temperature is the entropy of the choice."""
     x, y, temperature = primals
     odds = log_odds(_gap(x, y), temperature)
     entropy = jnp.log1p(jnp.exp(-jnp.abs(odds))) + jnp.abs(odds) * logistic(-jnp.abs(odds))
@@ -177,14 +177,14 @@ def soft_minimum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
 
 
 def soft_roofline(x: RealLike, y: RealLike, sharpness: float) -> Array:
-    """Return `(x**p + y**p)**(1/p)` for two times, not both 0: the sum for `p = 1`, the larger time for large `p`."""
+    """Return `(x**p + y**p)**(1/p)` for two times, not both 0: the sum if `p = 1`, about the larger if `p` is large."""
     dtype = jnp.result_type(float, x, y)
     return _roofline(jnp.asarray(x, dtype), jnp.asarray(y, dtype), sharpness)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def _roofline(x: Array, y: Array, sharpness: float) -> Array:
-    """Prevents: overflow of powers of times in ns; the formula takes powers of ratios, which are at most 1."""
+    """Prevents: overflow of powers of times in ns. The formula takes powers of ratios, which are at most 1."""
     larger = jnp.maximum(x, y)
     power = 1.0 + (jnp.minimum(x, y) / larger) ** sharpness
     return larger * (jnp.sqrt(power) if sharpness == 2 else jnp.exp(jnp.log(power) / sharpness))
@@ -199,7 +199,7 @@ def _roofline_jvp(sharpness, primals, tangents):
 
 
 def soft_excess(x: RealLike, threshold: RealLike, sharpness: float) -> Array:
-    """Return `x**p / (x**p + threshold**p)` for positive numbers, without overflow: from 0 below to 1 above."""
+    """Return `x**p / (x**p + threshold**p)` for positive numbers, without overflow. It rises from 0 to 1 with `x`."""
     dtype = jnp.result_type(float, x, threshold)
     x, threshold = jnp.asarray(x, dtype), jnp.asarray(threshold, dtype)
     return logistic(sharpness * (jnp.log(x) - jnp.log(threshold)))
@@ -209,7 +209,7 @@ def soft_excess(x: RealLike, threshold: RealLike, sharpness: float) -> Array:
 def straight_through(hard: RealLike, soft: RealLike) -> Array:
     """Return the value of `hard` with the derivative of `soft`.
 
-    Prevents: rounding errors and `inf - inf` in the usual formula `soft + stop_gradient(hard - soft)`.
+    Prevents: the rounding errors and the `inf - inf` of the usual formula `soft + stop_gradient(hard - soft)`.
 
     Args:
         hard: the chosen values, `[*batch]`: numbers, or booleans, which become 0 and 1.
@@ -231,7 +231,7 @@ def _straight_through_jvp(primals, tangents):
 def log_softmin(
     costs: Float[Array | np.ndarray, "*batch n"], temperature: RealLike, log_availability: RealLike = 0.0
 ) -> Float[Array, "*batch n"]:
-    """Return normalised log-weights `-cost / temperature + log_availability` over the last axis.
+    """Return log-weights over the last axis: `-cost / temperature + log_availability`, normalised.
 
     An entry with an infinite cost or a log-availability of minus infinity has the log-weight minus infinity, even if
     the row has no other entry. NaN gives NaN. Prevents: NaN gradients from `inf - inf`.
@@ -249,7 +249,7 @@ def log_softmin(
 
 
 def temperature_from_sd(sd: RealLike) -> RealLike:
-    """Return the temperature of a logistic distribution with a given standard deviation: `sd * sqrt(3) / pi`.
+    """Return the temperature of the logistic distribution whose standard deviation is `sd`: `sd * sqrt(3) / pi`.
 
     Args:
         sd: the standard deviation, `[*batch]`.
@@ -266,7 +266,7 @@ def temperature_from_sd(sd: RealLike) -> RealLike:
 
 
 def _floats(x: RealLike, temperature: RealLike) -> tuple[Array, Array]:
-    """Return a value and its temperature as floats of the same precision, with the temperature clipped by `_held`."""
+    """Return a value and its temperature as floats of the same precision; `_held` clips the temperature."""
     floats = [value for value in (x, temperature) if jnp.issubdtype(jnp.result_type(value), jnp.floating)]
     dtype = jnp.result_type(*floats) if floats else jnp.result_type(float)
     return jnp.asarray(x, dtype), _held(jnp.asarray(temperature, dtype))
@@ -282,10 +282,10 @@ def _held(temperature: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """Four choices, hard if the temperature is None, else smooth, so that the same formula serves both.
+    """Four kinds of choice: hard if the temperature is None, else smooth. One formula can so serve both cases.
 
-    A quantity in another unit than ns has the temperature `temperature_ns / (temperature_ns + scale)`, if `scale` is
-    the cost in ns that the quantity affects. `jnp.maximum` would be slow, because its derivative divides row by row.
+    A quantity whose unit is not ns has the temperature `temperature_ns / (temperature_ns + scale)`; `scale` is the cost
+    in ns that the quantity affects. `jnp.maximum` would be slow, because its derivative divides row by row.
     """
 
     temperature_ns: RealLike | None = None

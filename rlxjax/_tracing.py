@@ -1,4 +1,4 @@
-"""Trace a user's function. Arrays and positional numbers become arguments; all other values are captured."""
+"""Trace a user's function. Arrays and positional numbers become arguments; all other values become constants."""
 
 import contextlib
 import inspect
@@ -12,14 +12,14 @@ import jax
 
 from ._values import counted
 
-#: The folder of this package: a profile attributes no work to lines of these files.
+#: The folder of this package. A profile attributes no work to lines of files in this folder.
 PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 
 def jitted(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Return `fn` as a jitted function, and the arguments to trace; a jitted `fn` is returned unchanged."""
+    """Return `fn` as a jitted function, and the arguments to trace it with. A jitted `fn` is returned unchanged."""
     if isinstance(fn, jax.stages.Wrapped):
         return fn, args, kwargs
     leaves, tree = jax.tree.flatten((args, kwargs))
@@ -39,7 +39,7 @@ def jitted(
 
 
 def wrong_count(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Return a sentence such as "normalise takes 1 argument, got 2"; empty if the signature accepts the call."""
+    """Return a sentence such as "normalise takes 1 argument, got 2"; empty if the call fits the signature."""
     try:
         inspect.signature(fn).bind(*args, **kwargs)
     except ValueError:  # a builtin function has no signature
@@ -58,7 +58,7 @@ def wrong_count(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 @contextlib.contextmanager
 def refusals_in_one_line(fn: Callable[..., Any], *call: Any) -> Iterator[None]:
-    """Raise an exception of a traced function as a `ValueError` with a message of one line."""
+    """Turn an exception that a traced function raises into a `ValueError` with a message of one line."""
     try:
         yield
     except Exception as error:  # noqa: BLE001  (a user's function may raise anything)
@@ -74,7 +74,7 @@ def refusals_in_one_line(fn: Callable[..., Any], *call: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def configured(name: str, value: Any) -> Iterator[None]:
-    """Set an option of `jax.config` within a `with` block."""
+    """Set an option of `jax.config` inside a `with` block."""
     before = getattr(jax.config, name)
     jax.config.update(name, value)
     try:

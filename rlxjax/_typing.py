@@ -1,6 +1,6 @@
 """The types in annotations, and the provenance of a coefficient.
 
-`*#batch` is a leading batch shape; the batch shapes of all arguments broadcast together. A *count* is an exact integer
+`*#batch` is a leading batch shape. The batch shapes of all arguments broadcast together. A *count* is an exact integer
 on the host, and a float inside traced code.
 """
 
@@ -32,7 +32,7 @@ StrategyLogWeights: TypeAlias = Float[Array, "*#batch 4"]
 
 
 class Provenance(enum.StrEnum):
-    """The origin of a coefficient."""
+    """The kind of source that a coefficient comes from."""
 
     MEASURED = "measured"
     ARCH_DEFAULT = "arch default"

@@ -1,4 +1,4 @@
-"""The methods `==`, `hash` and a one-line `repr` for records that hold arrays."""
+"""Give `==`, `hash` and a one-line `repr` to records that hold arrays."""
 
 import dataclasses
 import weakref
@@ -11,9 +11,9 @@ import numpy as np
 
 from ._checks import is_traced
 
-#: The most characters in an object's `repr`, and in a string that the `repr` shows.
+#: The most characters in the `repr` of an object, and in a string that the `repr` shows.
 MOST_CHARACTERS, MOST_OF_A_TEXT = 300, 90
-#: The most entries that a `repr` shows of a mapping or sequence.
+#: The most entries of a mapping or sequence that a `repr` shows.
 MOST_ENTRIES = 5
 
 _Class = TypeVar("_Class", bound=type)
@@ -22,7 +22,7 @@ _Value = TypeVar("_Value")
 
 
 def by_value(class_: _Class) -> _Class:
-    """Give a dataclass or named tuple `==`, `hash` and `repr` for arrays: equal shapes and elements; NaN equals NaN."""
+    """Add `==`, `hash` and `repr` to a record. Arrays are equal if their shapes and elements are; NaN equals NaN."""
     class_.__eq__, class_.__ne__, class_.__hash__ = _equal, _differs, _hash_of  # pyright: ignore
     class_.__repr__ = short_repr  # pyright: ignore[reportAttributeAccessIssue]
     return class_
@@ -36,7 +36,7 @@ def short_repr(self: object) -> str:
 
 
 class FrozenDict(dict[_Key, _Value]):
-    """A dictionary that cannot change, and so can be hashed and be a static field of a pytree."""
+    """A dictionary that cannot change, so it can be hashed and can be a static field of a pytree."""
 
     def __init__(self, items: Mapping[_Key, _Value] | Iterable[tuple[_Key, _Value]] = ()) -> None:
         super().__init__({name: _frozen(value) for name, value in dict(items).items()})
@@ -54,18 +54,18 @@ class FrozenDict(dict[_Key, _Value]):
 
 
 class Handle(weakref.ref):
-    """A weak reference as the key of a cache: it is equal only to itself and does not keep its object alive."""
+    """A weak reference that serves as the key of a cache. It equals only itself, and does not keep its object alive."""
 
     __slots__ = ()
     __eq__, __hash__ = object.__eq__, object.__hash__
 
 
-#: The handle of each living object, by the object's `id`.
+#: The handle (a weak reference) of each living object, by the object's `id`.
 _handles: dict[int, Handle] = {}
 
 
 def handle(value: Any) -> Any:
-    """Return the handle of an object; None and strings are returned unchanged. Some types raise a `TypeError`."""
+    """Return the handle of an object. None and strings are returned unchanged. Some types raise a `TypeError`."""
     if value is None or isinstance(value, str):
         return value
     number = id(value)
@@ -82,7 +82,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _fields(value: object, wanted: str = "compare") -> dict[str, Any]:
-    """Return the fields of a record by name; `wanted` is "compare" (fields in `==`) or "repr" (fields to show)."""
+    """Return a record's fields by name. `wanted` is "compare" for the fields in `==`, "repr" for the fields to show."""
     if not dataclasses.is_dataclass(value):
         return value._asdict()  # pyright: ignore[reportAttributeAccessIssue]
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if getattr(field, wanted)}
@@ -120,7 +120,7 @@ def _hash_of(self: object) -> int:
 
 
 def _mark(leaf: Any) -> Any:
-    """Return what `hash` takes from a leaf: the number, the shape of an array, or the keys of a mapping."""
+    """Return what `hash` uses of a leaf: a number itself, the shape of an array, or the keys of a mapping."""
     if _is_array(leaf):
         if leaf.shape or is_traced(leaf):
             return leaf.shape
@@ -135,7 +135,7 @@ def _is_array(value: object) -> bool:
 
 
 def counted(count: int, one: str, several: str | None = None) -> str:
-    """Return a count with its noun: `1 launch`, `1,200 calls`."""
+    """Return a number with its noun: `1 launch`, `1,200 calls`."""
     return f"{count:,} {one if count == 1 else several or one + 's'}"
 
 

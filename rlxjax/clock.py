@@ -1,7 +1,7 @@
-"""The definition of a time: the mean time of a call in a loop of calls, as `timeit` measures it.
+"""What a time is in this package: the mean time of a call in a loop of calls, as `timeit` measures it.
 
-Each call waits for its results. The mean varies from loop to loop on a busy machine, so every measured or predicted
-time is the lower quartile of the means of several loops.
+Each call in the loop waits for its results. On a busy machine the mean varies from loop to loop, so every measured
+or predicted time is the lower quartile of the means of several loops.
 """
 
 import contextlib
@@ -13,18 +13,18 @@ from typing import Any
 import jax
 import numpy as np
 
-#: The version of this definition, kept with each timing.
+#: The version of this definition of a time, kept with each timing.
 PROTOCOL = 2
-#: A *visit* is a loop of calls that takes `VISIT_NS`, with at least `LEAST_CALLS` and at most `MOST_CALLS` calls.
+#: A *visit* is a loop of calls. It lasts `VISIT_NS`, but makes at least `LEAST_CALLS` and at most `MOST_CALLS` calls.
 LEAST_CALLS, MOST_CALLS, VISIT_NS = 2, 128, 4_000_000
-#: The share of a visit's calls that the mean leaves out: the first calls find another program's data in the caches.
+#: The share of first calls in a visit that the mean leaves out, because the caches still hold another program's data.
 FIRST_SHARE = 0.25
-#: A time is this quantile of the means of several visits.
+#: A time is this quantile of the mean times of several visits.
 QUARTILE = 0.25
 
 
 def visit_ns(call: Callable[[], Any], count: int | None = None) -> list[int]:
-    """Run a visit, or `count` calls, and return the time of each call in ns."""
+    """Run a visit, or `count` calls if given, and return the time of each call in ns."""
     times_ns, taken = [], 0
     least, most = (LEAST_CALLS, MOST_CALLS) if count is None else (count, count)
     while len(times_ns) < least or (taken < VISIT_NS and len(times_ns) < most):
@@ -34,12 +34,12 @@ def visit_ns(call: Callable[[], Any], count: int | None = None) -> list[int]:
 
 
 def calls_of_visit(time_ns: float) -> int:
-    """Return the number of calls in a visit if each call takes `time_ns`."""
+    """Return the number of calls that a visit makes if each call takes `time_ns`."""
     return int(np.clip(np.nan_to_num(VISIT_NS / time_ns), LEAST_CALLS, MOST_CALLS))
 
 
 def call_ns(call: Callable[[], Any]) -> int:
-    """Return the time in ns until the results of a call are ready; freeing the results is not timed."""
+    """Return the time in ns from a call's start until its results are ready. Freeing the results is not timed."""
     start = time.perf_counter_ns()
     results = jax.block_until_ready(call())
     taken = time.perf_counter_ns() - start
@@ -58,7 +58,7 @@ def mean_ns(times_ns: Sequence[int]) -> float:
 
 
 def settled_ns(times_ns: Sequence[int]) -> Sequence[int]:
-    """Return the times without the first quarter of the calls; at least the last call stays."""
+    """Return the times without those of the first quarter of the calls; at least the last call stays."""
     return times_ns[min(int(np.ceil(FIRST_SHARE * len(times_ns))), len(times_ns) - 1) :]
 
 

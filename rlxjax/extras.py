@@ -1,11 +1,11 @@
-"""Optional packages that some features need, as listed under `optional-dependencies` in `pyproject.toml`."""
+"""Optional packages that some features need. They are listed under `optional-dependencies` in `pyproject.toml`."""
 
 import importlib.util
 import shlex
 
 
 def require(package: str, extra: str) -> None:
-    """Raise an `ImportError` with the install command if a package is not installed."""
+    """Raise an `ImportError`, with the command that installs the package, if a package is not installed."""
     if importlib.util.find_spec(package) is None:
         raise ImportError(f"{package} is not installed; get it with `{install_command(extra)}`")
 

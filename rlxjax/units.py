@@ -1,4 +1,4 @@
-"""Text for times, intervals and bytes: `19.4 ms`, `19 ms (12 to 32)`, `134 MB`."""
+"""Texts for times, intervals and bytes: `19.4 ms`, `19 ms (12 to 32)`, `134 MB`."""
 
 import math
 
@@ -7,7 +7,7 @@ BYTE_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 
 
 def time_text(time_ns: float, digits: int = 3) -> str:
-    """Return a time in s, ms, us or ns; the unit is the largest unit in which the time is at least 1.
+    """Return a text for a time in s, ms, us or ns; the unit is the largest unit in which the time is at least 1.
 
     Args:
         time_ns: a time in ns, positive or negative.
@@ -22,7 +22,7 @@ def time_text(time_ns: float, digits: int = 3) -> str:
 
 
 def interval_text(time_ns: float, low_ns: float, high_ns: float) -> str:
-    """Return a time and its interval, all in the unit of the time.
+    """Return a text for a time and its interval; all three numbers are in the unit of the time.
 
     Args:
         time_ns: a time in ns.
@@ -41,7 +41,7 @@ def interval_text(time_ns: float, low_ns: float, high_ns: float) -> str:
 
 
 def bytes_text(count: float) -> str:
-    """Return a number of bytes in GB, MB, kB or B; the unit is the largest unit in which the number is at least 1.
+    """Return a text for a number of bytes, in the largest unit (GB, MB, kB or B) in which the number is at least 1.
 
     Args:
         count: number of bytes.
@@ -55,7 +55,7 @@ def bytes_text(count: float) -> str:
 
 
 def number_text(value: float, digits: int) -> str:
-    """Return a number with a given number of significant digits, without a power of ten: `12`, `0.35`, `1,090`.
+    """Return a text for a number with some significant digits, but without a power of ten: `12`, `0.35`, `1,090`.
 
     Args:
         value: any number.

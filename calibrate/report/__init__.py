@@ -1,4 +1,4 @@
-"""The command that writes a calibration, or an advice, as one HTML file; the command and the file use no network."""
+"""The command that writes a calibration or an advice as one HTML file. Command and file use no network."""
 
 import contextlib
 from collections.abc import Iterator
@@ -54,9 +54,9 @@ def report(
     suite: Suites = None,
     quiet: Annotated[bool, Option("--quiet", "-q", help="Print warnings and errors only.")] = False,
 ) -> None:
-    """Write a calibration, or an advice, as one HTML file with the verdict, the next commands, errors and pictures.
+    """Write a calibration or an advice as an HTML file with the verdict, the next commands, errors and pictures.
 
-    The file needs no network. --batch, --n-fft and --k: the size of the Welch peaks whose time the page explains.
+    The file needs no network. --batch, --n-fft and --k give the size of the Welch peaks whose time the page explains.
     """
     for name in ("jinja2", "matplotlib"):
         require(name, "report")
@@ -92,7 +92,7 @@ def report(
 
 
 def _place(out: FilePath | None, kind: str, path: FilePath, inputs: list[tuple[str, FilePath | None]]) -> FilePath:
-    """Return the file to write; refuse an input of the command, or a file that is no earlier page of this kind."""
+    """Return the file to write. Refuse an input of the command, and a file that is no earlier page of this kind."""
     from rlxjax.calibration import file_to_write
 
     from .page import mark_of
@@ -108,7 +108,7 @@ def _place(out: FilePath | None, kind: str, path: FilePath, inputs: list[tuple[s
 
 @contextlib.contextmanager
 def _about_place() -> Iterator[None]:
-    """Name the option if a place cannot be written."""
+    """If a place cannot be written, name the option that gave the place."""
     try:
         yield
     except (ValueError, OSError) as error:

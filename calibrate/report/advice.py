@@ -1,4 +1,4 @@
-"""The page of an advice: the verdict, the next command, the parts of the time, and the savings."""
+"""The page about an advice: the verdict, the next command, the parts of the time, and the savings."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from rlxjax.units import bytes_text, number_text, time_text
 from ..terminal import plain
 from .page import Section, Table, Verdict, drawn, page, sentence
 
-#: Whether each verdict is good news (None: neither good nor bad), and its words.
+#: For each verdict: whether it is good news (None: neither good nor bad), and the words on the page.
 _WORDS = {
     "fuse": (True, "Fuse: make them one program."),
     "group": (True, "Group: make some of them one program."),
@@ -23,7 +23,7 @@ _WORDS = {
     "undecided": (None, "Undecided."),
     "cannot model": (False, "The model cannot predict this."),
 }
-#: The smallest time in ns, and the largest number, that an advice may hold.
+#: The smallest time in ns, and the largest number, that a file with an advice may contain.
 LEAST_NS, MOST = 1e-3, 1e18
 _REMEDY = "write one with `rlxjax advise ... --json > FILE`"
 
@@ -75,7 +75,7 @@ def advice_page(path: FilePath, command: str) -> str:
 
 
 def read_advice(path: FilePath) -> tuple[Advice, str]:
-    """Return the advice in a file, without control characters, and the name of its calibration."""
+    """Return the advice in a file, with control characters removed, and the name of its calibration."""
     content = _plain(read_json(path, None, ValueError, _REMEDY, "an advice"))
     try:
         advice = TypeAdapter(Advice).validate_python(content)

@@ -1,4 +1,4 @@
-"""The page of a calibration: verdict, next commands, measurements, changes, and errors and pictures of each model."""
+"""The page about a calibration: verdict, next commands, measurements, changes, and each model's errors and pictures."""
 
 import dataclasses
 import math
@@ -33,7 +33,7 @@ from ..questions import flip_rows, flips_title, possible, reasons
 from .changes import Measured, change_section, earlier_calibration, measured_beside, model_of
 from .page import Section, Table, Verdict, drawn, page, rows_of, sentence
 
-#: The number of values of the first input in a picture.
+#: A picture shows this many values of the first input.
 ALONG = 36
 
 
@@ -45,7 +45,7 @@ def calibration_page(
     against: FilePath | None = None,
     models: Sequence[LatencyModel] = tuple(BUILT_IN.values()),
 ) -> str:
-    """Return the page of a calibration file. Models with the inputs of `workload` are explained at these sizes."""
+    """Return the page about a calibration file. Models with the inputs of `workload` are explained at these sizes."""
     content, left_out, _ = sections_of_file(path, models)
     calibration = load_calibration(path, models)
     if not calibration.models:
@@ -148,7 +148,7 @@ def _what_was_measured(content: CalibrationFile, calibration: Calibration) -> Se
 
 
 def decided_sections(content: CalibrationFile, calibration: Calibration) -> Iterator[Section]:
-    """Yield the section of the remembered choices on the machine of a calibration, if there are any."""
+    """Yield a section with the choices remembered on the calibrated machine, if there are any."""
     rows = []
     for one in Memory().all():
         section = content.models.get(one.kind)
@@ -168,7 +168,7 @@ def decided_sections(content: CalibrationFile, calibration: Calibration) -> Iter
 
 
 def _errors(name: str, section: ModelSection) -> Section:
-    """Return the section with the mean absolute errors of a model's predictions."""
+    """Return the section that shows the mean absolute errors of a model's predictions."""
     said = (
         "The table shows the mean absolute relative error of predictions. A second fit leaves the held-out cells out: "
         "expect their error for your own work. The noise floor is the difference between two halves of the timings. "
@@ -206,7 +206,7 @@ def _residuals(calibrated: CalibratedModel, section: ModelSection, measured: Mea
 
 
 def _choices(calibrated: CalibratedModel, measured: Measured | None, asked: Mapping[str, float]) -> Iterator[Section]:
-    """Yield the sections of a model with several strategies: times, the map of decisions, and one explanation."""
+    """For a model with several strategies, yield the sections with times, the map of decisions, and one explanation."""
     model, name = calibrated.model, calibrated.model.name
     if len(model.strategies) < 2 or any(entry.is_list for entry in model.inputs.values()):
         return
@@ -273,7 +273,7 @@ def _in_words(sizes: Mapping[str, float]) -> str:
 
 
 def _sizes(calibrated: CalibratedModel, asked: Mapping[str, float]) -> Mapping[str, Any]:
-    """Return the given sizes if the model has these inputs, else the middle timed sizes and empty lists."""
+    """Return the given sizes if the model has inputs of these names, else the middle timed sizes and empty lists."""
     inputs = calibrated.model.inputs
     if asked.keys() <= inputs.keys():
         return asked
@@ -286,6 +286,6 @@ def _sizes(calibrated: CalibratedModel, asked: Mapping[str, float]) -> Mapping[s
 
 
 def _values(calibrated: CalibratedModel, name: str, count: int) -> np.ndarray:
-    """Return different values of an input from the smallest to the largest timed value, at equal factors."""
+    """Return different values of an input, from the smallest to the largest timed value, with equal ratios."""
     step, values = calibrated.model.inputs[name].step, np.geomspace(*calibrated.domain[name], count)
     return np.unique(np.maximum(np.round(values / step), 1) * step if step else values)

@@ -1,4 +1,4 @@
-"""The timings of a section of a calibration, and the changes since an earlier calibration of the same machine."""
+"""The timings of a calibration's section, and the changes since an earlier calibration of the same machine."""
 
 from collections.abc import Sequence
 from pathlib import Path as FilePath
@@ -23,12 +23,12 @@ from rlxjax.fit import LatencyModel, cell_runs, estimate, named, unit_of
 from ..samples import noise_floor, quantile_ns, read_samples
 from .page import Section, Table, drawn, rows_of
 
-#: A change of more joint standard deviations than this number is more than chance.
+#: A change is more than chance if it exceeds this many joint standard deviations.
 SURE_SDS = 2.0
 
 
 class Measured(NamedTuple):
-    """The timed cells, `[cells]`: their runs with the times that a fit uses, and the cells themselves."""
+    """The timed cells: the runs with the times that a fit uses, and the cells themselves, in an array `[cells]`."""
 
     timings: Timings
     cells: np.ndarray
@@ -52,7 +52,7 @@ def model_of(path: FilePath, calibration: Calibration) -> str:
 def measured_beside(
     calibrated: CalibratedModel, section: ModelSection, path: FilePath, samples: FilePath | None
 ) -> tuple[Measured | None, str]:
-    """Return the timings of a section, and a sentence that names their file or says why the page shows none."""
+    """Return a section's timings, and a sentence that names their file or says why the page shows no timings."""
     fitted = section.samples
     if samples is None:
         if fitted is None:
@@ -106,7 +106,7 @@ def change_section(
     models: tuple[CalibratedModel, CalibratedModel],
     measured: Measured | None,
 ) -> Section:
-    """Return the changes of a model's coefficients and of its predictions for timed cells, the surest change first."""
+    """Return the changes of a model's coefficients and of its predictions for timed cells; the surest comes first."""
     name, names = models[1].model.name, list(named(models[0].coefficients))
     cells = [] if measured is None else measured.each("name")
     columns = []

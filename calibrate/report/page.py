@@ -1,4 +1,4 @@
-"""A page as data: sections with sentences, pictures and tables, and the template that shows them."""
+"""The data of a page (sections with sentences, pictures and tables), and the template that shows the data."""
 
 import base64
 import io
@@ -19,7 +19,7 @@ from rlxjax import plot
 
 from ..terminal import Row, heading_text, headings_of, plain, shown
 
-#: The style of pictures: text without math markup, the width of a phone, black on white in any theme.
+#: The style of pictures: text without math markup, as wide as a phone, and black on white in every theme.
 STYLE: dict[str, Any] = {
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "text.parse_math"), False),
     **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
@@ -28,7 +28,7 @@ STYLE: dict[str, Any] = {
 
 
 class Table(NamedTuple):
-    """Rows of values by heading. The first value names the row. A table without a summary is open."""
+    """A table: rows of values by heading. The first value names the row. A table without a summary is shown open."""
 
     caption: str
     rows: Sequence[Row]
@@ -36,7 +36,7 @@ class Table(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """A judgement in a word, with reasons and cautions. `is_good` is None if the news is neither good nor bad."""
+    """A verdict in a word, with reasons and cautions. `is_good` is None if the news is neither good nor bad."""
 
     is_good: bool | None
     word: str
@@ -45,7 +45,7 @@ class Verdict(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A section: name in links, heading, sentences, pictures by heading, tables, verdicts and code."""
+    """A section of a page: its name in links, heading, sentences, pictures by heading, tables, verdicts and code."""
 
     ident: str
     title: str
@@ -57,12 +57,12 @@ class Section(NamedTuple):
 
 
 def mark_of(kind: str) -> str:
-    """Return the words in the head of a page from which `rlxjax report` recognises its own pages of a kind."""
+    """Return the words in a page's head by which `rlxjax report` recognises its own pages of the given kind."""
     return f"rlxjax page of {kind}"
 
 
 def page(title: str, subtitle: str, sections: Sequence[Section], command: str, kind: str = "calibration") -> str:
-    """Return an HTML file with the sections in order; the footer shows the command that made the file."""
+    """Return an HTML file that shows the sections in order. The footer shows the command that made the file."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__package__ or "", "."),
         autoescape=True,
@@ -79,7 +79,7 @@ def page(title: str, subtitle: str, sections: Sequence[Section], command: str, k
 
 
 def _finalized(value: Any) -> Any:
-    """Return text without control characters, and without a line break between a number and its unit."""
+    """Return a text without control characters; no line can break between a number and its unit."""
     if isinstance(value, Markup):
         return value
     return re.sub(r"(?<=\d) (?=%|×|[mun]?s\b|[kMG]?B\b)", "\u00a0", plain("" if value is None else value))
@@ -95,7 +95,7 @@ def rows_of(columns: Mapping[str, Any]) -> list[Row]:
 
 
 def drawn(draws: Mapping[str, Callable[[], Axes]]) -> tuple[dict[str, Markup], list[Row]]:
-    """Return pictures by heading, with the same axis ranges in all pictures, and the numbers behind the pictures."""
+    """Return pictures by heading, and the numbers that the pictures show. All pictures have the same axis ranges."""
     matplotlib.use("agg")
     # The hash salt makes the names inside a picture the same each time.
     with style.context(["default", STYLE, {"svg.hashsalt": "rlxjax"}]), warnings.catch_warnings():

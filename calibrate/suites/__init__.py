@@ -1,4 +1,4 @@
-"""Names on a command line: suites, latency models, functions of modules, and arrays by dtype and shape."""
+"""What names on a command line mean: suites, latency models, functions, and arrays of a dtype and shape."""
 
 import contextlib
 import importlib
@@ -18,23 +18,23 @@ from rlxjax.calibration import CalibrationFile
 from rlxjax.fit import LatencyModel, Suite
 from rlxjax.models import BUILT_IN
 
-#: The entry point group for suites of installed packages.
+#: The entry point group in which installed packages list their suites.
 ENTRY_POINTS = "rlxjax.suites"
 #: The class of each suite of rlxjax, by the suite's module.
 SHIPPED = {"welch": "WelchSuite", "functions": "FunctionsSuite", "collectives": "CollectivesSuite"}
-#: The words that short dtype names abbreviate: `f32`, and `s32` and `f8e4m3fn` as XLA prints them.
+#: The word for each abbreviation in a dtype name: `f32`, and `s32` and `f8e4m3fn` as XLA prints them.
 _WORDS = {"bf": "bfloat", "f": "float", "i": "int", "s": "int", "u": "uint", "c": "complex"}
 _SHORT = re.compile(r"(bf|[fisuc])(\d+)_?(e\w+)?", re.ASCII)
 _SHAPE = re.compile(r"(\w+)\[\s*(\d{1,18}(?:\s*,\s*\d{1,18})*)?\s*\]", re.ASCII)
 
 
 def suite_of(name: str, models: Sequence[FilePath] = ()) -> Suite:
-    """Return a suite by its name; `module:NAME` is imported, also from the current folder."""
+    """Return a suite by its name. For a name `module:NAME`, import the module, which may be in the current folder."""
     return _installed(name, models) or _suite(named(name, "--suite"), name)
 
 
 def suite_of_file(name: str, model: str, given: Iterable[Suite] = ()) -> Suite:
-    """Return the suite that a file names, from the given, shipped or installed suites; import nothing else."""
+    """Return the suite that a file names, if it is a given, shipped or installed suite. Import nothing else."""
     own = [suite for suite in given if model in ("", suite.model.name)]
     if found := own[0] if own else _installed(name):
         return found
@@ -63,7 +63,7 @@ def _suite(found: Any, name: str) -> Suite:
 
 
 def models_of(content: CalibrationFile, given: Sequence[Suite] = ()) -> tuple[list[LatencyModel], list[str]]:
-    """Return the models of a file's sections, and a sentence for each section without a known model."""
+    """Return the models of the sections in a file, and a sentence for each section whose model is unknown."""
     models: dict[str, LatencyModel] = {**BUILT_IN, **{suite.model.name: suite.model for suite in given}}
     left_out = []
     for name, section in content.models.items():
@@ -76,7 +76,7 @@ def models_of(content: CalibrationFile, given: Sequence[Suite] = ()) -> tuple[li
 
 
 def latency_model(name: str) -> LatencyModel:
-    """Return a latency model by its name, or by `module:NAME`."""
+    """Return a latency model from its name, or from a text `module:NAME`."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     if ":" not in name:
@@ -89,7 +89,7 @@ def latency_model(name: str) -> LatencyModel:
 
 
 def named(text: str, what: str, kind: Any = object) -> Any:
-    """Return the object `module:name`, and refuse another type; the module may be in the current folder."""
+    """Return the object that `module:name` names; refuse another type. The module may be in the current folder."""
     module_name, _, name = text.partition(":")
     if not (module_name and name):
         raise ValueError(f"{what}: expected module:name, got {text!r}")
@@ -114,7 +114,7 @@ def users_code(refusal: str) -> Iterator[None]:
 
 
 def arguments_of(shapes: list[str], tuple_name: str | None) -> tuple[Any, ...]:
-    """Return the arguments on a command line: shapes, or the name of a tuple."""
+    """Return the arguments that a command line gives, as shapes or as the name of a tuple."""
     if tuple_name is None:
         return tuple(map(shape_of, shapes))
     if shapes:
@@ -129,7 +129,7 @@ def arguments_of(shapes: list[str], tuple_name: str | None) -> tuple[Any, ...]:
 
 
 def arguments_of_size(name: str, shapes: list[str], function_name: str | None) -> Callable[[int], tuple[Any, ...]]:
-    """Return a function from a size to arguments: from shapes that name the size, or from a user's function."""
+    """Return a function from a size to arguments, made from shapes that name the size, or given by the user."""
     if function_name is None:
         place = re.compile(rf"(?<=[\[,]){re.escape(name)}(?=[\],])")
         if not any(map(place.search, shapes)):
@@ -146,7 +146,7 @@ def arguments_of_size(name: str, shapes: list[str], function_name: str | None) -
 
 
 def shape_of(text: str) -> jax.ShapeDtypeStruct:
-    """Return the shape and dtype of a text such as `f32[1024,256]`; `key[]` is a random key."""
+    """Return the shape and dtype for a text such as `f32[1024,256]`. The text `key[]` means a random key."""
     match = _SHAPE.fullmatch(text.strip())
     shape = tuple(map(int, match[2].split(","))) if match and match[2] else ()
     dtype = None if match is None else _dtype_of(match[1])
@@ -157,7 +157,7 @@ def shape_of(text: str) -> jax.ShapeDtypeStruct:
 
 
 def _dtype_of(name: str) -> Any:
-    """Return the dtype of a name that JAX, NumPy or XLA prints, None if JAX has no arrays of that dtype."""
+    """Return the dtype for a name that JAX, NumPy or XLA prints; None if JAX has no arrays of that dtype."""
     if name == "key":
         return jax.eval_shape(lambda: jax.random.key(0)).dtype
     short = _SHORT.fullmatch(name)

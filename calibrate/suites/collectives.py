@@ -1,4 +1,4 @@
-"""The suite of collectives over all local devices: five kinds, each for several array and group sizes."""
+"""The suite of collectives over all local devices: five kinds, each for several sizes of arrays and of groups."""
 
 import dataclasses
 import threading
@@ -14,14 +14,14 @@ from rlxjax.devices import Link, target_device, target_names
 from rlxjax.fit import Cell, LatencyPrior, Suite, wide_prior
 from rlxjax.models import COLLECTIVES, collective_inputs, memory_link
 
-#: Bytes of an array as `collective_inputs` counts them, the held-out sizes, and the devices of a group.
+#: Array sizes in bytes, as `collective_inputs` counts them; the held-out sizes; the numbers of devices in a group.
 SIZES, HELD_OUT = tuple(2**n for n in (14, 16, 18, 20, 21, 22, 23, 24, 26)), (2**16, 2**20, 2**22)
 GROUP_SIZES = (2, 4, 8)
-#: Larger arrays exceed a CPU's caches, and every call allocates new pages for them.
+#: The largest array on a CPU: larger arrays exceed the caches, and every call allocates new pages for them.
 MOST_CPU_BYTES = 2**23
-#: The time of one call on a CPU with threads as devices.
+#: The expected time in ns of one call on a CPU whose threads serve as devices.
 CPU_START_NS = 3e5
-#: The program of each device, given its array and the size of its group.
+#: For each kind, the program of a device; it takes the device's array and the number of devices in a group.
 _RUN: Mapping[str, Callable[[jax.Array, int], jax.Array]] = {
     "all_reduce": lambda x, _: lax.psum(x, "group"),
     "all_gather": lambda x, _: lax.all_gather(x, "group", tiled=True),
@@ -29,18 +29,18 @@ _RUN: Mapping[str, Callable[[jax.Array, int], jax.Array]] = {
     "all_to_all": lambda x, _: lax.all_to_all(x, "group", 0, 0, tiled=True),
     "permute": lambda x, size: lax.ppermute(x, "group", [(place, (place + 1) % size) for place in range(size)]),
 }
-#: Two programs hang if the devices start them in different orders.
+#: Runs only one program at a time: two programs hang if the devices start them in different orders.
 _one_at_a_time = threading.Lock()
 
 
 class CollectivesSuite(Suite):
-    """Every kind of collective with every array size, in groups of two, four and eight local devices."""
+    """Each kind of collective with each array size, in groups of two, four and eight local devices."""
 
     model = COLLECTIVES
     most_error = 0.5
 
     def cells(self) -> list[Cell]:
-        """Return every collective; refuse a single local device, and devices with unknown links."""
+        """Return a cell for every collective. Refuse a single local device, and devices whose links are unknown."""
         devices, (links, coordinates) = jax.local_device_count(), joined()
         sizes = [n_bytes for n_bytes in SIZES if jax.default_backend() != "cpu" or n_bytes <= MOST_CPU_BYTES]
         cells = []
@@ -56,7 +56,7 @@ class CollectivesSuite(Suite):
         return cells
 
     def program(self, cell: Cell) -> Callable[[], Any]:
-        """Return a function that runs a collective in all groups at once."""
+        """Return a function that runs a collective in all groups at the same time."""
         n_bytes, size = (int(word) for word in cell.name.split() if word.isdecimal())
         devices, rows = np.array(jax.local_devices()), PartitionSpec(("groups", "group"))
         mesh = Mesh(devices.reshape(-1, size), ("groups", "group"))
@@ -71,7 +71,7 @@ class CollectivesSuite(Suite):
         return call
 
     def start(self, micro_ns: Mapping[str, float]) -> LatencyPrior[Any]:
-        """Return the model's prior, or a wide prior on a CPU, since no data sheet describes a CPU's links."""
+        """Return the model's prior. On a CPU, return a wide prior, since no data sheet describes a CPU's links."""
         del micro_ns
         if jax.default_backend() != "cpu":
             return COLLECTIVES.prior
@@ -79,7 +79,7 @@ class CollectivesSuite(Suite):
 
 
 def joined() -> tuple[Sequence[Link], Sequence[tuple[int, ...]]]:
-    """Return the links of the local devices, and their places in a torus; refuse a single device and unknown links."""
+    """Return the local devices' links, and their places in a torus. Refuse a single device, and unknown links."""
     devices = jax.local_devices()
     if len(devices) == 1:
         more = "a CPU has eight with XLA_FLAGS=--xla_force_host_platform_device_count=8"

@@ -1,4 +1,4 @@
-"""Ordinary JAX functions to time: a table of kinds and sizes."""
+"""A table of ordinary JAX functions to time, with their kinds and sizes."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ from rlxjax.models import FUNCTIONS, GPU_KERNELS, function_runs, gpu_facts_of_ki
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """An argument of a function: its shape, its dtype, and the kind of its random values."""
+    """An argument of a function, given by its shape, its dtype, and the kind of random values that it holds."""
 
     shape: tuple[int, ...]
     dtype: Any = np.float32
@@ -47,12 +47,12 @@ class Draw:
         return jnp.asarray(drawn.astype(self.dtype))
 
 
-#: Makes a function and its arguments from a dtype and the numbers of a size.
+#: A maker: it takes a dtype and the numbers of a size, and returns a function and its arguments.
 Make = Callable[..., tuple[Callable[..., Any], tuple[Any, ...]]]
 
 
 class Kind(NamedTuple):
-    """A function at several sizes."""
+    """A function to time at several sizes."""
 
     family: str
     name: str
@@ -66,12 +66,12 @@ def _normals(dtype: Any, *shapes: tuple[int, ...]) -> tuple[Draw, ...]:
 
 
 def _of(fn: Callable[..., Any], count: int = 1, values: str = "normal") -> Make:
-    """Return a maker for a function of `count` arrays; the size is the shape of each array."""
+    """Return a maker for a function of `count` arrays of the same shape. The size is that shape."""
     return lambda dtype, *shape: (fn, (Draw(shape, dtype, values),) * count)
 
 
 def _rows(fn: Callable[..., Any], of_elements: bool = False) -> Make:
-    """Return a maker for a function of an array and row indices: an index for each row, or element, of the result."""
+    """Return a maker for a function of an array and row indices. The result has a row, or element, for each index."""
 
     def make(dtype: Any, rows: int, width: int, count: int) -> Any:
         indices = Draw((count, width) if of_elements else (count,), np.int32, below=rows)
@@ -81,7 +81,7 @@ def _rows(fn: Callable[..., Any], of_elements: bool = False) -> Make:
 
 
 def _convolution(numbers: tuple[str, str, str], depthwise: bool = False, stride: int = 1) -> Make:
-    """Return a maker for a convolution; a size is batch, image side, channels, filters and window width."""
+    """Return a maker for a convolution. A size lists batch, image side, channels, filters and window width."""
 
     def make(dtype: Any, batch: int, side: int, channels: int, filters: int, width: int) -> Any:
         depth = {"I": 1 if depthwise else channels, "O": filters}
@@ -96,7 +96,7 @@ def _convolution(numbers: tuple[str, str, str], depthwise: bool = False, stride:
 
 
 def _matrices(fn: Callable[..., Any], values: str = "normal") -> Make:
-    """Return a maker for a function of a square matrix, and of a right side if the size has its number of columns."""
+    """Return a maker for a function of a square matrix. A second number in a size adds that many right sides."""
     return lambda dtype, n, *columns: (fn, (Draw((n, n), dtype, values), *(Draw((n, m), dtype) for m in columns)))
 
 
@@ -118,7 +118,7 @@ def _gru(dtype: Any, steps: int, batch: int, width: int) -> Any:
 
 
 def _repeated(step: Callable[..., jax.Array], shapes: Callable[..., Any]) -> Make:
-    """Return a maker for a loop that repeats a step on its first argument; the size begins with the trip count."""
+    """Return a maker for a loop that applies a step to its first argument. A size begins with the trip count."""
 
     def make(dtype: Any, steps: int, *size: int) -> Any:
         drawn = shapes(*size)
@@ -128,7 +128,7 @@ def _repeated(step: Callable[..., jax.Array], shapes: Callable[..., Any]) -> Mak
 
 
 def _filter_step(p: jax.Array, f: jax.Array, h: jax.Array) -> jax.Array:
-    """Return the covariance after a step of a Kalman filter."""
+    """Return the covariance after one step of a Kalman filter."""
     p = jnp.tanh(f @ p @ f.T)
     s = h @ p @ h.T
     return p - jnp.linalg.solve(s @ s.T + jnp.eye(len(s), dtype=s.dtype), h @ p).T @ h @ p
@@ -173,7 +173,7 @@ def _layer_norm(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
 
 
 def _layers(dtype: Any, width: int, depth: int, values: str = "normal") -> list[dict[str, Draw]]:
-    """Return the parameters of square dense layers, as arguments."""
+    """Return the arguments of a function of square dense layers: the parameters of the layers."""
     return [{"w": Draw((width, width), dtype, values), "b": Draw((width,), dtype, values)} for _ in range(depth)]
 
 
@@ -184,7 +184,7 @@ def _mlp(layers: list[dict[str, jax.Array]], x: jax.Array) -> jax.Array:
 
 
 def _mlp_step(layers: list[dict[str, jax.Array]], x: jax.Array, y: jax.Array) -> Any:
-    """Return the loss, and the layers after a step of gradient descent."""
+    """Return the loss, and the layers after one step of gradient descent."""
     loss, gradient = jax.value_and_grad(lambda layers: jnp.square(_mlp(layers, x) - y).mean())(layers)
     return loss, jax.tree.map(lambda weight, slope: weight - 1e-2 * slope, layers, gradient)
 
@@ -195,7 +195,7 @@ def _adam(weight: jax.Array, slope: jax.Array, mean: jax.Array, square: jax.Arra
 
 
 def _clipped_momentum(weights: Any, slopes: Any, velocities: Any) -> Any:
-    """Return weights and velocities after a momentum step, with the gradient clipped to a norm of 1."""
+    """Return the weights and velocities after a step of momentum; the gradient is clipped to a norm of 1."""
     norm = jnp.sqrt(sum(jnp.sum(jnp.square(slope)) for slope in jax.tree.leaves(slopes)))
     velocities = jax.tree.map(lambda v, slope: 0.9 * v + slope / jnp.maximum(norm, 1), velocities, slopes)
     return jax.tree.map(lambda weight, v: weight - 1e-2 * v, weights, velocities), velocities
@@ -316,7 +316,7 @@ KINDS = (
 
 
 class TimedFunction(NamedTuple):
-    """A function of the suite at one size: its family, arguments as pytrees of `Draw`, and whether it is held out."""
+    """A function of the suite at one size: its family, its arguments (trees of `Draw`), and whether it is held out."""
 
     family: str
     fn: Callable[..., Any]
@@ -331,7 +331,7 @@ class TimedFunction(NamedTuple):
 
 
 def timed_functions(kinds: Sequence[Kind] = KINDS) -> dict[str, TimedFunction]:
-    """Return functions by name; functions of 64-bit types only if JAX has these types enabled."""
+    """Return functions by name. Functions of 64-bit types are included only if JAX has these types enabled."""
     found = {}
     for kind in kinds:
         for size in kind.sizes.split():
@@ -346,7 +346,7 @@ def timed_functions(kinds: Sequence[Kind] = KINDS) -> dict[str, TimedFunction]:
 
 
 class KernelsSuite(Suite):
-    """The GPU kernels of the compiled functions: fitted to the samples of `FunctionsSuite`, and never timed alone."""
+    """The GPU kernels of compiled functions. A fit uses the samples of `FunctionsSuite`; no kernel is timed alone."""
 
     model = GPU_KERNELS
     most_error = 0.25
@@ -358,7 +358,7 @@ class KernelsSuite(Suite):
         return []
 
     def kept(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Return cells with the counts of their kernels; refuse a cell without counts and without a text."""
+        """Return cells with the counts of their kernels. Refuse a cell that has neither counts nor a program text."""
 
         def inputs(cell: Cell) -> Mapping[str, float]:
             if not cell.compiled and cell.name not in self._texts:
@@ -369,7 +369,7 @@ class KernelsSuite(Suite):
 
 
 class FunctionsSuite(Suite):
-    """Jitted functions, called with device arrays; a cell's inputs are the counts of the function's profile."""
+    """Jitted functions that are called with device arrays. A cell's inputs are the counts in its function's profile."""
 
     model = FUNCTIONS
     most_error = 0.25
@@ -392,7 +392,7 @@ class FunctionsSuite(Suite):
         return functools.partial(jax.jit(function.fn), *jax.device_put(function.arguments(np.random.default_rng(0))))
 
     def kept(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Return cells with the counts of their functions' profiles; refuse a cell that the suite does not have."""
+        """Return cells with the counts in their functions' profiles. Refuse a cell that the suite does not have."""
         if unknown := [cell.name for cell in cells if cell.name not in self._functions]:
             raise ValueError(f"holds {unknown[0]!r}, which is no function of this suite")
         return [dataclasses.replace(self._cell(cell.name), compiled=cell.compiled) for cell in cells]

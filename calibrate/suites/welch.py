@@ -1,4 +1,4 @@
-"""The suite of Welch peaks, from NumPy signal to NumPy peaks: every strategy on a grid of sizes."""
+"""The suite of Welch peaks, from a NumPy signal to NumPy peaks: every strategy at every size of a grid."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ from rlxjax.welch import FAST_SEGMENTS, RUNNER_VERSION, ULTRA_SEGMENTS, WelchPea
 
 from ..machine import DEEP_SELECTION, ELEMENT_BYTES, SHORT_TRANSFORM, TRANSFER_ELEMENTS, WIDE_SELECTION, gate_rates
 
-#: The variant and the segments of a row, by the group in samples.
+#: For each group of the samples: the variant, and the number of segments in a row.
 TIMED = {
     "ultra": ("host", ULTRA_SEGMENTS),
     "fast": ("host", FAST_SEGMENTS),
@@ -28,21 +28,21 @@ TIMED = {
     "block": ("block", FAST_SEGMENTS),
     "learned": ("learned", FAST_SEGMENTS),
 }
-#: The names of groups in tables and sentences, for groups that samples name otherwise.
+#: The names of groups in tables and sentences, if the samples use other names.
 SHOWN_GROUPS = {"ultra": "host, 1 segment", "fast": "host"}
 #: Sizes of the cells, and the largest product of batch and n_fft.
 GRID_BATCHES = (1, 2, 5, 9, 16, 27, 64, 100, 180, 256, 500, 1024, 3000, 8192, 32_768, 131_072)
 GRID_N_FFTS = (64, 96, 128, 160, 256, 384, 400, 480, 512, 1000, 1024, 1200, 1536, 2048, 4096)
 GRID_KS = (1, 4, 16, 64)
 GRID_SAMPLES = 2**23
-#: Sizes that the fit never sees, inside the range of the other sizes or at its edge.
+#: The sizes that are held out of the fit, inside the range of the other sizes or at its edge.
 HELD_OUT_BATCHES, HELD_OUT_N_FFTS = (2, 100, 8192), (128, 160, 400, 1200, 4096)
-#: The workloads of the printed table.
+#: The workloads that the printed table shows.
 SHOWN_BATCHES, SHOWN_N_FFT, SHOWN_K = (1, 64, 1024, 8192), 256, 16
 
 
 class WelchSuite(Suite):
-    """Every batch and n_fft of the grid with every strategy; `models` are files of learned FFTs to time as well."""
+    """Each batch and n_fft of a grid with each strategy. `models` are files of learned FFTs that are timed too."""
 
     model = WELCH
     runner = RUNNER_VERSION
@@ -58,7 +58,7 @@ class WelchSuite(Suite):
         self.given = {file.name: sha256_of(file) for file in models}
 
     def cells(self) -> list[Cell]:
-        """Return every cell: learned FFTs only at their own n_fft, `fused_maxima` only on platforms with it."""
+        """Return every cell. A learned FFT has only its own n_fft, and `fused_maxima` only runs on some platforms."""
         platform = jax.default_backend()
         return [
             welch_cell(group, batch, n_fft, k)
@@ -82,7 +82,7 @@ class WelchSuite(Suite):
         return functools.partial(welch_peaks, signal, params, cell.variant, model=learned)
 
     def facts(self) -> Facts:
-        """Return the schedule of this machine, and the work of the given learned FFTs."""
+        """Return the facts of the model: this machine's schedule, and the work of the given learned FFTs."""
         here, facts = current_fingerprint(), dict(WELCH.facts)
         facts |= {name: fact for name, fact in schedule(here.platform)._asdict().items() if name in facts}
         facts["processors"] = here.cores if here.platform == "cpu" else 1
@@ -94,7 +94,7 @@ class WelchSuite(Suite):
         }
 
     def start(self, micro_ns: Mapping[str, float]) -> LatencyPrior:
-        """Return the model's prior, with the coefficients that micro-benchmarks measure directly."""
+        """Return the model's prior, in which micro-benchmarks give the coefficients that they measure directly."""
         rates, upload_bytes = gate_rates(micro_ns), ELEMENT_BYTES * TRANSFER_ELEMENTS
         waits_ns = rates["dispatch_ns"] + rates["roundtrip_ns"]
         found = {"memory_bytes_per_ns": rates["memory_bw"], "copy_bytes_per_ns": upload_bytes / micro_ns["upload"]}
@@ -119,7 +119,7 @@ def welch_cell(group: str, batch: int, n_fft: int, k: int) -> Cell:
 
 @functools.cache
 def _tone() -> np.ndarray:
-    """Return a tone in noise, float32, with the length of the largest signal of the grid."""
+    """Return a tone with noise, float32, as long as the largest signal of the grid."""
     sizes = [(batch, n_fft) for batch in GRID_BATCHES for n_fft in GRID_N_FFTS if batch * n_fft <= GRID_SAMPLES]
     count = max(batch * WelchPeakParams.fast(n_fft, 1).frame_len for batch, n_fft in sizes)
     radians = 2 * np.pi * 0.11 * np.arange(count, dtype=np.float64)

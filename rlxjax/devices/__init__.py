@@ -1,6 +1,6 @@
 """Descriptions of TPUs and GPUs, and a compiler for devices that you do not have.
 
-`target_device` returns a device by its name, `load_target` reads your own device from a file, and `compile_for`
+`target_device` returns a device by its name, `load_target` reads a device from your own file, and `compile_for`
 compiles a function for a device. The extras `tpu-compiler` and `cuda-compiler` install the compilers.
 """
 

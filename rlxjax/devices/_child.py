@@ -1,4 +1,4 @@
-"""The process of a compiler, which reads programs from its input and compiles each for a device that is not present.
+"""The process of a compiler. It reads programs from its input, and compiles each for a device that is not present.
 
 This file runs as a script and imports nothing from the package. A request is a line of JSON, followed by the bytes of
 the program. An answer is a line of JSON.
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def end_with_parent() -> None:
-    """Start a process that kills this process group when the parent ends, because compilers ignore signals."""
+    """Start a process that kills this process group when this process's parent ends, since compilers ignore signals."""
     child = os.getpid()
     if os.fork() == 0:
         os.closerange(1, 256)  # so that the pipe to the parent closes if the compiler crashes
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def compiled(request: dict[str, Any], program: bytes) -> dict[str, Any]:
-    """Return the text, the memory and the costs of a program compiled for the devices of a topology."""
+    """Return the text, the memory and the costs of a program, which is compiled for the devices of a topology."""
     import jax
     import numpy as np
     from jax import export

@@ -36,14 +36,14 @@ _CHILD = Path(__file__).with_name("_child.py")
 
 
 class _Compiler(NamedTuple):
-    """The compiler of a JAX platform: alternative modules, packages whose versions matter, environment variables."""
+    """A platform's compiler: alternative modules, the packages whose versions matter, and environment variables."""
 
     modules: Sequence[str]
     packages: Sequence[str]
     variables: Mapping[str, str]
 
 
-#: JAX's own cache is off because it ignores source lines. The other variables say that no device is present.
+#: JAX's own cache is off because its keys ignore source lines. The other variables say that no device is present.
 _ALWAYS = {"JAX_ENABLE_COMPILATION_CACHE": "false", "JAX_PLATFORMS": "cpu"}
 _COMPILERS = {
     "tpu": _Compiler(
@@ -63,30 +63,30 @@ _COMPILERS = {
         {**_ALWAYS, "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "TF_CPP_MIN_LOG_LEVEL": "2"},
     ),
 }
-#: The most bytes that are read of a compiler's messages, and the most characters that are shown.
+#: The most bytes of a compiler's messages that are read, and the most characters of these that are shown.
 _READ_BYTES, _SHOWN_CHARACTERS = 10_000, 300
-#: Seconds that a compiler may take for one program.
+#: The most seconds that a compiler may take for one program.
 LIMIT_S = 300.0
-#: Constants of more bytes become arguments of the compiled program.
+#: A constant of more bytes than this number becomes an argument of the compiled program.
 _LARGE_CONSTANTS_BYTES = 2**16
 #: The message of TPU compilers for a program that does not fit.
 _USED = re.compile(
     r"(?:Used |required[^()]*\()([\d.]+)([KMGT]?)(?: of |\) exceeds available HBM \()([\d.]+)([KMGT]?)", re.IGNORECASE
 )
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-#: The primitives that call the host.
+#: The JAX primitives that call functions on the host.
 _CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "debug_print")
-#: Dtypes that JAX narrows while `jax_enable_x64` is off.
+#: The dtypes that JAX narrows while `jax_enable_x64` is off.
 _WIDE = ("float64", "int64", "uint64", "complex128")
-#: Environment variables that change the compiled program.
+#: The environment variables that change the compiled program.
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
 class DoesNotFitError(ValueError):
-    """Raised, with a message of one line, if a program needs more memory than the target has.
+    """Raised if a program needs more memory than the target has. The message is one line.
 
     Attributes:
-        needed_bytes: bytes needed on one device; some compilers report only the temporaries. None if unknown.
+        needed_bytes: bytes needed on one device; None if unknown. Some compilers count only the temporaries.
         memory_bytes: bytes that the program may use; None if unknown.
     """
 
@@ -98,12 +98,12 @@ class DoesNotFitError(ValueError):
 @by_value
 @dataclasses.dataclass(frozen=True)
 class CompiledFor:
-    """A function compiled for a target; all bytes are for one device.
+    """A function that was compiled for a target. All numbers of bytes are for one device.
 
     Attributes:
         target: the device that the function is compiled for.
         devices: number of devices that run the program.
-        mesh: the sizes of the mesh's axes by name; empty for one device without a mesh.
+        mesh: the size of each axis of the mesh, by the axis's name; empty for one device without a mesh.
         coordinates: the place of each TPU in its slice, in the order of the program's partition ids: x, y, z, and the
             core if a chip has two devices. Empty for GPUs.
         text: the compiled program, as XLA prints it.
@@ -111,11 +111,11 @@ class CompiledFor:
         output_bytes: bytes of the results.
         temporary_bytes: bytes of the temporaries.
         alias_bytes: bytes of the results that reuse the memory of arguments.
-        peak_bytes: bytes of arguments, results and temporaries together; reused memory counts once.
+        peak_bytes: bytes of arguments, results and temporaries together; memory that is reused counts once.
         costs: the compiler's own estimates: "flops", "bytes accessed", "optimal_seconds". The compiler counts the
             body of a loop once. Empty if the compiler gives no estimates.
         compiler: the versions of the compiler and JAX.
-        seconds: compilation time in seconds; 0 for a program from the cache.
+        seconds: compilation time in seconds; 0 if the program came from the cache.
     """
 
     target: TargetDevice
@@ -147,26 +147,26 @@ def compile_for(
     use_cache: bool = True,
     **kwargs: Any,
 ) -> CompiledFor:
-    """Compile a function for a device that you need not have, in a separate process.
+    """Compile a function, in a separate process, for a device that you need not have.
 
-    The process stays for the next program, and ends with your process. Compiled programs are cached by program, target,
-    compiler and flags, in your cache folder or in `RLXJAX_HOME`.
+    The process waits for your next program, and ends with your process. Compiled programs are kept in `RLXJAX_HOME` or
+    in your cache folder. A kept program is used again for the same program, target, compiler and flags.
 
     Args:
         fn: the function, jitted or not. Large captured arrays become arguments of the compiled program.
         *args: arrays, numbers, `jax.ShapeDtypeStruct`s, or trees of these. If an argument has a `NamedSharding` (over
             a mesh or a `jax.sharding.AbstractMesh`), the function is compiled for all devices of that mesh.
         target: the name of a device, the path of a file that describes a device, or a `TargetDevice`.
-        mesh: the sizes of a mesh's axes by name, such as `{"data": 4, "model": 2}`. The function is traced in this
+        mesh: the size of each axis of a mesh by name, such as `{"data": 4, "model": 2}`. The function is traced in this
             mesh, so it may use a bare `PartitionSpec`. `rlxjax.devices.divided` divides arguments without a sharding.
-        limit_s: time limit of the compiler, in seconds.
-        use_cache: whether a cached program may be used.
+        limit_s: the most seconds that the compiler may take.
+        use_cache: whether a program from the cache may be used.
         **kwargs: keyword arguments of the function, as for `profile_function`.
 
     Raises:
         DoesNotFitError: a `ValueError`; the program needs more memory than the device has.
         ValueError: the target is unknown; the compiler is missing, crashes or takes too long; the function does not
-            trace or compile; the mesh is larger than the target's topologies. The message is one line.
+            trace or compile; the mesh has more devices than the target's topologies. The message is one line.
     """
     device = target_device(target)
     check_compiler(device.platform)
@@ -223,7 +223,7 @@ def compile_for(
 
 
 def _refusal(device: TargetDevice, answer: Mapping[str, str]) -> ValueError:
-    """Return the error for a program that the compiler refuses."""
+    """Return the error to raise for a program that the compiler refuses."""
     said, kind = answer["error"], answer["kind"]
     if "RESOURCE_EXHAUSTED" in said or "Ran out of memory" in said:
         if not (found := _USED.search(said)):
@@ -245,7 +245,7 @@ def _program(
     device: TargetDevice,
     mesh: AbstractMesh | None,
 ) -> tuple[dict[str, Any], bytes]:
-    """Trace and lower a function for the target; return the request to the compiler, and the serialized program."""
+    """Trace a function and lower it for the target. Return the request to the compiler, and the serialized program."""
     from jax import export
     from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
@@ -306,7 +306,7 @@ def _serialized(exported: Any) -> bytes:
 
 
 class Worker:
-    """A process that compiles for one platform, one program at a time, with the protocol of `_child.py`."""
+    """A process that compiles for one platform, one program at a time. The protocol is that of `_child.py`."""
 
     def __init__(self, platform: str, command: Sequence[str] = (sys.executable, "-P", str(_CHILD))) -> None:
         self._platform, self._command, self._lock = platform, command, threading.Lock()
@@ -314,7 +314,7 @@ class Worker:
         self._owner, self._said = 0, None
 
     def ask(self, request: Mapping[str, Any], program: bytes, limit_s: float) -> dict[str, Any]:
-        """Return the answer of the process; if it crashes or takes too long, kill it and raise a `ValueError`."""
+        """Return the answer of the process. If the process crashes or is too slow, kill it and raise a `ValueError`."""
         with self._lock:
             process, is_late, answer = self._running(), threading.Event(), None
             assert process.stdin is not None
@@ -371,7 +371,7 @@ class Worker:
         return self._process
 
     def close(self) -> tuple[int | None, str]:
-        """Kill the process, wait for its end, and return its exit status (None without a process) and last message."""
+        """Kill the process and wait for its end. Return its exit status (None without a process) and last message."""
         process, self._process = self._process, None
         if process is None or self._said is None or self._owner != os.getpid():
             return None, ""
@@ -388,14 +388,14 @@ class Worker:
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """Kill a process and its children, which keep the pipes open."""
+    """Kill a process and its children; the children would keep the pipes open."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 @functools.cache
 def worker_of(platform: str) -> Worker:
-    """Return the process of a platform; the first request starts the process."""
+    """Return the process that compiles for a platform. The process starts with its first request."""
     return Worker(platform)
 
 
@@ -403,7 +403,7 @@ def check_compiler(platform: str) -> None:
     """Check that the compiler of a platform is installed.
 
     Raises:
-        ValueError: the compiler is not installed; one line with the command that installs it.
+        ValueError: the compiler is not installed. The message is one line with the command that installs it.
     """
     for names in (_COMPILERS[platform].modules, ("flatbuffers",)):
         if not any(map(_is_installed, names)):

@@ -1,4 +1,4 @@
-"""Meshes of devices that you do not have, and the division of arguments over a mesh."""
+"""Meshes of devices that you do not have, and the way that arguments are divided over a mesh."""
 
 import contextlib
 import math
@@ -12,12 +12,12 @@ from rlxjax._tracing import traced
 
 from ._table import TargetDevice
 
-#: The name of an axis that divides both the state and the batch.
+#: The name of a mesh axis that divides both the state and the batch.
 _BOTH = "fsdp"
 
 
 def mesh_of(arguments: Any, mesh: Mapping[str, int] | None = None) -> AbstractMesh | None:
-    """Return the mesh that `mesh` describes, or the mesh of the arguments' shardings; None if there is no mesh.
+    """Return the mesh that `mesh` describes, else the mesh of the arguments' shardings, else None.
 
     Raises:
         ValueError: `mesh` does not map names to positive integers, or the arguments have different meshes.
@@ -41,7 +41,7 @@ def mesh_of(arguments: Any, mesh: Mapping[str, int] | None = None) -> AbstractMe
 
 
 def context_for(mesh: AbstractMesh | None, gpu: TargetDevice | None = None) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which a bare `PartitionSpec` means this mesh, and Pallas writes kernels for this GPU."""
+    """Return a context in which a bare `PartitionSpec` refers to this mesh, and Pallas writes kernels for this GPU."""
     if gpu is not None:
         sizes, names, types = ((), (), ()) if mesh is None else (mesh.axis_sizes, mesh.axis_names, mesh.axis_types)
         mesh = AbstractMesh(sizes, names, types, abstract_device=AbstractDevice(gpu.kind, gpu.cores, "gpu"))
@@ -51,26 +51,26 @@ def context_for(mesh: AbstractMesh | None, gpu: TargetDevice | None = None) -> c
 def divided(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mapping[str, int] | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a function as shapes that are divided over a mesh.
+    """Return the arguments of a function as shapes; each shape is divided over a mesh.
 
-    An argument keeps its own `NamedSharding`. A tree of several arrays is *state*, such as parameters, if the function
-    returns a tree of the same shapes, or if the leading dimensions of the arrays differ. Every other argument is part
-    of the *batch*.
+    An argument that has a `NamedSharding` keeps it. A tree of several arrays is *state*, such as parameters, if either
+    the function returns a tree of the same shapes, or the leading dimensions of the arrays differ. Every other argument
+    is part of the *batch*.
 
-    - The first axis divides the leading dimension of the batch if that dimension is a multiple of the axis size.
+    - The first axis of the mesh divides each batch array's leading dimension, if that is a multiple of the axis size.
     - If the mesh has several axes, the last axis divides each state array of at least two dimensions. The axis divides
-      the largest dimension that is a multiple of the axis size, and among equal dimensions the last.
-    - An axis named "fsdp" divides the largest remaining dimension of the state. The first axis and "fsdp" together
-      divide the batch.
+      the largest dimension that is a multiple of the axis size, and among equally large dimensions the last one.
+    - An axis named "fsdp" divides the largest dimension of the state that is still undivided. The first axis and "fsdp"
+      together divide the batch.
 
     Args:
         fn: the function, jitted or not.
         args: arrays, `jax.ShapeDtypeStruct`s or trees of these; other arguments are returned unchanged.
-        kwargs: the same for keyword arguments.
-        mesh: the sizes of the mesh axes by name; None returns all arguments unchanged.
+        kwargs: the keyword arguments, of the same types as `args`.
+        mesh: the size of each axis of the mesh, by name; None returns all arguments unchanged.
 
     Raises:
-        ValueError: as for `mesh_of`, or the function does not trace.
+        ValueError: as for `mesh_of`; or the function does not trace.
 
     Examples:
         >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Descriptions of devices to compile for, with the source of every figure."""
+"""Descriptions of devices to compile for; every figure has its source."""
 
 import difflib
 import functools
@@ -19,14 +19,14 @@ _Rates = Mapping[str, _Positive]
 
 
 class Link(Strict):
-    """A connection between devices: the links of a torus, from a device to its neighbours, or a switch.
+    """A connection between devices: either the links of a torus, from each device to its neighbours, or a switch.
 
     Attributes:
         name: the name of the link, such as "ICI", "NVLink", "PCIe" or "network".
         shape: "torus" or "switch".
-        bytes_per_ns: bandwidth in one direction, of a single link of a torus or a single device at a switch.
-        latency_ns: latency of a hop, in ns.
-        devices: the most devices that the link connects.
+        bytes_per_ns: bandwidth in one direction: of a single link in a torus, or of a single device at a switch.
+        latency_ns: latency of one hop between devices, in ns.
+        devices: the largest number of devices that the link connects.
         wraps: None for a switch. A torus dimension is a ring if its size is a multiple of this number, else a line.
     """
 
@@ -42,24 +42,24 @@ class TargetDevice(Strict):
     """A device to compile for, as its maker describes it.
 
     Attributes:
-        name: the name that `target_device` takes.
+        name: the name to give to `target_device`.
         platform: the JAX platform, "tpu" or "cuda".
         title: the maker's name of the device.
-        topologies: for a TPU, the compiler's name of each slice by the number of devices in the slice.
+        topologies: for a TPU, the compiler's name of a slice, by the number of devices in the slice.
         topology_options: for a TPU, further options of the compiler, such as "chip_config_name".
         description: for a GPU, the lines of XLA's description of the target.
-        memory_bytes: memory of a device that programs may use, in bytes.
+        memory_bytes: memory of one device that programs may use, in bytes.
         bandwidth_bytes_per_ns: bandwidth of the memory, in bytes per ns.
-        vector_flop_per_ns: peak rate outside of matrix units by type, such as "f32"; empty if unpublished.
-        matrix_flop_per_ns: peak rate of the matrix units by type, such as "bf16", "tf32" or "s8", without sparsity.
-        clock_ghz: clock of the cores.
-        launch_ns: time from one empty kernel to the next, in ns.
-        call_ns: host time of a call that waits for its results, in ns; None if measured timings decide this time.
-        links: connections between devices, the nearest first; a larger switch connects the groups of a smaller switch.
-        l2_bytes: size of the last cache; None if there is no cache or its size is unpublished.
+        vector_flop_per_ns: peak rate without matrix units, by number type, such as "f32"; empty if unpublished.
+        matrix_flop_per_ns: peak rate of the matrix units, without sparsity, by type, such as "bf16", "tf32" or "s8".
+        clock_ghz: clock frequency of the cores, in GHz.
+        launch_ns: in a row of empty kernels, the time from one kernel to the next, in ns.
+        call_ns: host time of a call that waits for its results, in ns; None if timings determine the host time.
+        links: connections between devices, the nearest first. A larger switch connects the groups of a smaller switch.
+        l2_bytes: size of the last cache, in bytes; None if there is no cache or its size is unpublished.
         cores: number of streaming multiprocessors of a GPU.
-        sources: the source of each figure, in words, by field.
-        provenance: the provenance of each figure that does not come from a data sheet, by field.
+        sources: for each field, the source of the figure, in words.
+        provenance: for each field whose figure does not come from a data sheet, the provenance of the figure.
     """
 
     name: str
@@ -98,17 +98,17 @@ class TargetDevice(Strict):
         return self
 
     def provenance_of(self, field: str) -> Provenance:
-        """Return the provenance of a figure: a data sheet, unless the target says otherwise."""
+        """Return the provenance of a figure: a data sheet, unless `provenance` says otherwise."""
         return self.provenance.get(field, Provenance.DATA_SHEET)
 
     @property
     def kind(self) -> str:
-        """The name that JAX and XLA use: for a GPU the name in its description, else the title."""
+        """The name that JAX and XLA use: for a GPU, the name in its `description`; otherwise the title."""
         named = (line.partition("name: ")[2].strip('"') for line in self.description if line.startswith("  name:"))
         return next(named, self.title)
 
     def compiler_target(self, devices: int) -> str:
-        """Return the compiler's target for a number of devices: the name of a topology, or a description as text.
+        """Return what the compiler needs for a number of devices: the name of a topology, or a description as text.
 
         Raises:
             ValueError: the target has no topology with at least this number of devices.
@@ -123,7 +123,7 @@ class TargetDevice(Strict):
 
 
 class TargetFile(Strict):
-    """The schema of a file of targets."""
+    """The schema of a file that describes targets."""
 
     schema_version: Literal[1]
     targets: Annotated[tuple[TargetDevice, ...], Field(strict=False, min_length=1)]
@@ -133,7 +133,7 @@ def load_target(path: str | os.PathLike[str]) -> TargetDevice:
     """Return the target in a file that has the schema of `rlxjax/devices/devices.json`.
 
     Raises:
-        ValueError: the file is missing, is not JSON, violates the schema, or has several targets; one line.
+        ValueError: the file is missing, is not JSON, violates the schema, or has several targets. A one-line message.
     """
     found = _read(path)
     if len(found) != 1:
@@ -142,10 +142,10 @@ def load_target(path: str | os.PathLike[str]) -> TargetDevice:
 
 
 def target_device(target: str | TargetDevice) -> TargetDevice:
-    """Return a target by its name in any case, or from a path to a JSON file; a `TargetDevice` is returned unchanged.
+    """Return a target by its name (in any case) or by the path of a JSON file. Return a `TargetDevice` unchanged.
 
     Raises:
-        ValueError: the name is unknown (the message lists the nearest names), or the file is not valid; one line.
+        ValueError: the file is not valid, or the name is unknown (the one-line message then lists the nearest names).
 
     Examples:
         >>> v5e = target_device("tpu-v5e")

@@ -1,8 +1,8 @@
 """Predictions for TPUs and GPUs that you do not have.
 
-`rank_targets` finds the fastest of several devices, `rank_meshes` the fastest division over several devices, and
-`largest` the largest size that fits. Your prices per hour (`load_prices`) add costs to a ranking. This folder
-also has all names of the devices folder, such as `compile_for`.
+`rank_targets` finds the fastest of several devices. `rank_meshes` finds the fastest way to divide a function over
+devices. `largest` finds the largest size that fits. With prices per hour from you (`load_prices`), a ranking also
+shows costs. This folder also has all names of the devices folder, rlxjax.devices, such as `compile_for`.
 """
 
 from rlxjax.devices import CompiledFor as CompiledFor

@@ -17,9 +17,9 @@ from rlxjax.devices import CompiledFor, DoesNotFitError, TargetDevice, compile_f
 from rlxjax.jaxpr import Buffer, buffers_of
 from rlxjax.units import bytes_text
 
-#: The most programs that a search compiles, and the most arrays that a result names.
+#: The most programs that a search compiles, and the most arrays that a result lists.
 _COMPILATIONS, _NAMED = 6, 10
-#: The least ratio of the second compiled size to the first, and the largest ratio of any size to a size that fits.
+#: The least ratio of the second compiled size to the first; the largest ratio of any size to a size that fits.
 _FIRST_STEP, _FURTHEST = 16, 64
 
 _OfSize = Callable[..., tuple[Callable[..., Any], tuple[Any, ...]]]
@@ -28,23 +28,23 @@ _OfSize = Callable[..., tuple[Callable[..., Any], tuple[Any, ...]]]
 @by_value
 @dataclasses.dataclass(frozen=True)
 class LargestSize:
-    """The largest size of a function that fits a device; all bytes are for one device.
+    """The largest size of a function that fits a device. All numbers of bytes are for one device.
 
     Attributes:
         size: the largest compiled size that fits.
         too_large: the smallest compiled size that does not fit; None if every compiled size fits.
-        memory_bytes: memory of the device.
-        compiled: peak memory by size, in the order of compilation; None if the compiler gave no figure.
-        made: the compiled program of the largest size, with its target, mesh and memory.
-        parts: bytes at the peak, by part; their sum is `made.peak_bytes`. "state" holds the arguments that the function
+        memory_bytes: memory of the device, in bytes.
+        compiled: peak memory of each compiled size, in the order of compilation; None if the compiler gave no figure.
+        made: the compiled program of the largest size that fits, with its target, mesh and memory.
+        parts: bytes at the peak, by part; their sum is `made.peak_bytes`. "state" counts arguments that the function
             returns with the same shapes and types, such as parameters and an optimizer's moments. "other arguments"
-            includes padding. "temporaries" includes activations and gradients. "results" holds the results that do not
+            includes padding. "temporaries" includes activations and gradients. "results" counts results that do not
             reuse the memory of an argument.
         state: names of the arguments that count as state.
-        buffers: the largest arrays of the program, which may share memory.
-        donated_bytes: peak memory if the state is donated; None if this program was not compiled.
-        checkpoint_bytes: peak memory with `jax.checkpoint`; None if this program was not compiled.
-        notes: the reason for each missing figure, a sentence each.
+        buffers: the largest arrays of the program. Two arrays may share memory.
+        donated_bytes: peak memory if the state is donated; None if the program with donation was not compiled.
+        checkpoint_bytes: peak memory with `jax.checkpoint`; None if the program with `jax.checkpoint` was not compiled.
+        notes: the reason for each missing figure, one sentence each.
     """
 
     size: int
@@ -60,7 +60,7 @@ class LargestSize:
     notes: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the attributes by name, for JSON."""
+        """Return a dict of the attributes by name, for JSON."""
         same = ("size", "too_large", "memory_bytes", "state", "donated_bytes", "checkpoint_bytes", "notes")
         return {
             "target": self.made.target.name,
@@ -104,15 +104,15 @@ def largest(
     """Find the largest size at which a function fits the memory of a device, and the parts of that memory.
 
     You do not need the device. Memory is nearly linear in the size, so six compilations are enough. Up to two more
-    compilations of the largest size show the memory with donated state and with `jax.checkpoint`.
+    compilations of the largest size give the memory with donated state and with `jax.checkpoint`.
 
     Args:
-        fn_of_size: takes a size, and returns a function (jitted or not) and the tuple of its arguments as shapes. If
-            `fn_of_size` has a parameter `checkpoint`, it is also called with `checkpoint=jax.checkpoint`, which you
-            apply to a layer or the loss.
-        target: a name, the path of a file, or a `TargetDevice`.
-        mesh: the sizes of a mesh's axes by name, for several devices.
-        least: the smallest size; by default `multiple`.
+        fn_of_size: takes a size, and returns a function (jitted or not) and a tuple of its arguments, as shapes. If
+            `fn_of_size` has a parameter `checkpoint`, it is also called with `checkpoint=jax.checkpoint`. Apply that
+            argument to a layer or to the loss.
+        target: the name of a device, the path of a file, or a `TargetDevice`.
+        mesh: the size of each axis of a mesh by name, if several devices run the function.
+        least: the smallest size to consider; by default `multiple`.
         most: the largest size to consider.
         multiple: every size is a multiple of this number; by default the number of devices.
 
@@ -175,7 +175,7 @@ def largest(
 
 
 def _at(fn_of_size: _OfSize, size: int, **options: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return a function of a size, jitted, and its arguments."""
+    """Return the function for a size, jitted, and its arguments."""
     found = fn_of_size(size, **options)
     if not (isinstance(found, tuple) and len(found) == 2 and callable(found[0]) and isinstance(found[1], tuple)):
         raise ValueError(f"fn_of_size: expected a function and a tuple of arguments for size {size}, got {found!r:.80}")
@@ -184,7 +184,7 @@ def _at(fn_of_size: _OfSize, size: int, **options: Any) -> tuple[Callable[..., A
 
 
 def _next(tried: Mapping[int, int | None], fitting: list[int], memory_bytes: int, last: int | None) -> int | None:
-    """Return the next size to compile, in steps, from a curve through the nearest sizes; None at the end."""
+    """Return the next size to compile, in steps, by a curve through the nearest compiled sizes; None at the end."""
     low, high = fitting[-1], min(tried.keys() - {*fitting}, default=None)
     end = high or (_FURTHEST * low + 1 if last is None else last + 1)
     if low + 1 >= end:
@@ -212,7 +212,7 @@ def _next(tried: Mapping[int, int | None], fitting: list[int], memory_bytes: int
 def _explained(
     fn_of_size: _OfSize, size: int, made: CompiledFor, mesh: Mapping[str, int] | None, notes: list[str]
 ) -> dict[str, Any]:
-    """Return the attributes that explain the peak memory of a size, by name."""
+    """Return the attributes, by name, that explain the peak memory of a size."""
     fn, args = _at(fn_of_size, size)
     with context_for(mesh_of(args, mesh)):
         program = traced(fn, args, {})

@@ -1,4 +1,4 @@
-"""The prices of devices per hour, from your own file."""
+"""The prices of devices per hour, from a file that you write."""
 
 import os
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ class Prices(Strict):
     """The content of a file of prices.
 
     Attributes:
-        about: source and date of the prices.
+        about: where the prices come from, and their date.
         currency: currency of all prices, such as "USD".
-        prices_per_hour: price of one device, by the name of the device or by the path of its file.
+        prices_per_hour: price of one device for an hour, by the name of the device or by the path of its file.
     """
 
     schema_version: Literal[1]
@@ -25,7 +25,7 @@ class Prices(Strict):
     prices_per_hour: Mapping[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]]
 
     def cost(self, name: str, devices: int, time_ns: float) -> float | None:
-        """Return the cost of using a number of devices for a time in ns; None without a price.
+        """Return the cost of using a number of devices for a time in ns; None if the device has no price.
 
         Examples:
             >>> own = Prices(schema_version=1, currency="USD", prices_per_hour={"tpu-v5e": 2.0})
@@ -37,7 +37,7 @@ class Prices(Strict):
 
 
 def load_prices(path: str | os.PathLike[str]) -> Prices:
-    """Return the prices in a file; `docs/prices.example.json` shows the schema, with invented figures.
+    """Return the prices in a file. `docs/prices.example.json` shows the schema with invented figures.
 
     Raises:
         ValueError: the file is missing, is not JSON or violates the schema; a price is not a positive number; a device

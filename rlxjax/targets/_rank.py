@@ -24,24 +24,24 @@ _COLUMNS = 80
 
 @by_value
 class RankedTarget(NamedTuple):
-    """The predictions for a function on a single target or mesh; figures are None if the program does not fit.
+    """The predictions for a function on one target or mesh. The predictions are None if the program does not fit.
 
     Attributes:
-        name: name of the target, or of the mesh, such as "4x2".
+        name: name of the target or mesh; the name of a mesh is of the form "4x2".
         devices: number of devices.
-        mesh: the sizes of the mesh's axes by name; empty for one device.
+        mesh: the size of each axis of the mesh, by name; empty for one device.
         time_ns: predicted time of one call that waits for its results, in ns.
-        interval_ns: 90 % interval of that time; an infinite upper end means that the time is a lower bound.
+        interval_ns: 90 % interval of `time_ns`; an infinite upper end means that `time_ns` is a lower bound.
         pipelined_ns: predicted time of a call in a loop that does not wait for results, in ns.
-        cost: cost of a call in such a loop, on all devices together; None without a price.
-        binds: the largest part of a call: "compute", "memory", "collectives" or "host".
-        kernels: number of kernels of a call.
+        cost: cost of a call in that loop, for all devices together; None without a price.
+        binds: the part of a call that takes longest: "compute", "memory", "collectives" or "host".
+        kernels: number of kernels that a call runs.
         traffic_bytes: memory traffic of a call on one device.
         peak_bytes: peak memory on one device; None if the compiler does not say.
         memory_bytes: memory of one device.
         fits: whether the peak memory is at most the memory of the device.
-        uncounted: the parts that the time leaves out, a sentence each.
-        stands_on: the data behind the prediction, in a sentence.
+        uncounted: the parts of a call that the predicted time leaves out, one sentence each.
+        stands_on: the data that the prediction is based on, in a sentence.
     """
 
     name: str
@@ -62,22 +62,22 @@ class RankedTarget(NamedTuple):
 
     @property
     def is_sure(self) -> bool:
-        """Whether the program fits, and the interval of its time has a finite upper end."""
+        """Whether the program fits and the interval of its time has a finite upper end."""
         return self.fits and self.interval_ns is not None and math.isfinite(self.interval_ns[1])
 
 
 @by_value
 @dataclasses.dataclass(frozen=True)
 class TargetRanking:
-    """Targets or meshes, ranked by the predicted time of a function; prints as a table of 80 columns.
+    """A ranking of targets or meshes by the predicted time of a function. It prints as a table 80 characters wide.
 
     Attributes:
-        rows: the compiled targets in three groups: targets that fit, targets that fit but have only a lower bound of
-            the time, and targets that do not fit. Within a group, the fastest target is first.
-        left_out: by name of the target, the reason that the function was not compiled for the target.
+        rows: the targets for which the function was compiled, in three groups: targets that fit, targets that fit but
+            have only a lower bound of the time, and targets that do not fit. In each group, the fastest comes first.
+        left_out: the reason why the function was not compiled for a target, by the name of the target.
         title: heading of the first column.
         currency: currency of the costs; empty without prices.
-        deadline_ns: time limit of a call, in ns, or None.
+        deadline_ns: time limit of a call, in ns; None without a limit.
     """
 
     rows: tuple[RankedTarget, ...]
@@ -88,19 +88,19 @@ class TargetRanking:
 
     @property
     def best(self) -> str | None:
-        """The name of the fastest row that `is_sure`; None without such a row."""
+        """The name of the fastest row whose `is_sure` is True; None without such a row."""
         return next((row.name for row in self.rows if row.is_sure), None)
 
     @property
     def cheapest(self) -> str | None:
-        """The name of the cheapest row that `is_sure` and meets the deadline; None without such a row."""
+        """The name of the cheapest row that meets the deadline with `is_sure` True; None without such a row."""
         deadline_ns = math.inf if self.deadline_ns is None else self.deadline_ns
         able = [row for row in self.rows if row.is_sure and (row.time_ns or 0.0) <= deadline_ns]
         costs = {row.name: row.cost for row in able if row.cost is not None}
         return min(costs, key=costs.__getitem__, default=None)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the attributes by name, for JSON."""
+        """Return a dict of the attributes by name, for JSON."""
         found = {name: getattr(self, name) for name in ("title", "currency", "deadline_ns", "best", "cheapest")}
         rows = [row._asdict() | {"mesh": dict(row.mesh)} for row in self.rows]
         return found | {"rows": rows, "left_out": dict(self.left_out)}
@@ -151,21 +151,21 @@ def rank_targets(
     prices: Prices | str | os.PathLike[str] | None = None,
     deadline_s: float | None = None,
 ) -> TargetRanking:
-    """Rank devices by the predicted time of a function that is compiled for each device; you do not need the devices.
+    """Rank devices that you need not have, by the predicted time of a function that is compiled for each device.
 
-    `rank_devices` compares families of devices with built-in coefficients, and compiles nothing.
+    In contrast, `rank_devices` compares families of devices by built-in coefficients, and compiles nothing.
 
     Args:
         fn: the function, jitted or not.
         *args: arrays or `jax.ShapeDtypeStruct`s, or trees of these.
-        targets: names, files or `TargetDevice`s; by default all built-in targets.
-        mesh: the sizes of a mesh's axes by name, for several devices of each target.
-        trip_counts: the trip counts of loops whose length depends on data.
+        targets: names of devices, paths of files, or `TargetDevice`s; by default all built-in targets.
+        mesh: the size of each axis of a mesh by name, if several devices of each target run the function.
+        trip_counts: the numbers of iterations of loops whose length depends on data.
         prices: prices per hour, or the path of a file of prices; see `load_prices`.
-        deadline_s: time limit of a call that waits for its results, in seconds.
+        deadline_s: time limit, in seconds, of a call that waits for its results.
 
     Raises:
-        ValueError: a target is missing or unknown; the function does not trace; prices or deadline are not valid.
+        ValueError: a target is missing or unknown; the function does not trace; the prices or deadline are not valid.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -193,23 +193,23 @@ def rank_meshes(
     prices: Prices | str | os.PathLike[str] | None = None,
     deadline_s: float | None = None,
 ) -> TargetRanking:
-    """Rank divisions of a function over several devices by predicted time; you do not need the devices.
+    """Rank the ways to divide a function over devices that you need not have, by predicted time.
 
     Args:
         fn: the function, jitted or not.
         *args: arrays or `jax.ShapeDtypeStruct`s, or trees of these. A `NamedSharding` keeps its `PartitionSpec`, and
             its axes get the sizes of each mesh. `rlxjax.devices.divided` divides the other arguments.
-        target: a name, a file or a `TargetDevice`.
-        devices: number of devices, at least 1.
+        target: the name of a device, the path of a file, or a `TargetDevice`.
+        devices: number of devices to use, at least 1.
         axes: the names of the mesh's axes; every division of `devices` over these axes is compiled.
-        meshes: the sizes of axes by name for each mesh to compare, in place of all divisions.
+        meshes: the meshes to compare, instead of all divisions: the size of each axis by name, for each mesh.
         trip_counts: as for `rank_targets`.
         prices: as for `rank_targets`.
         deadline_s: as for `rank_targets`.
 
     Raises:
-        ValueError: as for `rank_targets`, or the devices and axes do not form a mesh. A mesh that does not compile is
-            listed in `left_out`, with the reason.
+        ValueError: as for `rank_targets`, or the devices and axes do not form a mesh. If a mesh does not compile, the
+            reason is in `left_out` instead.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -241,7 +241,7 @@ def rank_meshes(
 
 
 def _over(leaf: Any, mesh: Mapping[str, int]) -> Any:
-    """Return an argument with a `NamedSharding` as a shape over another mesh; other arguments unchanged."""
+    """Return an argument that has a `NamedSharding` as a shape over another mesh. Return other arguments unchanged."""
     sharding = getattr(leaf, "sharding", None)
     if not isinstance(sharding, NamedSharding):
         return leaf
@@ -257,7 +257,7 @@ def _ranked(
     prices: Prices | str | os.PathLike[str] | None,
     deadline_s: float | None,
 ) -> TargetRanking:
-    """Predict the time on each device, with its arguments and mesh, and return the ranking."""
+    """Predict the time on each device, with the device's own arguments and mesh, and return the ranking."""
     known = load_prices(prices) if isinstance(prices, (str, os.PathLike)) else prices
     if deadline_s is not None and not 0 < deadline_s < math.inf:
         raise ValueError(f"deadline_s: expected a positive number of seconds, got {deadline_s!r}")
