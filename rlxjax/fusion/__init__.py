@@ -1,7 +1,7 @@
 """Kernel fusion: plans, their execution, and rewrites of graphs.
 
-`plan_fusion` decides which nodes of a graph share a kernel and returns a `FusionPlan`; `execute_plan` runs the plan.
-`plan_stages` decides which stages of a program share a program and returns a `StagePlan`, based on the times of groups.
+`plan_fusion` decides which nodes of a graph share a kernel and returns a `FusionPlan`. `execute_plan` runs the plan.
+`plan_stages` takes the time of each group of stages, decides which stages share a program, and returns `StagePlan`s.
 """
 
 from ._kernels import FusedKernel as FusedKernel

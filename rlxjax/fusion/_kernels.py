@@ -1,4 +1,4 @@
-"""A kernel: its nodes, the functions of their ops, and its execution as one jitted function, compiled once."""
+"""Kernels of a graph: the nodes of a kernel, the JAX function of each op, and the execution of a kernel under jit."""
 
 import dataclasses
 import functools
@@ -13,25 +13,25 @@ from jaxtyping import Array
 from rlxjax._values import by_value
 from rlxjax.graph import OPS, Node, Shape
 
-#: The start of JAX's dtype names by kind of number; the number of bits follows.
+#: The first part of a JAX dtype name, by the first part of a graph's dtype name. The number of bits follows in both.
 _KINDS = {"f": "float", "bf": "bfloat", "i": "int", "u": "uint", "c": "complex", "bool": "bool"}
 
-#: Arrays by node id, or values that NumPy converts to arrays. A run ignores arrays that it does not need.
+#: Arrays, or values that NumPy converts to arrays, by node id. Arrays that an execution does not need are ignored.
 Arrays = Mapping[int, Any]
 
 
 @by_value
 @dataclasses.dataclass(frozen=True)
 class FusedKernel:
-    """Nodes that run as one kernel.
+    """Nodes of a graph that run as one kernel.
 
     Attributes:
         id: the kernel's number in its plan.
-        nodes: ids, in topological order.
+        nodes: ids of the kernel's nodes, in topological order.
         external_inputs: ids of the nodes outside the kernel whose values the kernel reads.
-        external_outputs: ids of the values that leave the kernel.
-        memory_saved: bytes of the values that never reach memory.
-        buffers_eliminated: count of the values that never reach memory.
+        external_outputs: ids of the nodes whose values leave the kernel.
+        memory_saved: total bytes of the values that the kernel computes and never writes to memory.
+        buffers_eliminated: number of values that the kernel computes and never writes to memory.
     """
 
     id: int
@@ -44,13 +44,13 @@ class FusedKernel:
 
     @functools.cached_property
     def argument_nodes(self) -> list[Node]:
-        """The nodes whose arrays the kernel takes: external inputs first, then nodes without operands."""
+        """The nodes whose arrays are the kernel's arguments: external inputs, then its nodes without operands."""
         fed = [id_ for id_ in self.nodes if not self.graph_nodes[id_].inputs]
         return [self.graph_nodes[id_] for id_ in (*dict.fromkeys(self.external_inputs), *fed)]
 
     @functools.cached_property
     def function(self) -> Callable[..., list[Array]]:
-        """The jitted function. It takes the arrays of `argument_nodes` and returns the external outputs."""
+        """The kernel as a jitted function. It takes the arrays of `argument_nodes` and returns the external outputs."""
         members = [self.graph_nodes[id_] for id_ in self.nodes]
         check_operand_counts(members)
         # Operands number steps or, if negative, arguments. Without node ids, equal kernels are compiled once.
@@ -73,11 +73,11 @@ class FusedKernel:
 
 
 class StepError(ValueError):
-    """A step that cannot be computed: its number in the kernel, and the reason."""
+    """The error for a node that cannot be computed. It holds the node's position in the kernel, and the reason."""
 
 
 def check_operand_counts(nodes: Sequence[Node]) -> None:
-    """Refuse a node whose number of operands does not fit its op."""
+    """Raise a ValueError if the number of operands of a node does not fit the op of the node."""
     for node in nodes:
         rule, count = OPS[node.op], len(node.inputs)
         if count == rule.arity or (rule.arity is None and count) or (rule.may_be_source and not count):
@@ -91,10 +91,10 @@ def execute_kernel(kernel: FusedKernel, inputs: Arrays) -> dict[int, Array]:
 
     Args:
         kernel: a kernel of a plan.
-        inputs: arrays by node id, for the kernel's external inputs and its nodes without operands.
+        inputs: a dict from node id to array, for the kernel's external inputs and for its nodes without operands.
 
     Raises:
-        ValueError: as in `execute_plan`; the message names the node.
+        ValueError: for the same reasons as in `execute_plan`. The message names the node.
 
     Examples:
         >>> import rlxjax as rx
@@ -114,7 +114,7 @@ def execute_kernel(kernel: FusedKernel, inputs: Arrays) -> dict[int, Array]:
 
 
 def given_array(node: Node, arrays: Arrays) -> "np.ndarray | Array":
-    """Return the array of a node in the node's dtype; refuse an array whose shape does not fit the node."""
+    """Return the array of a node, converted to the node's dtype. Raise a ValueError if its shape does not fit."""
     where = f"node {node.id} ({node.op})"
     if node.id not in arrays:
         name = f" {node.attributes['name']!r}" if "name" in node.attributes else ""
@@ -153,7 +153,7 @@ def _compiled(steps: tuple[Any, ...], outputs: tuple[int, ...]) -> Callable[...,
 
 
 def _jax_dtype(name: str) -> Any:
-    """Return the JAX dtype of a graph's dtype; refuse 64 bits unless JAX's 64-bit mode is on."""
+    """Return the JAX dtype for a graph's dtype name. Raise a ValueError for 64 bits if JAX's 64-bit mode is off."""
     kind = name.rstrip("0123456789")
     dtype = jnp.dtype(_KINDS[kind] + name.removeprefix(kind))
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
@@ -162,12 +162,12 @@ def _jax_dtype(name: str) -> Any:
 
 
 def _agrees(shape: Sequence[int], declared: Shape) -> bool:
-    """Whether a shape fits the declared shape, whose unknown dimensions are None."""
+    """Return whether a shape fits the declared shape. A dimension that is declared as None fits any size."""
     return len(shape) == len(declared) and all(b in (None, a) for a, b in zip(shape, declared, strict=True))
 
 
 def _rounded(value: Array, dtype: Any) -> Array:
-    """Return a value rounded to a dtype, so that the compiler keeps the rounding."""
+    """Return a value rounded to a dtype, in a form from which the compiler does not remove the rounding."""
     if value.dtype == jnp.float64 and dtype == jnp.float16:
         # Some processors convert through float32, and the first rounding can create a tie for the second rounding. An
         # odd last bit in float32 marks that digits were cut, so that the second rounding is right.
@@ -194,12 +194,12 @@ def _index(value: Any) -> Any:
 
 
 def _real(x: Array) -> Array:
-    """Return integers as JAX's default floats, because functions like exp and log take no integers."""
+    """Convert integers to JAX's default float type, because functions like exp and log take no integers."""
     return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.result_type(float))
 
 
 def _reduced(reduce: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """Return a reduction of all elements to one element; the reduction of no elements is 0."""
+    """Return a function that reduces all elements of an array to one element. An empty array gives 0."""
     return lambda x: jnp.zeros((1,), x.dtype) if x.size == 0 else reduce(x).reshape(1)
 
 
@@ -209,14 +209,14 @@ def _broadcast(x: Array, shape: Shape) -> Array:
     return jnp.broadcast_to(x.reshape(()) if x.size == 1 else x, shape)  # pyright: ignore[reportArgumentType]
 
 
-#: Ops whose operands share a shape. The maximum and the minimum of NaN and a number are the number.
+#: Ops whose two operands must have the same shape. For NaN and a number, max and min give the number.
 _BINARY: Mapping[str, Callable[[Array, Array], Array]] = {
     **{"add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply, "div": jnp.divide},
     **{"max": jnp.fmax, "min": jnp.fmin, "pow": jnp.power},
 }
 _ATTRIBUTES = {"transpose": ("permutation",), "narrow": ("axis", "start", "length"), "concat": ("axis",)}
 
-#: The function of each op. It takes operands, and the attributes of the node by name.
+#: The function that computes each op. It takes the operands, and the attributes of the node as keyword arguments.
 OP_FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "relu": lambda x: jnp.where(x > 0, x, jnp.zeros_like(x)),  # NaN gives 0
     "sigmoid": lambda x: jax.nn.sigmoid(_real(x)),

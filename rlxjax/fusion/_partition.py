@@ -1,4 +1,4 @@
-"""Partitions of a graph into kernels: which nodes may share a kernel, the cost of a partition, and the search."""
+"""Partitions of a graph into kernels: which nodes may share a kernel, what a partition costs, and the search."""
 
 import copy
 import functools
@@ -16,29 +16,29 @@ from rlxjax._checks import is_traced
 from rlxjax.gate import BackendCoefficients, IoFusionGate, backend_coefficients, jax_device
 from rlxjax.graph import OPS, Graph
 
-#: Ops whose values are given, so that they need no kernel.
+#: Ops whose values the caller gives. A node with such an op is a given node and needs no kernel.
 GIVEN_OPS = ("input", "param", "constant")
-#: The loop number of a node that shares no kernel, and the loop number of nodes of one element.
+#: Special loop numbers: for a node that never shares a kernel, and for a node that loops over a single element.
 ALONE, ONE_ELEMENT = -1, 0
 
 Partition = list[list[int]]
 
 
 class KernelGraph:
-    """The reads between the nodes of a graph. Each list is by node id and includes given nodes."""
+    """The nodes of a graph, and which node reads which. Most lists have an entry for each node, by node id."""
 
     def __init__(self, graph: Graph):
         self.nodes = nodes = graph.nodes
-        #: Ids of the nodes that run, in topological order; and by node, all nodes that it reads and those that run.
+        #: Ids of all nodes but given nodes; for each node, ids of the nodes it reads, with and without given nodes.
         self.members = [node.id for node in nodes if node.op not in GIVEN_OPS]
         self.reads = [tuple(dict.fromkeys(node.inputs)) if node.op not in GIVEN_OPS else () for node in nodes]
         self.producers = [[i for i in ids if nodes[i].op not in GIVEN_OPS] for ids in self.reads]
-        #: The number of the shape that each node loops over, `ONE_ELEMENT` or `ALONE`; and the shapes by number.
+        #: `numbers`: a number for each shape. `loops`: for each node, the number of the shape of its loop, or `ALONE`.
         numbers: dict[tuple[int | None, ...], int] = {(1,): ONE_ELEMENT}
         self.loops = [ALONE] * len(nodes)
         #: Ids of the nodes that read each node.
         self.consumers: list[list[int]] = [[] for _ in nodes]
-        #: Broadcasts after each reduction, and the reduction before each broadcast, if their loops differ.
+        #: For a reduction, ids of the broadcasts that read it; for these broadcasts, the id of the reduction.
         self.links: list[list[int]] = [[] for _ in nodes]
         for i in self.members:
             node, rule = nodes[i], OPS[nodes[i].op]
@@ -53,14 +53,14 @@ class KernelGraph:
                     self.links[producer].append(i)
                     self.links[i].append(producer)
         self.loop_shapes = list(numbers)
-        #: Whether the value always leaves its kernel: it is an output of the graph, or no node reads it.
+        #: Whether the value of each node must leave its kernel, because it is an output or because no node reads it.
         outputs = set(graph.outputs)
         self.is_needed = [node.id in outputs or not self.consumers[node.id] for node in nodes]
         self.is_view = [OPS[node.op].metadata for node in nodes]
         self.sizes = [node.bytes for node in nodes]
 
     def may_be_one(self, one: Sequence[int], other: Sequence[int]) -> bool:
-        """Whether two kernels may be fused if no cycle arises: they loop over the same shape, or links join them."""
+        """Return whether two kernels loop over the same shape or are linked, so that only a cycle prevents fusion."""
         first, second = ({self.loops[i] for i in group} - {ONE_ELEMENT} for group in (one, other))
         if ALONE in first | second:
             return False
@@ -77,19 +77,19 @@ class KernelGraph:
         return list(dict.fromkeys(id_ for i in group for id_ in self.reads[i] if id_ not in inside))
 
     def work(self, group: Sequence[int]) -> tuple[int, int]:
-        """Return the launches of a kernel and the bytes that it reads and writes; zeros if all nodes are views."""
+        """Return a kernel's number of launches, and the bytes that it reads and writes: zeros if it has only views."""
         if all(self.is_view[i] for i in group):
             return 0, 0
         return 1, sum(self.sizes[i] for i in (*self.external_reads(group), *self.exports(group)))
 
     def owners(self, partition: Partition) -> tuple[dict[int, int], list[set[int]]]:
-        """Return the kernel number of each node, and the numbers of the kernels that read from each kernel."""
+        """Return the kernel number of each node, and for each kernel the numbers of the kernels that read from it."""
         owner = {i: number for number, group in enumerate(partition) for i in group}
         readers = [{owner[j] for i in group for j in self.consumers[i]} for group in partition]
         return owner, [others - {number} for number, others in enumerate(readers)]
 
     def in_order(self, partition: Iterable[Iterable[int]]) -> Partition:
-        """Return the kernels in an order that can run; an empty list if they form a cycle."""
+        """Return the kernels in an order in which they can run, or an empty list if their dependences form a cycle."""
         groups = sorted(sorted(group) for group in partition)
         sorter = TopologicalSorter(dict.fromkeys(range(len(groups)), ()))
         for number, others in enumerate(self.owners(groups)[1]):
@@ -121,7 +121,7 @@ class LinearCost(NamedTuple):
 
     @classmethod
     def of_row(cls, row: BackendCoefficients) -> "LinearCost":
-        """Return the costs that a launch and a byte of memory traffic add to `io_cost_ns` on a backend."""
+        """Return the cost of a launch and of a byte of memory traffic, as in `io_cost_ns`, for a backend."""
         byte_ns = 1.0 / max(float(row.memory_bw), 1.0)
         if not float(row.unified_memory) >= 0.5:
             byte_ns += 0.25 / max(float(row.readback_bw), 1.0)
@@ -133,7 +133,7 @@ class LinearCost(NamedTuple):
 
 
 def backend_row(coefficients: Any) -> BackendCoefficients:
-    """Return the backend of a name, a row, a gate or a calibration; refuse anything else."""
+    """Return the coefficients of the backend that a name, a gate or a calibration stands for; refuse anything else."""
     if isinstance(coefficients, str):
         if coefficients.strip().lower() in ("arch", "portable"):
             return backend_coefficients(jax_device(), coefficients)
@@ -155,14 +155,14 @@ def backend_row(coefficients: Any) -> BackendCoefficients:
 
 # --- The search ----------------------------------------------------------------------------------
 
-#: The most kernels that all searches for cycles visit in total.
+#: The maximum number of kernels that all searches for cycles visit together.
 SEARCH_LIMIT = 100_000
-#: The product of beam width and count of nodes, and the widest beam.
+#: The width of the beam search: `BEAM_NODES` divided by the number of nodes, but at most `MAX_BEAM`.
 BEAM_NODES, MAX_BEAM = 1_500, 24
 
 
 def cheapest_partition(graph: KernelGraph, cost: LinearCost) -> Partition:
-    """Return the cheapest partition found, in an order that can run; the reference's chains are a candidate."""
+    """Return the cheapest partition that can run: from the search, from the reference, or with a kernel per node."""
     if not graph.members:
         return []
     width, by_cost = max(1, min(MAX_BEAM, BEAM_NODES // len(graph.members))), functools.partial(cost.of, graph)
@@ -173,7 +173,7 @@ def cheapest_partition(graph: KernelGraph, cost: LinearCost) -> Partition:
 
 
 def greedy_partition(graph: KernelGraph) -> Partition:
-    """Return the reference's chains of elementwise nodes of one shape, whose order may not be executable."""
+    """Return the reference's partition: chains of elementwise nodes of the same shape. Its order may be impossible."""
     visited: set[int] = set()
     partition: Partition = []
     for start in graph.members:
@@ -192,7 +192,7 @@ def greedy_partition(graph: KernelGraph) -> Partition:
 
 
 class _Run:
-    """The state after some kernels of a graph have run: these kernels, and the nodes that can run next, by loop."""
+    """The state of a graph after some of its kernels: the kernels so far, and the nodes that can run next, by loop."""
 
     def __init__(self, graph: KernelGraph, cost: LinearCost):
         self.graph, self.price = graph, functools.partial(cost.of, graph)
@@ -207,7 +207,7 @@ class _Run:
         self._run_alone()
 
     def then(self, loop: int) -> "_Run":
-        """Return the state after one more kernel, which has all nodes that can run in this loop."""
+        """Return the state after one more kernel, which consists of all nodes that can run in the given loop."""
         graph, other = self.graph, copy.copy(self)
         other.waiting, other.groups = self.waiting.copy(), self.groups.copy()
         other.ready = ready = {each: nodes.copy() for each, nodes in self.ready.items()}
@@ -239,7 +239,7 @@ class _Run:
                 self.ready.setdefault(self.graph.loops[j], []).append(j)
 
     def _run(self, i: int) -> list[int]:
-        """Run a node; return the nodes that waited only for this node."""
+        """Mark a node as run, and return the nodes that become ready because they waited only for this node."""
         self.done |= 1 << i
         for j in self.graph.consumers[i]:
             self.waiting[j] -= 1
@@ -247,7 +247,7 @@ class _Run:
 
 
 def _beam(graph: KernelGraph, cost: LinearCost, width: int) -> list[Partition]:
-    """Return the partitions that a beam search finds; each step chooses the loop of the next kernel."""
+    """Return the partitions that a beam search finds. Each step of the search chooses the loop of the next kernel."""
     frequency = Counter(graph.loops[i] for i in graph.members)
     states, finished = [_Run(graph, cost)], []
     while states:
@@ -267,13 +267,13 @@ def _beam(graph: KernelGraph, cost: LinearCost, width: int) -> list[Partition]:
 
 
 def _merged(graph: KernelGraph, partition: Partition) -> Partition:
-    """Fuse kernels that share an edge, an operand or a shape until no two can be fused; return them in order."""
+    """Fuse pairs of kernels that share an edge, an operand or a shape. Return the kernels in an order that can run."""
     groups = [list(group) for group in partition]
     owner, readers = graph.owners(groups)
     visits = 0
 
     def leads_to(start: int, end: int) -> bool:
-        """Whether a path through other kernels leads from one kernel to another."""
+        """Return whether a path through at least one other kernel leads from kernel `start` to kernel `end`."""
         nonlocal visits
         for number in kernels_after(readers, start, end):
             visits += 1

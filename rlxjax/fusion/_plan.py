@@ -1,4 +1,4 @@
-"""Fusion plans: which nodes share a kernel and why, the profiles before and after, and the execution of a plan."""
+"""Fusion plans: which nodes share a kernel and why, the costs before and after fusion, and the execution of a plan."""
 
 import dataclasses
 import functools
@@ -29,12 +29,12 @@ from ._partition import (
     kernels_after,
 )
 
-#: Bytes of an element in the reference's plan, for any dtype.
+#: Bytes that the reference assumes for an element of any dtype.
 _GREEDY_ELEMENT_BYTES = 4
 
 
 class HasGate(Protocol):
-    """An object with a measured gate, as a `Calibration`."""
+    """An object with an attribute `gate`: for example a `Calibration`, whose gate was measured."""
 
     @property
     def gate(self) -> IoFusionGate: ...
@@ -42,14 +42,14 @@ class HasGate(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class FusionEdge:
-    """A node that reads another node.
+    """A pair of nodes in a graph: the second node reads the value of the first node.
 
     Attributes:
         producer: id of the node that is read.
         consumer: id of the node that reads.
-        is_fused: whether both share a kernel.
-        gain_ns: ns that fusing only these two nodes saves, by the plan's coefficients.
-        reason: why both share a kernel, or why not.
+        is_fused: whether both nodes are in the same kernel.
+        gain_ns: ns that fusing only these two nodes would save, according to the plan's coefficients.
+        reason: why the two nodes are in the same kernel, or why they are not.
     """
 
     producer: int
@@ -62,15 +62,15 @@ class FusionEdge:
 @by_value
 @dataclasses.dataclass(frozen=True)
 class FusionPlan:
-    """Kernels in the order in which they run.
+    """A partition of a graph into kernels.
 
     Attributes:
-        kernels: the kernels.
-        memory_saved: bytes of the values that never reach memory.
-        original_kernel_count: count of kernels if each node is a kernel.
-        kind: the method of planning: "cost", "greedy" or "unfused".
+        kernels: the kernels, in the order in which they run.
+        memory_saved: total bytes of the values that a kernel computes and never writes to memory.
+        original_kernel_count: number of kernels if each node were a kernel of its own.
+        kind: the method that made the plan: "cost", "greedy" or "unfused".
         graph: a copy of the planned graph.
-        coefficients: the backend whose costs the plan minimises.
+        coefficients: coefficients of the backend, which give the costs of launches and bytes.
     """
 
     kernels: Sequence[FusedKernel]
@@ -85,13 +85,13 @@ class FusionPlan:
 
     @property
     def kernel_reduction(self) -> float:
-        """The share of kernels that the plan saves, from 0 to 1."""
+        """The fraction of `original_kernel_count` that the plan saves, from 0 to 1."""
         count = self.original_kernel_count
         return 1.0 - len(self.kernels) / count if count else 0.0
 
     @property
     def fused_kernel_count(self) -> int:
-        """The count of kernels."""
+        """The number of kernels in the plan."""
         return len(self.kernels)
 
     def __str__(self) -> str:
@@ -101,27 +101,27 @@ class FusionPlan:
 
     @functools.cached_property
     def before(self) -> GraphIoProfile:
-        """The profile of the graph if each node is a kernel of its own."""
+        """The IO profile of the graph if each node were a kernel of its own."""
         return self._profile([[i] for i in self._kernel_graph.members])
 
     @functools.cached_property
     def after(self) -> GraphIoProfile:
-        """The profile of the graph with the kernels of the plan. A kernel reads each value once."""
+        """The IO profile of the graph with the kernels of the plan. A kernel reads each of its inputs once."""
         return self._profile(self._partition)
 
     @property
     def unfused_cost_ns(self) -> float:
-        """The IO cost of `before` in ns, by the plan's coefficients."""
+        """The IO cost of the profile `before` in ns, according to the plan's coefficients."""
         return float(io_cost_ns(self.before, self._row))
 
     @property
     def cost_ns(self) -> float:
-        """The IO cost of `after` in ns, by the plan's coefficients."""
+        """The IO cost of the profile `after` in ns, according to the plan's coefficients."""
         return float(io_cost_ns(self.after, self._row))
 
     @functools.cached_property
     def edges(self) -> tuple[FusionEdge, ...]:
-        """All pairs of a node and a node that reads it, and the reason why both share a kernel or not."""
+        """All pairs of nodes of which one reads the other, each with the reason why they share a kernel or do not."""
         graph, kernels, cost = self._kernel_graph, self._partition, LinearCost.of_row(self._row)
         owner, readers = graph.owners(kernels)
         exported = {i for group in kernels for i in graph.exports(group)}
@@ -186,20 +186,20 @@ def plan_fusion(
 ) -> FusionPlan:
     """Decide which nodes of a graph run as one kernel.
 
-    All nodes of a kernel loop over the same shape; a node of one element may join any kernel. A reduction may share a
-    kernel with nodes of its operand's shape, and the broadcast after the reduction may join. Elementwise ops,
-    reductions, `load`, `store`, `copy` and `broadcast` may share a kernel; each other op is a kernel of its own.
+    Elementwise ops, reductions, `load`, `store`, `copy` and `broadcast` may share a kernel. A node with any other op is
+    a kernel of its own. Nodes that share a kernel loop over the same shape, except in two cases: a node of one element
+    may join any kernel, and a broadcast may join the reduction that it reads. A reduction loops over its operand.
 
     Args:
-        graph: the graph. Values that no node reads leave their kernel, as outputs do.
-        plan: "cost": the plan with the lowest cost of launches and bytes that the search finds. "greedy": the
-            reference's chains, whose order may not be executable. "unfused": each node is a kernel.
-        coefficients: costs of a launch and a byte: a built-in set ("arch" or "portable", for JAX's default device), a
-            device name, a `BackendCoefficients`, an `IoFusionGate`, or a calibration with a measured gate.
+        graph: the graph. A value that no node reads is treated like an output: it leaves its kernel.
+        plan: "cost": of the plans that a search finds, the plan whose launches and bytes cost least. "greedy": the plan
+            of the Rust reference, whose kernels may have an impossible order. "unfused": each node is a kernel.
+        coefficients: what sets the cost of a launch and of a byte: a built-in set ("arch" or "portable", for JAX's
+            default device), a device name, a `BackendCoefficients`, an `IoFusionGate`, or a calibration with a gate.
 
     Raises:
-        ValueError: the plan, the device or the set is unknown; coefficients are arrays, traced, negative or NaN; a node
-            has a wrong number of operands (plan "cost").
+        ValueError: the plan, the device or the set is unknown; a coefficient is an array, traced, negative or NaN; or,
+            for the plan "cost", a node has a wrong number of operands.
 
     Examples:
         >>> g = Graph()
@@ -241,24 +241,24 @@ def plan_fusion(
 
 
 def execute_plan(plan: FusionPlan, inputs: Arrays) -> dict[int, Array]:
-    """Run a plan and return the values that leave its kernels.
+    """Run the kernels of a plan and return the values that leave them.
 
-    Each kernel is one jitted function. Kernels of equal ops, shapes and dtypes are compiled once, even in several
-    plans. The function works under `jit`, `vmap` and `grad`. Results do not depend on the plan, except that a compiler
-    may round a product and a sum once instead of twice.
+    Each kernel is a jitted function. Kernels with equal ops, shapes and dtypes are compiled once, even if they are in
+    different plans. `execute_plan` works under `jit`, `vmap` and `grad`. All plans of a graph give the same values,
+    except that a compiler may round a product and the sum that reads it once instead of twice.
 
     Args:
         plan: the plan.
-        inputs: arrays by node id, for inputs, params, constants and nodes without operands. Shapes must fit the graph;
-            dtypes are converted. Other arrays are ignored.
+        inputs: a dict from node id to array, for inputs, params, constants and all other nodes without operands. The
+            shape must fit the node; the dtype is converted. Arrays of other nodes are ignored.
 
     Returns:
-        The external outputs of all kernels, and outputs of the graph that are inputs, by node id. A greedy plan returns
-        only the last value of a chain.
+        A dict from node id to value, for the external outputs of all kernels and for inputs that are also outputs of
+        the graph. With a greedy plan, the only external output of a kernel is the value of its last node.
 
     Raises:
-        ValueError: an array is missing or has a wrong shape; operands have unequal shapes or a wrong number; an op has
-            no kernel; the kernels cannot run in the order of the plan. The message names the node or the kernel.
+        ValueError: an array is missing or has a wrong shape; a node has operands of unequal shapes or a wrong number of
+            operands; no kernel computes an op; or the kernels cannot run in order. The message says where.
 
     Examples:
         >>> import numpy as np

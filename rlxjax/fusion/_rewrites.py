@@ -1,4 +1,4 @@
-"""Rewrites: named changes of a graph that make it cheaper and keep its outputs or drop some of them."""
+"""Rewrites: named functions that make a graph cheaper. A rewrite can drop or replace outputs of the graph."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -8,16 +8,16 @@ from rlxjax.graph import Graph, profile_graph_io
 
 
 def select_peaks_only_outputs(graph: Graph, target: str) -> Graph:
-    """Return a graph that reads back peaks in place of the spectra from which the peaks are computed.
+    """Return a graph whose outputs are peaks instead of the spectra from which the peaks are computed.
 
-    A spectrum is an output of an fft node that a welch_peaks node reads. If the peaks are an output already, the
-    spectrum is dropped. Otherwise the peaks replace the spectrum if the gate of the target decides to fuse. Other
-    outputs stay in order. Nodes that reach no output are removed, and the other nodes get new numbers. A graph without
-    a spectrum, and any graph on the cpu, is returned unchanged.
+    A spectrum is an output of the graph from an fft node that a welch_peaks node reads. If the peaks of that node are
+    also an output, the spectrum is dropped. Otherwise the peaks replace the spectrum if the gate of the target decides
+    to fuse. The order of the outputs stays. Nodes on which no output depends are removed, and the other nodes get new
+    ids. A graph whose outputs stay the same is returned unchanged, for example any graph if the target is the CPU.
 
     Args:
         graph: the graph.
-        target: target of the gate, a name or a member of `FusionTarget`.
+        target: the target whose gate decides: a name, or a member of `FusionTarget`.
 
     Raises:
         ValueError: the target is unknown.
@@ -35,12 +35,12 @@ def select_peaks_only_outputs(graph: Graph, target: str) -> Graph:
 
 
 def rewrite_graph(graph: Graph, target: str, rewrites: Sequence[str] | None = None) -> Graph:
-    """Apply rewrites by name, in order.
+    """Apply rewrites to a graph, one after another.
 
     Args:
         graph: the graph, which stays unchanged.
-        target: the target whose gate decides.
-        rewrites: names of `REWRITES`; the default is all.
+        target: the target whose gate decides: a name, or a member of `FusionTarget`.
+        rewrites: names of rewrites, in the order of application. By default all of `REWRITES`.
 
     Returns:
         A new graph, or the same graph if no rewrite applies.
@@ -85,7 +85,7 @@ def _peaks_only_outputs(graph: Graph, target: FusionTarget) -> Graph:
 
 
 def _without_dead_nodes(graph: Graph, _: FusionTarget) -> Graph:
-    """Keep inputs and nodes that reach an output; a graph without outputs stays unchanged."""
+    """Keep only inputs and the nodes on which an output depends. A graph without outputs stays unchanged."""
     if not graph.outputs:
         return graph
     live = set(graph.outputs)
@@ -102,7 +102,7 @@ def _without_dead_nodes(graph: Graph, _: FusionTarget) -> Graph:
     return graph if len(number) == len(graph.nodes) else kept
 
 
-#: All rewrites by name, in order of application.
+#: All rewrites by name, in the order in which `rewrite_graph` applies them by default.
 REWRITES: Mapping[str, Callable[[Graph, FusionTarget], Graph]] = FrozenDict(
     {"peaks_only_outputs": _peaks_only_outputs, "dead_nodes": _without_dead_nodes}
 )

@@ -1,4 +1,4 @@
-"""Plans that group neighbouring stages into programs, based on the time and the peak memory of each group."""
+"""Plans that group consecutive stages into programs, based on the time and the peak memory of each group."""
 
 import functools
 import heapq
@@ -13,17 +13,17 @@ from rlxjax._checks import check_at_least
 from rlxjax._numerics import soft_minimum
 from rlxjax._typing import Nanoseconds, RealLike
 
-#: `[first, last]`: a number of the program from the first to the last stage; entries below the diagonal are ignored.
+#: A table: entry `[first, last]` is for the program of the stages first to last. Entries with first > last are ignored.
 Table = Float[Array | np.ndarray, "stages stages"]
 
 
 class StagePlan(NamedTuple):
-    """A plan of stages.
+    """A plan that groups a sequence of stages into programs.
 
     Attributes:
-        groups: numbers of the stages of each program, in order.
-        time_ns: time of all programs, in ns.
-        peak_bytes: peak memory of the largest program, in bytes.
+        groups: for each program, the numbers of its stages, in order.
+        time_ns: total time of the programs, in ns.
+        peak_bytes: the largest peak memory of any of the programs, in bytes.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -40,18 +40,18 @@ def plan_stages(
 ) -> list[StagePlan]:
     """Return the best plans that group a sequence of stages, the best plan first.
 
-    A group is a run of neighbouring stages that share a program. The time of a plan is the sum over its groups; its
-    peak memory is the largest peak of a group. The best plan minimises time plus price times peak. `n` stages have
-    `2**(n - 1)` plans and `n (n + 1) / 2` groups. Dynamic programming extends the best plans of fewer stages.
+    A group is a sequence of consecutive stages that share a program. The time of a plan is the sum of the times of its
+    groups. The peak memory of a plan is the largest peak memory of a group. The best plan has the lowest cost: its time
+    plus the price times its peak memory. `n` stages have `2**(n - 1)` plans, which dynamic programming searches.
 
     Args:
-        time_ns: time of each group in ns, `[first, last]`; infinite where the stages cannot share a program.
-        peak_bytes: peak memory of each group in bytes, `[first, last]`, or one number.
-        peak_price_ns_per_byte: cost in ns of a byte of peak memory.
-        count: the most plans to return.
+        time_ns: time of each group in ns, `[first, last]`, by its first and last stage; infinity forbids a group.
+        peak_bytes: peak memory of each group in bytes, `[first, last]`, or the same number for all groups.
+        peak_price_ns_per_byte: the price: the cost in ns of a byte of peak memory.
+        count: the maximum number of plans to return.
 
     Returns:
-        At most `count` plans. Among equal plans, those with more programs come first.
+        At most `count` plans. Of two plans with the same cost, the plan with more programs comes first.
 
     Raises:
         ValueError: a table is not square, or a number is negative or NaN.
@@ -97,15 +97,15 @@ def _fastest(times: np.ndarray, peaks: np.ndarray, allowed: np.ndarray, count: i
 
 
 def soft_plan_ns(time_ns: Float[Array | np.ndarray, "*batch stages stages"], temperature_ns: RealLike) -> Nanoseconds:
-    """Return the relaxation of the best plan's time in ns, `[*batch]`: a softmin over all plans.
+    """Return a smooth approximation of the best plan's time in ns, `[*batch]`: the softmin of the times of all plans.
 
-    The softmin is `-temperature * log(sum(exp(-time / temperature)))` over the plans of `plan_stages`. It is at most
-    the time of the best plan, and tends to this time as the temperature goes to 0. The derivative with respect to the
-    time of a group is the total weight of the plans with this group.
+    The softmin is `-temperature * log(sum(exp(-time / temperature)))`, with a sum over all plans. It is at most the
+    time of the best plan, and tends to this time as the temperature goes to 0. Its derivative with respect to the time
+    of a group is the sum of the softmax weights of the plans that contain this group.
 
     Args:
-        time_ns: time of each group in ns, `[*batch, first, last]`; infinite where stages cannot share a program.
-        temperature_ns: positive temperature in ns, `[*batch]`.
+        time_ns: time of each group in ns, `[*batch, first, last]`, by first and last stage; infinity forbids a group.
+        temperature_ns: the temperature in ns, a positive number, `[*batch]`.
 
     Examples:
         >>> times = jnp.array([[950.0, 1030.0], [0.0, 980.0]])

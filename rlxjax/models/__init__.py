@@ -1,7 +1,7 @@
-"""The latency models of batched FFTs, Welch peaks, JAX functions, compiled GPU programs and collectives.
+"""The latency models: of Welch peaks, batched FFTs, JAX functions, compiled GPU programs and collectives.
 
-`WELCH`, `FFT`, `FUNCTIONS`, `GPU_KERNELS` and `COLLECTIVES` are instances of `rlxjax.fit.LatencyModel`; `BUILT_IN`
-holds them by name.
+`WELCH`, `FFT`, `FUNCTIONS`, `GPU_KERNELS` and `COLLECTIVES` are instances of `rlxjax.fit.LatencyModel`. `BUILT_IN`
+is a dict from the name of each model to the model.
 """
 
 from ._collectives import COLLECTIVES as COLLECTIVES
@@ -38,7 +38,7 @@ from ._welch import heap_rates as heap_rates
 from ._welch import welch_micro_prior as welch_micro_prior
 from ._welch_terms import LatencyCoefficients as LatencyCoefficients
 
-#: The models that a calibration file may hold, by name; the first is the default.
+#: The models that a calibration file may hold, by name. The first model is the default.
 BUILT_IN = {model.name: model for model in (WELCH, FFT, FUNCTIONS, GPU_KERNELS, COLLECTIVES)}
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

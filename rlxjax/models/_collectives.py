@@ -1,4 +1,4 @@
-"""The latency of collectives of several devices, by the bytes of the busiest link and the hops."""
+"""The latency model of collectives between devices: the bytes on the busiest link, and the hops."""
 
 import dataclasses
 import functools
@@ -18,18 +18,18 @@ from rlxjax.gate import Coefficients
 
 from ._coefficients import coefficients, prior_of, typical
 
-#: Copy rate of a CPU, and the time until its threads meet; uncalibrated.
+#: Uncalibrated figures of a CPU: its copy rate, and the time until all of its threads meet.
 MEMORY_BYTES_PER_NS, RENDEZVOUS_NS = 10.0, 2e4
 
 _Places = tuple[tuple[int, ...], ...]
-#: Time of one byte on the busiest link, and of the hops in sequence, in ns.
+#: Time per byte on the busiest link, and the time of all hops in sequence, in ns.
 _Cost = tuple[float, float]
-#: Devices of a group that one link joins, and their share of the group.
+#: Those devices of a group that a link joins, and the fraction of the group that they are.
 _Part = tuple[tuple[int, ...], float]
 
 
 class _Span(NamedTuple):
-    """How a group uses a torus dimension: its links, members in a row, receiving directions and hops."""
+    """How a group uses a torus dimension: its links, and its numbers of members, receiving directions and hops."""
 
     links: list[tuple[Any, ...]]
     members: int
@@ -40,15 +40,15 @@ class _Span(NamedTuple):
 @coefficients
 @dataclasses.dataclass(frozen=True)
 class CollectiveCoefficients(Coefficients):
-    """Coefficients of a collective on one machine, relative to the data of its links; positive, `[*batch]`.
+    """Coefficients of a collective on one machine; each field is positive, `[*batch]`. Shares refer to the links' data.
 
-    Published measurements support the defaults. NCCL's authors expect 370 GB/s of NVLink's 450 on 8 H100, and 480 for
-    an all-reduce inside the switches (NVIDIA/nccl-tests, issue 212). "How to Scale Your Model" measures 0.95 of the
-    link rate of a TPU v5e in an all-gather, and assumes 1 us per hop.
+    Published measurements support the defaults. On 8 H100 GPUs, NCCL's authors expect 370 GB/s of NVLink's 450 GB/s, or
+    480 GB/s if the switches do the all-reduce (NVIDIA/nccl-tests, issue 212). "How to Scale Your Model" measures an
+    all-gather on TPUs v5e at 0.95 of the link rate, and assumes 1 us per hop.
     """
 
-    start_ns: RealLike = typical(6e3, "starting one collective, for any bytes and devices.", log_sd=0.8)
-    hop_share: RealLike = typical(0.8, "speed of a hop, as a share of the link data.", log_sd=0.7)
+    start_ns: RealLike = typical(6e3, "time to start a collective, with any number of bytes and devices.", log_sd=0.8)
+    hop_share: RealLike = typical(0.8, "hop latency in the link data, divided by the real hop latency.", log_sd=0.7)
     all_reduce_share: RealLike = typical(0.82, "rate of an all-reduce, relative to the link rate.", log_sd=0.25)
     all_gather_share: RealLike = typical(0.82, "rate of an all-gather, relative to the link rate.", log_sd=0.25)
     reduce_scatter_share: RealLike = typical(0.82, "rate of a reduce-scatter, relative to the link rate.", log_sd=0.25)
@@ -58,9 +58,9 @@ class CollectiveCoefficients(Coefficients):
 
 @dataclasses.dataclass(frozen=True)
 class CollectivesModel(LatencyModel):
-    """A collective: a start, hops in sequence, and the bytes of the busiest link.
+    """The time of a collective: the start, the hops in sequence, and the bytes on the busiest link.
 
-    The model knows no topology: `collective_inputs` returns the link times at full rate.
+    The model itself knows no topology. Its inputs are link times at full rate, which `collective_inputs` computes.
     """
 
     name, version, is_choice = "collectives", 1, False
@@ -82,9 +82,9 @@ COLLECTIVES = CollectivesModel()
 
 
 def memory_link(devices: int) -> Link:
-    """Return the link between devices of one CPU, each of which has a share of the memory and the processors.
+    """Return a link between JAX devices of the same CPU. They share its memory and its processors equally.
 
-    The figures are orders of magnitude, not data-sheet values; a fit finds the shares.
+    The rate and the latency are orders of magnitude, not data-sheet values. Fitted coefficients correct them.
     """
     rate = MEMORY_BYTES_PER_NS / devices
     return Link(name="memory", shape="switch", bytes_per_ns=rate, latency_ns=RENDEZVOUS_NS, devices=devices)
@@ -97,29 +97,29 @@ def collective_inputs(
     links: Sequence[Link],
     coordinates: Sequence[Sequence[int]] = (),
 ) -> dict[str, float]:
-    """Return the link times of a collective at full rate: the inputs of `COLLECTIVES`.
+    """Return the inputs of `COLLECTIVES`: the times of a collective's bytes and hops, with links at full rate.
 
-    With `b` bytes and `n` devices, all-gather and reduce-scatter move `(n - 1) / n * b` to each device, an all-reduce
-    twice as much. A device receives by one link of a switch. On a torus a device receives by two links for each ring
-    dimension, and by one for each line. An all-to-all loads a link of a ring by `n / 8 * b`, of a line by `n / 4 * b`,
-    and of a switch by `(n - 1) / n * b`. A permutation loads a link by `b` for each pair whose path uses the link.
-    Groups that share links share their rates. A group beyond the nearest link gathers across units before it gathers
-    inside; both overlap.
+    Let `b` be `moved_bytes`, and `n` the number of devices in a group. An all-gather or a reduce-scatter moves
+    `(n - 1) / n * b` bytes to each device; an all-reduce moves twice as many. A device receives through one
+    link of a switch. On a torus, it receives through two links for each ring dimension, and one for each line. An
+    all-to-all puts `n / 8 * b` bytes on a link of a ring, `n / 4 * b` on a link of a line, and `(n - 1) / n * b` on a
+    link of a switch. A permutation puts `b` bytes on a link for each pair whose path includes the link. Groups that use
+    the same link share its rate. Far links are used before near links; their transfers overlap.
 
     Args:
         kind: one of `COLLECTIVES.variants`.
-        moved_bytes: bytes on one device, of the result for an all-gather and of the operand for other kinds.
-        groups: indices of devices that exchange data; for a permutation, pairs (source, target).
-        links: nearest first; a link joins the indices `0` to `devices - 1`, the next `devices`, and so on.
-        coordinates: torus coordinates by device index; not needed for switches.
+        moved_bytes: bytes on one device: of the result of an all-gather, or of the operand of any other kind.
+        groups: for each group, indices of the devices that exchange data. For a permutation, pairs (source, target).
+        links: kinds of links, nearest first. Each joins the first `devices` indices, the next `devices`, and so on.
+        coordinates: for each device index, its coordinates in the torus; not needed without a torus.
 
     Returns:
-        busiest_ns: time of the busiest link for its bytes at full rate.
-        hops_ns: summed latency of the hops in sequence.
+        busiest_ns: time that the busiest link takes for its bytes at full rate.
+        hops_ns: sum of the latencies of the hops that follow each other.
 
     Raises:
-        ValueError: an unknown kind, negative bytes, no groups, devices that no link joins, or a torus without
-            coordinates.
+        ValueError: the kind is unknown, the bytes are negative, groups or torus coordinates are missing, or no link
+            joins the devices of a group.
 
     Examples:
         >>> from rlxjax.devices import Link
@@ -158,12 +158,12 @@ def _cost(kind: str, links: tuple[Link, ...], groups: _Places, coordinates: _Pla
 
 
 def _blocks(places: Sequence[int], devices: int) -> list[tuple[int, ...]]:
-    """Return the indices in each block of `devices` devices, for an ordered group or a pair."""
+    """Split a sorted group, or a pair, by blocks of `devices` consecutive indices."""
     return [tuple(own) for _, own in itertools.groupby(places, lambda place: place // devices)]
 
 
 def _switch(kind: str, parts: Sequence[_Part], link: Link, unit: int) -> _Cost:
-    """Return the cost of the busiest device at a switch between units that nearer links join."""
+    """Return the cost of the busiest device at a switch that joins units. Nearer links join the devices of a unit."""
     moved, steps = 0.0, 0
     for own, share in parts:
         units = len(_blocks(own, unit))
@@ -198,7 +198,7 @@ def _torus(kind: str, parts: Sequence[_Part], link: Link, coordinates: _Places) 
 
 
 def _spans(group: Sequence[Sequence[int]], extents: Sequence[int], closed: Sequence[bool]) -> Iterator[_Span]:
-    """Yield the use of each dimension by a group: a ring if the members are evenly spread over a closed dimension."""
+    """Yield how a group uses each dimension: as a ring if the dimension is closed and members are evenly spread."""
     members = [sorted(set(column)) for column in zip(*group, strict=True)]
     for axis, (own, extent) in enumerate(zip(members, extents, strict=True)):
         if len(own) < 2:
@@ -211,7 +211,7 @@ def _spans(group: Sequence[Sequence[int]], extents: Sequence[int], closed: Seque
 
 
 def _way(pair: Sequence[Sequence[int]], extents: Sequence[int], closed: Sequence[bool]) -> Iterator[_Span]:
-    """Yield the links from a source to a target, one dimension after the other, by the shorter direction of a ring."""
+    """Yield the links from a source to a target, dimension by dimension. A ring is passed in the shorter direction."""
     place, target = map(tuple, pair)
     for axis, extent in enumerate(extents):
         ahead = target[axis] - place[axis]

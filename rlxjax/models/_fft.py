@@ -1,4 +1,4 @@
-"""The latency of a batched FFT, and the relative time of a transform by the factors of its length."""
+"""The latency model of a batched FFT, and how the time of a transform depends on the factors of its length."""
 
 import dataclasses
 import functools
@@ -17,38 +17,38 @@ from rlxjax.gate import Coefficients
 
 from ._coefficients import ROOFLINE_SHARPNESS, coefficients, prior_of, typical
 
-#: Bytes of memory traffic per sample: read and window, transform, square.
+#: Bytes of memory traffic per sample, for three passes: read and window, transform, and square.
 FFT_BYTES_PER_SAMPLE = 20.0
-#: Compute time per row falls as `(1 + batch / onset_rows)**-BATCH_EXPONENT`; an exponent below 1 keeps the total time
-#: rising with the rows.
+#: Compute time per row is proportional to `(1 + batch / onset_rows)**-BATCH_EXPONENT`. The exponent is below 1, so that
+#: the total time rises with the number of rows.
 BATCH_EXPONENT = 1 / 3
 
-#: The largest factor that libraries unroll, and the relative cost of a step of a larger factor.
+#: The largest factor of a length for which libraries have unrolled code, and the relative cost of larger factors.
 WRITTEN_OUT, OTHER_FACTOR = 5, 1.1
-#: Steps of Bluestein's algorithm per step of a power-of-two transform, other passes included.
+#: Cost of Bluestein's algorithm, all its passes together, relative to one of its power-of-two transforms.
 BLUESTEIN = 3.0
-#: A length whose odd part is at least this uses Bluestein's algorithm.
+#: A length uses Bluestein's algorithm if its largest odd divisor is at least `MOST_ODD`.
 MOST_ODD = 2**14
 
 
 @coefficients
 @dataclasses.dataclass(frozen=True)
 class FftLatencyCoefficients(Coefficients):
-    """Coefficients of a batched FFT on one execution path; every field positive, `[*batch]`.
+    """Coefficients of a batched FFT on one execution path; each field is positive, `[*batch]`.
 
     The defaults are orders of magnitude of a present-day machine.
     """
 
-    call_ns: RealLike = typical(6e4, "one call, whatever its size.")
-    row_ns: RealLike = typical(50.0, "one transform, without its operations.")
-    flop_per_ns: RealLike = typical(10.0, "FFT operations of a small batch, `2.5 n log2 n` a row.")
-    bytes_per_ns: RealLike = typical(20.0, "memory traffic, 20 bytes a sample; bounds every batch.")
-    onset_rows: RealLike = typical(1e3, "rows from which a larger batch speeds up each row.")
+    call_ns: RealLike = typical(6e4, "time of one call, for any size.")
+    row_ns: RealLike = typical(50.0, "time of one transform, apart from its operations.")
+    flop_per_ns: RealLike = typical(10.0, "rate of FFT operations in a small batch; a row has `2.5 n log2 n`.")
+    bytes_per_ns: RealLike = typical(20.0, "rate of memory traffic, which is 20 bytes per sample.")
+    onset_rows: RealLike = typical(1e3, "number of rows from which larger batches take less time per row.")
 
 
 @dataclasses.dataclass(frozen=True)
 class FftModel(LatencyModel):
-    """A batched FFT on one execution path: one call, plus the roofline of a row times `batch`."""
+    """The time of a batched FFT on one execution path: a call, and a roofline of compute and memory time per row."""
 
     name, version = "fft", 1
     inputs = FrozenDict({"batch": Input("rows"), "n_fft": Input("samples", least=2, step=2)})
@@ -68,20 +68,20 @@ FFT = FftModel()
 
 
 def fft_flop(n_fft: RealLike) -> RealLike:
-    """Return the operations of a real transform of `n_fft` samples by the usual count `2.5 n log2 n`, `[*batch]`."""
+    """Return the usual number of operations of a real FFT of `n` samples, `2.5 n log2 n`, `[*batch]`."""
     return 2.5 * n_fft * jnp.log2(n_fft)
 
 
 def factor_ratio(length: RealLike) -> Float[Array, "*batch"]:
     """Return the steps per sample of a transform divided by `2 log2(length)`, `[*batch]`.
 
-    The steps per sample are the sum of the factors of the length (J. W. Cooley, J. W. Tukey, An Algorithm for the
-    Machine Calculation of Complex Fourier Series, 1965), so the ratio of powers of two is 1. Bluestein's algorithm
-    (1970) handles large prime factors by transforms of a power of two of at least twice the length. Lengths are rounded
-    to whole numbers; the gradient treats the ratio as constant.
+    The number of steps per sample is the sum of the prime factors of the length (J. W. Cooley, J. W. Tukey, An
+    Algorithm for the Machine Calculation of Complex Fourier Series, 1965), so the ratio is 1 for a power of two. If the
+    length has a large prime factor, Bluestein's algorithm (1970) uses transforms whose length is a power of two, about
+    twice as large or larger. The length is rounded to a whole number. The gradient with respect to the length is 0.
 
     Args:
-        length: samples of the transform, at least 2.
+        length: number of samples of the transform, at least 2.
 
     Examples:
         >>> [round(float(factor_ratio(n)), 2) for n in (1024, 1000, 998)]
@@ -101,7 +101,7 @@ def factor_ratio(length: RealLike) -> Float[Array, "*batch"]:
 
 @functools.cache
 def _steps_of_odd() -> np.ndarray:
-    """Return the steps per sample of transforms of 1, 3, 5, ... samples, `[MOST_ODD / 2]`."""
+    """Return the number of steps per sample for transforms of 1, 3, 5, ... samples, `[MOST_ODD / 2]`."""
     steps, is_prime = np.zeros(MOST_ODD), np.ones(MOST_ODD, bool)
     for factor in range(3, MOST_ODD, 2):
         if not is_prime[factor]:

@@ -1,4 +1,4 @@
-"""The latency model of any JAX function: a call, launches, and a roofline per kernel, shared among processors."""
+"""The latency model of any JAX function: a call, launches, loops, and a roofline for each kernel."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -18,15 +18,15 @@ from rlxjax.jaxpr import CLASSES, OPERATIONS, FunctionProfile, Kernels, stacked
 from ._coefficients import coefficients, prior_of, typical
 from ._weights import SIZES, WIDE_SCATTER, known_weights, shipped_weights
 
-#: Sharpness of the transitions from the near cache, from all caches, and of strides.
+#: Sharpness of three transitions: beyond the near cache, beyond all caches, and of strided access beyond a cache.
 NEAR, FAR, STRIDED = 2.0, 3.0, 3.0
-#: Sharpness of the transition to slower launches.
+#: Sharpness of the transition to the slower launches of long kernels.
 BUSY = 2.0
-#: Sizes of a program, and columns of a kernel, with the unit of each.
+#: Inputs of the model with their units: of a program here, and of each of its kernels in `KERNEL_INPUTS`.
 PROGRAM_INPUTS: Mapping[str, str] = {
     **{"arrays": "arrays", "results": "arrays", "trips": "trips", "hand_overs": "programs", "peak_bytes": "bytes"}
 }
-#: Fields of a profile besides its kernels.
+#: The fields that a run needs of a `FunctionProfile`, besides its kernels.
 PROFILE_FIELDS = ("arrays", "results", "trips", "static_ops", "peak_bytes")
 KERNEL_INPUTS: Mapping[str, str] = {
     **{f"{name}_work_ns": "ns" for name in CLASSES},
@@ -40,33 +40,33 @@ KERNEL_INPUTS: Mapping[str, str] = {
 @coefficients
 @dataclasses.dataclass(frozen=True)
 class FunctionCoefficients(Coefficients):
-    """Coefficients of a run of a jitted function on one machine; every field positive, `[*batch]`.
+    """Coefficients of a run of a jitted function on one machine; each field is positive, `[*batch]`.
 
-    Each class of operations has a time relative to `Weights`. The defaults are orders of magnitude of a present-day
-    machine.
+    For each class of operations, a coefficient scales the times in `Weights`, which all machines share. The defaults
+    are orders of magnitude of a present-day machine.
     """
 
-    call_ns: RealLike = typical(4e3, "one call of any function.")
-    array_ns: RealLike = typical(250.0, "one argument array of a call.")
-    result_ns: RealLike = typical(1e3, "one result array of a call.")
-    hand_over_ns: RealLike = typical(4e3, "moving a large program to another thread.")
-    launch_ns: RealLike = typical(400.0, "one fused kernel.")
-    busy_launch_ns: RealLike = typical(600.0, "further launch time of a long kernel among several.")
-    busy_ns: RealLike = typical(5e3, "duration from which a kernel is long.", log_sd=1.0)
-    loop_launch_ns: RealLike = typical(30.0, "one kernel of a loop.")
-    loop_dispatch_ns: RealLike = typical(300.0, "dispatch of a small fused kernel of a loop.", log_sd=1.0)
-    trip_ns: RealLike = typical(20.0, "one iteration of a loop.", log_sd=1.0)
-    wake_ns: RealLike = typical(8e3, "waking the other processors.")
-    share_ns: RealLike = typical(3e3, "sharing a further kernel among awake processors.", log_sd=1.0)
-    parallel_gain: RealLike = typical(0.8, "speedup of compute by all processors, minus 1.", log_sd=0.4)
-    parallel_memory_gain: RealLike = typical(0.5, "speedup of memory traffic by all processors, minus 1.", log_sd=0.4)
-    read_byte_ns: RealLike = typical(0.02, "one byte read from a near cache.")
-    written_byte_ns: RealLike = typical(0.03, "one byte written to a near cache.")
-    near_bytes: RealLike = typical(4e5, "size of a near cache.")
-    far_bytes: RealLike = typical(2e7, "size of all caches.")
-    far_byte_ns: RealLike = typical(0.02, "further time of a byte beyond the near cache.", log_sd=1.0)
-    memory_byte_ns: RealLike = typical(0.05, "further time of a byte beyond the caches.")
-    fresh_byte_ns: RealLike = typical(0.2, "further time of a byte of new memory.", log_sd=1.0)
+    call_ns: RealLike = typical(4e3, "time of one call of any function.")
+    array_ns: RealLike = typical(250.0, "time for each argument array of a call.")
+    result_ns: RealLike = typical(1e3, "time for each result array of a call.")
+    hand_over_ns: RealLike = typical(4e3, "time to move a large program to another thread.")
+    launch_ns: RealLike = typical(400.0, "time to launch a kernel outside loops.")
+    busy_launch_ns: RealLike = typical(600.0, "extra time to launch a long kernel, if there are several kernels.")
+    busy_ns: RealLike = typical(5e3, "time of a kernel from which it counts as long.", log_sd=1.0)
+    loop_launch_ns: RealLike = typical(30.0, "time to launch a kernel in a loop.")
+    loop_dispatch_ns: RealLike = typical(300.0, "time to dispatch a small fused kernel in a loop.", log_sd=1.0)
+    trip_ns: RealLike = typical(20.0, "time of one iteration of a loop, without its kernels.", log_sd=1.0)
+    wake_ns: RealLike = typical(8e3, "time to wake the other processors.")
+    share_ns: RealLike = typical(3e3, "time to share each further kernel among awake processors.", log_sd=1.0)
+    parallel_gain: RealLike = typical(0.8, "speedup of compute on all processors, minus 1.", log_sd=0.4)
+    parallel_memory_gain: RealLike = typical(0.5, "speedup of memory traffic on all processors, minus 1.", log_sd=0.4)
+    read_byte_ns: RealLike = typical(0.02, "time to read a byte from the near cache.")
+    written_byte_ns: RealLike = typical(0.03, "time to write a byte to the near cache.")
+    near_bytes: RealLike = typical(4e5, "size of the near cache: the cache next to a processor.")
+    far_bytes: RealLike = typical(2e7, "size of all caches together.")
+    far_byte_ns: RealLike = typical(0.02, "extra time per byte if the data exceed the near cache.", log_sd=1.0)
+    memory_byte_ns: RealLike = typical(0.05, "extra time per byte if the data exceed all caches.")
+    fresh_byte_ns: RealLike = typical(0.2, "extra time per byte of newly allocated memory.", log_sd=1.0)
     arithmetic: RealLike = typical(1.0, "relative time of adds, comparisons and integer operations.")
     movement: RealLike = typical(1.0, "relative time of copies, slices and broadcasts.")
     transpose: RealLike = typical(1.0, "relative time of transposes that move the last axis.")
@@ -86,27 +86,27 @@ class FunctionCoefficients(Coefficients):
 
 
 class CountsModel(LatencyModel):
-    """A latency model whose runs are programs, described by the counts of their code."""
+    """A latency model whose runs are programs. Counts of a program's operations, bytes and so on are the inputs."""
 
     def folds(self, runs: Runs) -> Sequence[np.ndarray]:
-        """Return one column; validation leaves out one program at a time, `[n]`."""
+        """Return a list with one array of fold numbers, `[n]`: validation holds out one program at a time."""
         return [np.arange(runs.shape[0])]
 
     def grid(self) -> Runs:
         return self.runs([])
 
     def runs(self, rows: Sequence[Mapping[str, float]]) -> Runs:
-        """Return the runs of programs by their counts, `[n]`."""
+        """Return the runs of programs, `[n]`, from one mapping of counts for each program."""
         return Runs(self, np.zeros(len(rows), np.int32), columns_of(self.inputs, self.inputs, rows))
 
 
 @dataclasses.dataclass(frozen=True)
 class FunctionsModel(CountsModel):
-    """The time of any jitted JAX function with arrays on the device; the inputs come from a profile.
+    """The time of any jitted JAX function whose arrays are on the device. The inputs come from a `FunctionProfile`.
 
-    A call takes the sum of its dispatch, its launches, the iterations of its loops, and its kernels. Within a kernel,
-    the compute time of all operations overlaps with memory traffic. Processors share a large kernel; `Weights` holds
-    the sizes.
+    The time is the sum of the dispatch of the call, the launches, the iterations of loops, and the kernels. Within a
+    kernel, the compute time of all operations overlaps with memory traffic. Several processors share a large kernel;
+    `Weights` says from which size.
     """
 
     name, version = "functions", 5
@@ -118,7 +118,7 @@ class FunctionsModel(CountsModel):
 
     @property
     def prior(self) -> LatencyPrior[FunctionCoefficients]:
-        """The prior for another machine, from the machines that timed the corpus."""
+        """The prior for any other machine, from the machines on which a corpus of programs was timed."""
         known, wide = shipped_weights(), prior_of(FunctionCoefficients, log_sd=0.8)
         if known is None:
             return wide
@@ -140,7 +140,7 @@ class FunctionsModel(CountsModel):
         return parts.call_ns + parts.launch_ns + parts.loop_ns + jnp.sum(parts.kernel_ns, -1)
 
     def own_log_sd(self, coefficients: FunctionCoefficients, runs: Runs, facts: Facts) -> RealLike:
-        """Return the standard deviation of log time that the shared weights leave, `[*batch]`."""
+        """Return the standard deviation of the logarithm of the time, `[*batch]`, due to errors of the weights."""
         known, parts = shipped_weights(), _parts_ns(coefficients, runs)
         # The uncertain share of the work is the same at any rate of the machine.
         work_ns, x = jnp.sum(parts.work_ns, -1), {name: jnp.asarray(column) for name, column in runs.inputs.items()}
@@ -150,18 +150,18 @@ class FunctionsModel(CountsModel):
         return jnp.hypot(share, WIDE_SCATTER if known is None else known.scatter)
 
     def extents(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """Return the bounded quantities of a domain: program sizes, and work by class and bytes over all kernels."""
+        """Return the quantities whose ranges limit the domain: program inputs, and sums of inputs over kernels."""
         names = [*PROGRAM_INPUTS, *(name for name in KERNEL_INPUTS if name.endswith("_work_ns") or name in SIZES)]
         return [(name, np.sum(values[name], -1) if name in KERNEL_INPUTS else values[name]) for name in names]
 
 
 class _Parts(NamedTuple):
-    """Parts of the time of runs in ns: per run `[*batch]`, per kernel, per class of operations."""
+    """Parts of the time of runs in ns. The first three have shape `[*batch]`; the others have an entry per kernel."""
 
     call_ns: Any
     launch_ns: Any
     loop_ns: Any
-    #: Time of each kernel; then times of its memory traffic and its operations alone on one processor.
+    #: Time of each kernel. On one processor: time of only its memory traffic, and of only each class of operations.
     kernel_ns: jax.Array
     memory_ns: jax.Array
     work_ns: jax.Array
@@ -210,12 +210,12 @@ def _parts_ns(c: FunctionCoefficients, runs: Runs) -> _Parts:
 
 
 def _beyond(size: Any, threshold: Any, sharpness: Any) -> jax.Array:
-    """Return `x**p / (x**p + 1)` of a size in units of a threshold: from 0 far below to 1 far above."""
+    """Return `x**p / (x**p + 1)`, a smooth step from 0 to 1: `x` is size / threshold, and `p` is the sharpness."""
     return jax.nn.sigmoid(sharpness * (jnp.log(size + 1e-3) - jnp.log(threshold)))
 
 
 def _norm(one: Any, other: Any, exponent: Any) -> jax.Array:
-    """Return `(x**p + y**p)**(1/p)`, a smooth maximum, kept above zero to have a slope."""
+    """Return `(x**p + y**p)**(1/p)`, a smooth maximum. Small added numbers give it a finite slope at zero."""
     larger = jnp.maximum(one, other) + 1e-3
     return larger * (((one + 1e-3) / larger) ** exponent + ((other + 1e-3) / larger) ** exponent) ** (1.0 / exponent)
 
@@ -224,7 +224,7 @@ FUNCTIONS = FunctionsModel()
 
 
 def function_runs(profiles: Sequence[FunctionProfile]) -> Runs:
-    """Return the runs of functions by their profiles, `[n]`.
+    """Return the runs of `FUNCTIONS` for the functions that were profiled, `[n]`.
 
     Examples:
         >>> from rlxjax.jaxpr import profile_function
@@ -238,7 +238,7 @@ def function_runs(profiles: Sequence[FunctionProfile]) -> Runs:
 
 
 def functions_table(profiles: Sequence[FunctionProfile]) -> Any:
-    """Return the inputs of functions as a `pyarrow.Table` for `rlxjax evaluate --model functions`, one row each.
+    """Return a `pyarrow.Table` for `rlxjax evaluate --model functions`: a row with the inputs of each function.
 
     Args:
         profiles: a profile for each function.
@@ -264,12 +264,12 @@ def functions_table(profiles: Sequence[FunctionProfile]) -> Any:
 
 
 def kernel_runs(kernels: Kernels, weights: Any = None, **sizes: Any) -> Runs:
-    """Return the runs of programs by their kernels; differentiable in the weights.
+    """Return the runs of `FUNCTIONS` for programs, from their kernels. The inputs are differentiable in the weights.
 
     Args:
-        kernels: padded, `[*batch, kernels]`.
-        weights: `Weights`; the shipped weights by default.
-        **sizes: arrays, results, trips, static_ops, peak_bytes of the programs, `[*batch]` each.
+        kernels: the kernels of each program, `[*batch, kernels]`, padded to the same number of kernels.
+        weights: an instance of `Weights`; by default the shipped weights.
+        **sizes: the fields `PROFILE_FIELDS` of the profile of each program, `[*batch]` each.
     """
     columns = (known_weights() if weights is None else weights).columns(kernels, sizes["static_ops"], sizes["trips"])
     found = {**sizes, **columns}
@@ -278,7 +278,7 @@ def kernel_runs(kernels: Kernels, weights: Any = None, **sizes: Any) -> Runs:
 
 
 def untimed_operations(profile: FunctionProfile) -> tuple[str, ...]:
-    """Return the operations of a function that no machine timed, and that their class alone predicts.
+    """Return the operations of a function that were timed on no machine, so that only their class predicts their time.
 
     Examples:
         >>> from rlxjax.jaxpr import profile_function

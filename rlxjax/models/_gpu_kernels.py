@@ -1,4 +1,4 @@
-"""The latency model of a program compiled for a GPU: launches, overlapping kernels, and the wait."""
+"""The latency model of a program compiled for a GPU: launches by the host, kernels on the device, and the wait."""
 
 import dataclasses
 import functools
@@ -19,33 +19,33 @@ from rlxjax.jaxpr import OPERATIONS, GpuProgram
 from ._coefficients import ROOFLINE_SHARPNESS, coefficients, prior_of, typical
 from ._functions import CountsModel
 
-#: A wait of this share of the longest wake-up time wakes the host in half that time.
+#: The wait, as a share of the longest wake-up time, after which waking the host takes half of the longest time.
 WAKE_SHARE = 0.2
-#: Sharpness of the maximum of launch and device time, and of the transition from the L2 cache to memory.
+#: Sharpness of the maximum of host and device time, and of the transition from the L2 cache to memory.
 QUEUE_SHARPNESS, CACHE_SHARPNESS = 4, 3
-#: Sharpness of the lower bound of a product by one tile per core.
+#: Sharpness of the lower bound of a product's time: the time in which a core computes one tile.
 TAIL_SHARPNESS = 2
-#: Elements of a product tile: for types at the full rate of matrix units, and for others.
+#: Elements in a tile of a matrix product: for dtypes with the full rate of the matrix units, and for other dtypes.
 TILE_ELEMENTS, SMALL_TILE_ELEMENTS = 128**2, 64**2
-#: Host cost of a result relative to an argument, since the host makes an array; and commands of a readback.
+#: Host time of a result array divided by that of an argument array; and number of commands for a readback.
 ARRAYS_OF_A_RESULT, COMMANDS_OF_A_READBACK = 3.0, 2.0
-#: Kinds of products, by the data-sheet rate that bounds them.
+#: Kinds of matrix products. Each kind has its own rate in the data sheet.
 PRODUCTS = ("byte", "half", "float32", "exact", "float64")
-#: Counts that are not operations, and classes of elementwise work.
+#: Names of counts that are not operations, and the classes of operations that work element by element.
 ROWS = ("reduced_rows", "short_row_elements")
 ELEMENTWISE = ("arithmetic", "special", "dear", "iterated", "reduction", "cumulative", "window", "random")
-#: Operations that libraries solve column by column, with the matrices of a batch in parallel. Beyond these columns, or
-#: columns per matrix, JAX calls the libraries for one matrix after another.
+#: Operations that libraries compute column by column, with the matrices of a batch in parallel. With more columns than
+#: here, or more columns per matrix of the batch, JAX calls the library for each matrix in turn.
 SOLVERS: Mapping[str, Sequence[str]] = {
     **{name: (name,) for name in ("triangular_solve", "cholesky", "lu")},
     **{"qr": ("qr", "householder"), "eigen": ("eigh", "svd", "eig")},
 }
 IN_TURN_COLUMNS = {"eigh": 32, "svd": 32, "eig": 0, "householder": 0}
 IN_TURN_BY_MATRIX = {"lu": 128, "qr": 128}
-#: Scatter of host-bound times relative to device-bound times: held-out cells of an H100 and an H200 are off by 1.6 %
-#: and 16 %.
+#: Scatter of host-bound times divided by the scatter of device-bound times. Held-out times on an H100 and an H200 are
+#: off by 1.6 % if host-bound and 16 % if device-bound.
 HOST_SCATTER = 0.1
-#: Inputs that are sums over the kernels of a program; then inputs with one entry for each row of the kernel table.
+#: Inputs that are a number per program; then inputs that are lists with an entry for each row of the kernel table.
 SUMS = ("arrays", "commands", "kernels", "library_calls", "eigen_calls", "sort_stages")
 SUMS += ("sort_bytes", *(f"{name}_columns" for name in SOLVERS))
 LISTS = ("launches", "moved_bytes", "operations", "tiles", *(f"{name}_flop" for name in PRODUCTS))
@@ -54,41 +54,39 @@ LISTS = ("launches", "moved_bytes", "operations", "tiles", *(f"{name}_flop" for 
 @coefficients
 @dataclasses.dataclass(frozen=True)
 class GpuCoefficients(Coefficients):
-    """Coefficients of a call of a compiled program on one host with one GPU; every field positive.
+    """Coefficients of a call of a compiled program on a host with a GPU; each field is positive.
 
-    Rates are shares of the data-sheet rates in the facts. The other defaults are orders of magnitude of a present-day
-    host.
+    Fields that end in `_share` are fractions of data-sheet rates. The other defaults are orders of magnitude of a
+    present-day host.
     """
 
-    call_ns: RealLike = typical(3e4, "one call and its wait, without the overlapped part.")
-    overlapped_ns: RealLike = typical(2e4, "part of a call that overlaps with the device.")
-    array_ns: RealLike = typical(1e3, "one argument array; a result array costs as much as several.")
-    command_ns: RealLike = typical(4e3, "launch of a kernel or a graph of kernels; a copy costs two launches.")
-    library_call_ns: RealLike = typical(4e3, "added time of each library call; a cuDNN call counts as two calls.")
-    kernel_ns: RealLike = typical(2e3, "one kernel on the device, for any work.")
-    wake_ns: RealLike = typical(4e4, "waking the host after a long wait.", log_sd=0.4)
-    memory_share: RealLike = typical(0.88, "share of the data-sheet bandwidth.", log_sd=0.05)
+    call_ns: RealLike = typical(3e4, "time of one call and its wait, without `overlapped_ns`.")
+    overlapped_ns: RealLike = typical(2e4, "time of the part of a call that overlaps with the device.")
+    array_ns: RealLike = typical(1e3, "time per argument array; a result array counts as three.")
+    command_ns: RealLike = typical(4e3, "time to launch a kernel or a graph of kernels; a copy takes twice as long.")
+    library_call_ns: RealLike = typical(4e3, "extra time per library call; a cuDNN call counts as two calls.")
+    kernel_ns: RealLike = typical(2e3, "time of any kernel on the device, apart from its work.")
+    wake_ns: RealLike = typical(4e4, "time to wake the host after a long wait.", log_sd=0.4)
+    memory_share: RealLike = typical(0.88, "memory bandwidth, as a share of the data-sheet bandwidth.", log_sd=0.05)
     cache_gain: RealLike = typical(1.7, "L2 cache bandwidth divided by memory bandwidth.", log_sd=0.3)
-    operation_share: RealLike = typical(
-        0.3, "elementwise rate, as a share of the data-sheet float32 rate.", log_sd=0.35
-    )
-    product_share: RealLike = typical(0.75, "share of the data-sheet rates of products.", log_sd=0.1)
-    tile_share: RealLike = typical(1.0, "rate of one core for a tile, as a share of the product rate.", log_sd=0.3)
-    sort_stage_ns: RealLike = typical(500.0, "one stage of a sort.")
-    sort_bytes_per_ns: RealLike = typical(8e3, "traffic of the stages of sorts.", log_sd=0.3)
-    triangular_column_ns: RealLike = typical(300.0, "one column of a triangular solve.")
-    cholesky_column_ns: RealLike = typical(500.0, "one column of a Cholesky factorisation.")
-    lu_column_ns: RealLike = typical(2e3, "one column of an LU factorisation.")
-    qr_column_ns: RealLike = typical(3e3, "one column of a QR factorisation, or of its matrix Q.")
-    eigen_ns: RealLike = typical(2e5, "one call for eigenvalues or singular values.")
-    eigen_column_ns: RealLike = typical(1e4, "one column of an eigenvalue or singular value problem.")
+    operation_share: RealLike = typical(0.3, "elementwise rate, as a share of the float32 rate.", log_sd=0.35)
+    product_share: RealLike = typical(0.75, "rate of products, as a share of the data-sheet rate.", log_sd=0.1)
+    tile_share: RealLike = typical(1.0, "rate of a core for a tile, relative to its product rate.", log_sd=0.3)
+    sort_stage_ns: RealLike = typical(500.0, "time of any stage of a sort, apart from its traffic.")
+    sort_bytes_per_ns: RealLike = typical(8e3, "rate of the memory traffic of sort stages.", log_sd=0.3)
+    triangular_column_ns: RealLike = typical(300.0, "time per column of a triangular solve.")
+    cholesky_column_ns: RealLike = typical(500.0, "time per column of a Cholesky factorisation.")
+    lu_column_ns: RealLike = typical(2e3, "time per column of an LU factorisation.")
+    qr_column_ns: RealLike = typical(3e3, "time per column of a QR factorisation, or of its matrix Q.")
+    eigen_ns: RealLike = typical(2e5, "time per library call for eigenvalues or singular values.")
+    eigen_column_ns: RealLike = typical(1e4, "time per column of an eigenvalue or singular value problem.")
 
 
 def gpu_facts(device: TargetDevice) -> Facts:
-    """Return the data sheet of a GPU as the facts of the model.
+    """Return the facts of `GPU_KERNELS` for a GPU: figures from its data sheet.
 
     Raises:
-        ValueError: the device is not a GPU, or its data lack the cores, the cache or the float32 rate.
+        ValueError: the device is not a GPU, or its number of cores, its cache size or its float32 rate is unknown.
 
     Examples:
         >>> from rlxjax.targets import target_device
@@ -115,7 +113,7 @@ def gpu_facts(device: TargetDevice) -> Facts:
 
 @functools.cache
 def gpu_facts_of_kind(device_kind: str) -> Facts | None:
-    """Return the data-sheet facts of a GPU by the device name of JAX; None for any other device.
+    """Return the facts of the GPU with the given `device_kind` of JAX, or None for any other device.
 
     Examples:
         >>> gpu_facts_of_kind("NVIDIA H100 80GB HBM3")["cores"], gpu_facts_of_kind("cpu")
@@ -129,12 +127,13 @@ def gpu_facts_of_kind(device_kind: str) -> Facts | None:
 
 @dataclasses.dataclass(frozen=True)
 class GpuKernelsModel(CountsModel):
-    """A program compiled for a GPU, called with arrays on the device; inputs come from its kernel table.
+    """The time of a call of a program compiled for a GPU, with arrays on the device. A kernel table gives the inputs.
 
-    The host launches kernels while the device runs earlier kernels; the longer side decides. Kernels run one after
-    another on the device, and compute overlaps with memory traffic in each kernel. A product takes the time of its FLOP
-    on the whole GPU, and the last tiles take the time of one core. Library solvers run column by column. The host then
-    waits, and a longer wait has a longer wake-up. The error of a prediction grows with the share of the device.
+    The host launches kernels while the device runs earlier kernels, so the longer of host and device time counts. The
+    device runs kernels one after another. Within a kernel, compute overlaps with memory traffic. A matrix product takes
+    its FLOP divided by the rate of the whole GPU, but at least the time of a tile on one core. Library solvers run
+    column by column. After a longer wait for the device, the host takes longer to wake up. The longer the device time
+    is relative to the whole time, the larger the error of the prediction.
     """
 
     name, version = "gpu_kernels", 4
@@ -146,15 +145,15 @@ class GpuKernelsModel(CountsModel):
 
     @property
     def facts(self) -> Facts:
-        """The data sheet of an H100."""
+        """The default facts: the data sheet of an H100."""
         return gpu_facts(target_device("h100"))
 
     def extents(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """Return the bounded quantities of a domain: each count, and the sum of each list."""
+        """Return the quantities whose ranges limit the domain: each number, and the sum of each list."""
         return [(name, value.sum(-1) if self.inputs[name].is_list else value) for name, value in values.items()]
 
     def terms_ns(self, coefficients: GpuCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
-        """Return the parts of the time of runs in ns by name, `[*batch]`; their sum is the prediction."""
+        """Return a dict from name to part of the predicted time in ns, `[*batch]`. The sum is the predicted time."""
         c, host, device = coefficients, *_host_and_device_ns(coefficients, runs, facts)
         host_ns = c.overlapped_ns + host["launch_ns"]
         device_ns = device["kernels_ns"] + device["work_ns"] + device["sort_ns"] + device["triangular_ns"]
@@ -165,7 +164,7 @@ class GpuKernelsModel(CountsModel):
         return {**host, **parts, "wake_ns": c.wake_ns * beyond_ns / (beyond_ns + WAKE_SHARE * c.wake_ns)}
 
     def scatter(self, runs: Runs, facts: Facts) -> RealLike:
-        """Return the relative scatter: the device share of the time by the prior medians, plus a little host share."""
+        """Return the relative scatter: the device's share of the time at prior medians, plus a bit of the host's."""
         median = self.prior.median
         host, device = _host_and_device_ns(median, runs, facts)
         device_ns = median.kernel_ns + sum(device.values())
@@ -174,7 +173,7 @@ class GpuKernelsModel(CountsModel):
 
 
 def _host_and_device_ns(c: GpuCoefficients, runs: Runs, facts: Facts) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the separate times of host and device in ns by name, `[*batch]`."""
+    """Return two dicts from name to time in ns, `[*batch]`: the parts of the host time and of the device time."""
     x = {name: jnp.asarray(value) for name, value in runs.inputs.items()}
     launches = jnp.maximum(x["launches"], 1.0)
     memory = c.memory_share * facts["memory_bytes_per_ns"]
@@ -206,16 +205,16 @@ GPU_KERNELS = GpuKernelsModel()
 
 
 def gpu_parts_ns(coefficients: GpuCoefficients, runs: Runs, facts: Facts) -> tuple[RealLike, RealLike]:
-    r"""Return the separate times of a GPU and its host for runs: `device_ns` and `dispatch_ns`, `[*batch]` each.
+    r"""Return two times for runs, `[*batch]` each: `device_ns` of the GPU, and `dispatch_ns` of the host.
 
-    Calls that do not wait for each other take the longer time each. The overlapped part of a call is mostly waiting, so
-    `dispatch_ns` leaves it out. The measured times of 190 functions in a loop without waiting on an H100 are 0.97 times
-    the longer part in the median, with a standard deviation of 19 %.
+    In a loop that does not wait for results, each call takes the longer of both times. `dispatch_ns` does not include
+    the coefficient `overlapped_ns`, which is mostly waiting. For 190 functions in such a loop on an H100, the median of
+    measured time divided by the longer of both times is 0.97, with a standard deviation of 19 %.
 
     Args:
-        coefficients: coefficients of the model, for example of a posterior.
-        runs: runs of the model, from `gpu_runs`.
-        facts: facts of the device, from `gpu_facts`.
+        coefficients: coefficients of `GPU_KERNELS`, for example from a posterior.
+        runs: runs of `GPU_KERNELS`, from `gpu_runs`.
+        facts: facts of the GPU, from `gpu_facts`.
 
     Examples:
         >>> from rlxjax.jaxpr import gpu_program
@@ -229,7 +228,7 @@ def gpu_parts_ns(coefficients: GpuCoefficients, runs: Runs, facts: Facts) -> tup
 
 
 def gpu_runs(programs: Sequence[GpuProgram]) -> Runs:
-    r"""Return the runs of compiled programs by their launches, `[n]`.
+    r"""Return the runs of `GPU_KERNELS` for compiled programs, `[n]`.
 
     Examples:
         >>> from rlxjax.jaxpr import gpu_program
@@ -241,10 +240,10 @@ def gpu_runs(programs: Sequence[GpuProgram]) -> Runs:
 
 
 def gpu_inputs(program: GpuProgram) -> dict[str, Any]:
-    r"""Return the inputs of the GPU kernel model from a compiled program, by name; lists are `[kernels]`.
+    r"""Return the inputs of `GPU_KERNELS` for a compiled program: a dict from name to a number or a list, `[kernels]`.
 
-    `commands` counts the launches of the host: kernels, graphs of kernels, and copies, which count twice. An entry of a
-    list counts all launches of a row of the kernel table.
+    `commands` is the number of launches by the host. A kernel or a graph of kernels counts as one launch, and a copy as
+    two. An entry of a list belongs to a row of the kernel table, and is the total over the launches of the row.
 
     Examples:
         >>> from rlxjax.jaxpr import gpu_program

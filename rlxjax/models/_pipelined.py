@@ -1,4 +1,4 @@
-"""The time of a call in a loop that does not wait for results: the longer of device and host time."""
+"""The latency model of a call in a loop that does not wait for results: the longer of device and host time."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -12,17 +12,17 @@ from ._functions import CountsModel
 from ._gpu_kernels import GPU_KERNELS, gpu_parts_ns
 from ._tpu_kernels import TPU_KERNELS, tpu_parts_ns
 
-#: Sharpness of the maximum of both times.
+#: Sharpness of the maximum of device and host time.
 SHARPNESS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class PipelinedModel(CountsModel):
-    """Repeated calls without waiting; coefficients and facts are those of the model of one call.
+    """The time of each call in a loop that does not wait. Coefficients and facts are the same as those of `called`.
 
     Attributes:
-        called: the model of one call with a wait.
-        parts_ns: returns device and dispatch times in ns, `[*batch]` each, for coefficients, runs and facts.
+        called: the model of a single call that waits for its result.
+        parts_ns: a function of coefficients, runs and facts. It returns device and host time in ns, `[*batch]` each.
     """
 
     called: LatencyModel
@@ -43,13 +43,13 @@ class PipelinedModel(CountsModel):
         return self.called.prior
 
     def terms_ns(self, coefficients: Any, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
-        """Return the time of the device, and the further time of the host, in ns, `[*batch]` each."""
+        """Return the device time, and the time that the host adds to it, in ns, `[*batch]` each."""
         device_ns, dispatch_ns = self.parts_ns(coefficients, runs, facts)
         step_ns = soft_roofline(device_ns, dispatch_ns, SHARPNESS)
         return {"device_ns": device_ns, "dispatch_ns": step_ns - device_ns}
 
 
-#: Models of repeated calls, by the name of the model of one call.
+#: Models of calls in a loop that does not wait, by the name of the model of a single call.
 PIPELINED: Mapping[str, PipelinedModel] = {
     GPU_KERNELS.name: PipelinedModel(GPU_KERNELS, gpu_parts_ns),
     TPU_KERNELS.name: PipelinedModel(TPU_KERNELS, tpu_parts_ns),

@@ -1,4 +1,4 @@
-"""The latency model of a program compiled for a TPU: cycles of the compiler, bytes and operations."""
+"""The latency model of a program compiled for a TPU: cycles that the compiler estimates, bytes, and operations."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -18,15 +18,15 @@ from rlxjax.jaxpr import OPERATIONS, FunctionProfile
 from ._coefficients import ROOFLINE_SHARPNESS, coefficients, prior_of, typical
 from ._functions import CountsModel
 
-#: Sharpness of the lower bound of a program by its bytes and products.
+#: Sharpness of the lower bound of a program's time, which its bytes and its matrix products set.
 FLOOR_SHARPNESS = 12
-#: Elements per cycle of the vector units: 8 x 128 lanes of four units.
+#: Elements that the vector units process in a cycle: four units of 8 x 128 lanes each.
 LANES = 4096
-#: Vector operations per element and stage of a sorting network: two shifts, a comparison, two selections.
+#: Vector operations per element in each stage of a sorting network: two shifts, a comparison, two selections.
 STAGE_OPERATIONS = 5
-#: Classes of work that the vector unit does not do.
+#: Classes of operations that the vector units do not execute.
 NO_OPERATIONS = ("movement", "transpose", "indexing", "sort", "factorisation", "product")
-#: Inputs of a program, and lists with one entry for each row of the table of streaming kernels.
+#: Inputs that are a number per program; then lists with an entry for each row of the table of streaming kernels.
 SUMS = dict.fromkeys(("arrays", "cycles", "places", "columns"), "1") | {"moved_bytes": "bytes", "product_ns": "ns"}
 LISTS = {"launches": "kernels", "kernel_bytes": "bytes", "operations": "operations"}
 
@@ -34,24 +34,24 @@ LISTS = {"launches": "kernels", "kernel_bytes": "bytes", "operations": "operatio
 @coefficients
 @dataclasses.dataclass(frozen=True)
 class TpuCoefficients(Coefficients):
-    """Coefficients of a call of a compiled program on a host with TPUs; every field positive.
+    """Coefficients of a call of a compiled program on a host with TPUs; each field is positive.
 
-    No TPU was timed. Rates are shares of the data-sheet rates in the facts.
+    No TPU was timed. Fields that end in `_share` are relative to the data sheet or to the compiler's cycles.
     """
 
-    call_share: RealLike = typical(1.0, "one call with a wait, relative to the device figure.", log_sd=0.5)
-    dispatch_ns: RealLike = typical(2e4, "host time of a call without a wait.", log_sd=0.7)
-    array_ns: RealLike = typical(300.0, "one argument or result array of a call.", log_sd=0.8)
+    call_share: RealLike = typical(1.0, "time of a call with a wait, relative to the fact `call_ns`.", log_sd=0.5)
+    dispatch_ns: RealLike = typical(2e4, "host time of a call that does not wait.", log_sd=0.7)
+    array_ns: RealLike = typical(300.0, "time per argument or result array of a call.", log_sd=0.8)
     cycle_share: RealLike = typical(0.95, "time of products, relative to their cycles.", log_sd=0.22)
-    memory_share: RealLike = typical(0.84, "share of the data-sheet bandwidth.", log_sd=0.15)
-    kernel_ns: RealLike = typical(500.0, "one streaming kernel, for any work.", log_sd=0.7)
-    operation_share: RealLike = typical(0.45, "rate of streaming kernels, as a share of the vector unit.", log_sd=0.6)
-    place_ns: RealLike = typical(10.0, "one gathered or scattered element.", log_sd=1.0)
-    column_ns: RealLike = typical(1e3, "one column of a solver.", log_sd=0.8)
+    memory_share: RealLike = typical(0.84, "memory bandwidth, relative to the data sheet.", log_sd=0.15)
+    kernel_ns: RealLike = typical(500.0, "time of any streaming kernel, apart from its work.", log_sd=0.7)
+    operation_share: RealLike = typical(0.45, "rate of streaming kernels, relative to the vector units.", log_sd=0.6)
+    place_ns: RealLike = typical(10.0, "time per gathered or scattered element.", log_sd=1.0)
+    column_ns: RealLike = typical(1e3, "time per column of a solver.", log_sd=0.8)
 
 
 def tpu_facts(device: TargetDevice) -> Facts:
-    """Return the data sheet of a TPU as the facts of the model.
+    """Return the facts of `TPU_KERNELS` for a TPU: figures from its data sheet.
 
     Raises:
         ValueError: the device is not a TPU.
@@ -75,11 +75,11 @@ def tpu_facts(device: TargetDevice) -> Facts:
 
 @dataclasses.dataclass(frozen=True)
 class TpuKernelsModel(CountsModel):
-    """A program compiled for a TPU, called with arrays on the device.
+    """The time of a call of a program compiled for a TPU, with arrays on the device.
 
-    Products and solvers take the cycles of the compiler. Streaming kernels take the time of their bytes and operations
-    at the data-sheet rates: their cycles are two to five times the published times of copies on such chips. The bytes
-    and the products of a program bound its time from below. The host calls and waits.
+    The compiler estimates the cycles of each kernel. They give the time of products and solvers. For streaming kernels,
+    bytes and operations at data-sheet rates give the time, because the cycles of copies are two to five times their
+    published times. A program takes at least the time of its bytes or its products. The time of the host is added.
     """
 
     name, version = "tpu_kernels", 1
@@ -91,18 +91,18 @@ class TpuKernelsModel(CountsModel):
 
     @property
     def facts(self) -> Facts:
-        """The data sheet of a v5e."""
+        """The default facts: the data sheet of a TPU v5e."""
         return tpu_facts(target_device("tpu-v5e"))
 
     def terms_ns(self, coefficients: TpuCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
-        """Return the parts of the time of runs in ns by name, `[*batch]`; their sum is the prediction."""
+        """Return a dict from name to part of the predicted time in ns, `[*batch]`. The sum is the predicted time."""
         c, x = coefficients, {name: jnp.asarray(value) for name, value in runs.inputs.items()}
         call_ns = c.call_share * facts["call_ns"] + c.array_ns * x["arrays"]
         return {"call_ns": call_ns, **_device_ns(c, x, facts)}
 
 
 def _device_ns(c: TpuCoefficients, x: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
-    """Return the parts of the device time in ns by name, `[*batch]`."""
+    """Return a dict from name to part of the device time in ns, `[*batch]`."""
     memory = c.memory_share * facts["memory_bytes_per_ns"]
     compute_ns = x["operations"] / (c.operation_share * facts["vector_flop_per_ns"])
     # An empty row takes almost no time, and keeps a slope.
@@ -120,22 +120,22 @@ def _device_ns(c: TpuCoefficients, x: Mapping[str, Any], facts: Facts) -> dict[s
 
 
 def tpu_parts_ns(coefficients: TpuCoefficients, runs: Runs, facts: Facts) -> tuple[RealLike, RealLike]:
-    """Return the separate times of a TPU and its host for runs: `device_ns` and `dispatch_ns`, `[*batch]` each."""
+    """Return two times for runs, `[*batch]` each: `device_ns` of the TPU, and `dispatch_ns` of the host."""
     c, x = coefficients, {name: jnp.asarray(value) for name, value in runs.inputs.items()}
     return sum(_device_ns(c, x, facts).values()), c.dispatch_ns + c.array_ns * x["arrays"]
 
 
 TPU_KERNELS = TpuKernelsModel()
-#: bfloat16 products per float32 product of a TPU, by the requested precision.
+#: Number of bfloat16 products with which a TPU computes a product, by the kind of the product.
 PASSES = {"float32": 1.0, "high": 3.0, "exact": 6.0, "float64": 36.0}
 
 
 def product_ns(device: TargetDevice, products: Mapping[str, float]) -> float:
-    """Return the time of products at the data-sheet rates of a device, in ns.
+    """Return the time of matrix products in ns at the data-sheet rates of a device.
 
     Args:
         device: a TPU or a GPU.
-        products: floating-point operations by kind, one of `rlxjax.jaxpr.PRODUCT_KINDS`.
+        products: a dict from kind of product to number of FLOP. `rlxjax.jaxpr.PRODUCT_KINDS` lists the kinds.
 
     Examples:
         >>> v5e = target_device("tpu-v5e")
@@ -157,10 +157,10 @@ def product_ns(device: TargetDevice, products: Mapping[str, float]) -> float:
 
 
 def tpu_inputs(profile: FunctionProfile) -> dict[str, Any]:
-    """Return the inputs of the TPU kernel model from a profile, by name; lists are `[kernels]`.
+    """Return the inputs of `TPU_KERNELS` for a profile: a dict from name to a number or a list, `[kernels]`.
 
     Raises:
-        ValueError: the profile has another level or target.
+        ValueError: the profile is not that of a program compiled for a TPU.
     """
     compiled = profile.target
     if compiled is None or compiled.others is None:

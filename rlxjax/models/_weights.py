@@ -1,4 +1,4 @@
-"""The weights that machines share: times of operations and behaviour of kernel families, as arrays and as data.
+"""The weights of the functions model, which are the same for all machines: times of operations, and kernel behaviour.
 
 `python -m benchmarks.learned_weights` writes `weights.json` from the timings of a corpus of programs.
 """
@@ -20,20 +20,20 @@ from rlxjax._numerics import namespace_of
 from rlxjax._values import FrozenDict, by_value
 from rlxjax.jaxpr import CLASSES, FAMILIES, OPERATIONS, Kernels, vocabulary_version
 
-#: Count of number widths with their own weights: 1, 2, 4, 8 and 16 bytes.
+#: The number of dtype sizes that have their own weights: 1, 2, 4, 8 and 16 bytes.
 WIDTHS = 5
 VERSION = 3
 SHIPPED = Path(__file__).with_name("weights.json")
-#: One-hot class of each operation, `[operations, classes]`.
+#: The class of each operation as a one-hot row, `[operations, classes]`.
 _OF_CLASS = np.array([[OPERATIONS[name] == one for one in CLASSES] for name in OPERATIONS], float)
-#: Standard deviations of the logarithm of an untimed operation's weight, and of a time without known weights.
+#: Standard deviation of the logarithm of the weight of an untimed operation, and of a time if no weights are known.
 WIDE_LOG_SD, WIDE_SCATTER = 1.5, 0.6
-#: Sharpness of the transitions to unaligned rows, compute-bound kernels, dispatched loops, new memory and another
-#: thread.
+#: Sharpness of five transitions: to unaligned rows, to compute-bound kernels, to loops that dispatch kernels one by
+#: one, to newly allocated memory, and to another thread.
 ALIGNED, INTENSE, LOOPED, FRESH, HANDED_OVER = 4.0, 8.0, 6.0, 8.0, 6.0
-#: Families of fused loops, which share their weights.
+#: Families of kernels that are fused loops. They have the same weights.
 LOOPS = ("elementwise", "movement", "gather", "custom")
-#: Families whose kernels call a library: a loop around them dispatches kernels one by one.
+#: Families of kernels that call a library. A loop with such a kernel dispatches its kernels one by one.
 LIBRARY_FAMILIES = ("scatter", "linear algebra", "sort", "fft", "convolution")
 _FAMILY_OF = np.array([FAMILIES.index(LOOPS[0] if name in LOOPS else name) for name in FAMILIES])
 _IS_LIBRARY = np.array([name in LIBRARY_FAMILIES for name in FAMILIES], float)
@@ -41,12 +41,12 @@ _UNTILED, _WITH_VECTOR = (list(OPERATIONS).index(name) for name in ("transpose_i
 #: Bytes of a cache line.
 LINE_BYTES = 64
 _FFT, _MATMUL = FAMILIES.index("fft"), FAMILIES.index("matmul")
-#: Columns of kernels that the model takes unchanged.
+#: Columns of `Kernels` that are inputs of the model without a change.
 SIZES = ("launches", "looped", "read_bytes", "written_bytes")
 
 
 class Believed(NamedTuple):
-    """The prior of one kind of weight: a median, and the standard deviation of its logarithm."""
+    """The prior of a kind of weight: the median, the standard deviation of the logarithm, and names of the entries."""
 
     median: float
     log_sd: float
@@ -54,7 +54,7 @@ class Believed(NamedTuple):
 
 
 _FAMILY, _CLASS = tuple(FAMILIES), CLASSES
-#: Priors of the weights besides those of operations, by name, one for each entry of `per`.
+#: Priors of all weights except those of operations, by name. A weight has an entry for each name in `per`.
 BELIEVED: Mapping[str, Believed] = FrozenDict(
     {
         "row_ns": Believed(0.5, 1.0, _FAMILY),
@@ -85,30 +85,30 @@ Column = Float[Array | np.ndarray, "..."] | Any
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """Weights of the functions model that machines share; each machine scales each class of operations.
+    """Weights of the functions model, the same for all machines. A machine's coefficients scale them, class by class.
 
     Attributes:
-        operation_ns: ns of one operation on one processor of a machine of scale 1, `[operations, widths]`.
-        operation_log_sd: standard deviation of log `operation_ns` between machines, `[operations, widths]`.
-        row_ns: ns of a row of a kernel, `[families]`.
-        dispatch: time to dispatch a kernel in a loop, in units of the machine's `loop_dispatch_ns`, `[families]`.
-        exponent: sharpness of the roofline of compute and memory, `[families]`.
-        sharpness: of the transition to kernels shared among processors, `[families]`.
-        shared_read_bytes: bytes read from which processors share a kernel, `[families]`.
-        shared_written_bytes: bytes written from which processors share a kernel, `[families]`.
-        shared_flop: FLOP from which processors share a compute-bound kernel, `[families]`.
-        unaligned: relative extra time of an operation in unaligned rows, `[classes]`.
-        aligned_elements: the power of two that divides the length of aligned rows, `[classes]`.
-        unaligned_row: relative extra time of an unaligned row.
-        intensity: FLOP per byte from which a kernel is compute-bound.
-        hand_over_operations: operations from which a program runs on another thread.
-        loop_bytes: bytes moved in an iteration, from which a loop dispatches its kernels one by one.
-        fresh_bytes: bytes of a result from which the allocator takes new memory.
-        first_cache: bytes of a near cache divided by bytes of a first-level cache.
-        strided: relative extra time of an element of an untiled transpose beyond the first-level cache.
-        far_strided: the same beyond the near cache.
-        indexed: relative extra time of an indexed element beyond the near cache.
-        far_indexed: the same beyond the caches.
+        operation_ns: ns of each operation on a processor if the machine's coefficients are 1, `[operations, widths]`.
+        operation_log_sd: standard deviation between machines of the log of `operation_ns`, `[operations, widths]`.
+        row_ns: ns per row of a kernel, `[families]`.
+        dispatch: time to dispatch a kernel in a loop, divided by the machine's `loop_dispatch_ns`, `[families]`.
+        exponent: sharpness of the roofline of compute and memory time, `[families]`.
+        sharpness: sharpness of the transition to kernels that several processors share, `[families]`.
+        shared_read_bytes: processors share a kernel that reads more bytes than this, `[families]`.
+        shared_written_bytes: processors share a kernel that writes more bytes than this, `[families]`.
+        shared_flop: processors share a compute-bound kernel with more FLOP than this, `[families]`.
+        unaligned: relative extra time of operations in unaligned rows, `[classes]`.
+        aligned_elements: a row is aligned if this power of two divides its number of elements, `[classes]`.
+        unaligned_row: relative extra time per row, if rows are unaligned.
+        intensity: a kernel with more FLOP per byte than this is compute-bound.
+        hand_over_operations: a program with more operations than this runs on another thread.
+        loop_bytes: a loop that moves more bytes per iteration than this dispatches its kernels one by one.
+        fresh_bytes: the allocator takes new memory for a result with more bytes than this.
+        first_cache: size of the near cache divided by the size of the first-level cache.
+        strided: relative extra time per element of an untiled transpose beyond the first-level cache.
+        far_strided: relative extra time per element of an untiled transpose beyond the near cache.
+        indexed: relative extra time per indexed element beyond the near cache.
+        far_indexed: relative extra time per indexed element beyond all caches.
     """
 
     operation_ns: Float[Array | np.ndarray, "operations widths"] | Any
@@ -134,16 +134,16 @@ class Weights:
     far_indexed: Column
 
     def columns(self, kernels: Kernels, static_ops: Any, trips: Any) -> dict[str, Any]:
-        """Return the inputs of the functions model from kernels, by name; differentiable in the weights.
+        """Return a dict from name to input of the functions model. The inputs are differentiable in the weights.
 
         Args:
-            kernels: kernels of one program, or of several programs with padding, `[*batch, kernels]`.
-            static_ops: operations in the program text, `[*batch]`.
-            trips: iterations of all loops, `[*batch]`.
+            kernels: kernels of each program, `[*batch, kernels]`, padded to the same number of kernels.
+            static_ops: number of operations in the program text, `[*batch]`.
+            trips: number of iterations of all loops together, `[*batch]`.
 
         Returns:
-            Columns `[*batch, kernels]`: sizes, ns of each class of operations at scale 1, uncertain ns, and the
-            shared fraction; and `hand_overs`, `[*batch]`.
+            All inputs that follow from kernels, `[*batch, kernels]` each, for example `special_work_ns`; and
+            `hand_overs`, `[*batch]`: 1 for a program that runs on another thread, else 0.
         """
         xp = namespace_of(*jax.tree.leaves((self, kernels)))
         k = {name: xp.asarray(column, float) for name, column in vars(kernels).items()}
@@ -202,18 +202,18 @@ class Weights:
         }
 
     def timed(self) -> np.ndarray:
-        """Return whether any machine timed an operation, `[operations]`."""
+        """Return for each operation whether it was timed on any machine, `[operations]`."""
         return np.min(np.asarray(self.operation_log_sd), -1) < WIDE_LOG_SD
 
 
 def _beyond(xp: Any, size: Any, threshold: Any, sharpness: Any) -> Any:
-    """Return `x**p / (x**p + 1)` of a size in units of a threshold: from 0 far below to 1 far above."""
+    """Return `x**p / (x**p + 1)`, a smooth step from 0 to 1: `x` is size / threshold, and `p` is the sharpness."""
     return 0.5 + 0.5 * xp.tanh(0.5 * sharpness * (xp.log(size + 1e-9) - xp.log(threshold)))
 
 
 @dataclasses.dataclass(frozen=True)
 class KnownWeights:
-    """A file of weights: weights, medians and standard deviations of coefficients, and the provenance."""
+    """The content of a file of weights: the weights, the prior of the coefficients, and where both come from."""
 
     weights: Weights
     median: Mapping[str, float]  # coefficients of another machine, by name
@@ -247,13 +247,13 @@ def _short(value: Any) -> Any:
 
 
 def read_weights(path: str | os.PathLike[str]) -> KnownWeights:
-    """Read a file of weights.
+    """Read a file of weights, such as `weights.json`.
 
     Args:
-        path: a file of weights.
+        path: path of the file.
 
     Raises:
-        ValueError: the file has another version, vocabulary or content.
+        ValueError: the file is no file of weights, or its version or its vocabulary of operations is another one.
         OSError: the file cannot be read.
 
     Examples:
@@ -290,7 +290,7 @@ def read_weights(path: str | os.PathLike[str]) -> KnownWeights:
 
 @functools.cache
 def shipped_weights() -> KnownWeights | None:
-    """Return the shipped weights; None, with a warning, if their vocabulary or version differs."""
+    """Return the shipped weights. If their file cannot be read or has another version, warn and return None."""
     try:
         return read_weights(SHIPPED)
     except (OSError, ValueError) as reason:
@@ -298,7 +298,7 @@ def shipped_weights() -> KnownWeights | None:
         return None
 
 
-#: ns of one untimed operation by class, on one processor of a present-day machine; then exceptions by operation.
+#: Typical ns of an untimed operation on a processor of a present-day machine, by class. Then exceptions, by operation.
 _TYPICAL_NS = {
     **{"arithmetic": 0.02, "movement": 0.03, "transpose": 0.3, "special": 0.2, "dear": 4.0},
     **{"iterated": 50.0, "reduction": 0.06, "cumulative": 1.0, "window": 0.3, "product": 0.012, "convolution": 0.02},
@@ -309,12 +309,12 @@ _TYPICAL_OPERATION_NS = {
     **{"top_k": 0.5, "convolution_runs": 20.0, "convolution_loads": 0.3, "convolution_edge_loads": 1.0},
     **{"gather_places": 2.0, "scatter_places": 2.0, "div_by_scalar": 0.1, "rem_by_scalar": 0.2},
 }
-#: ns of further counts of factorisations.
+#: Typical ns of the counts of factorisations, by the last word of the count's name.
 _TYPICAL_FACTOR_NS = {"flop": 0.05, "columns": 50.0, "matrices": 500.0}
 
 
 def wide_weights() -> Weights:
-    """Return weights that hold the order of magnitude of each class.
+    """Return weights without any timing: only the order of magnitude of each class of operations.
 
     Examples:
         >>> bool(wide_weights().timed().any())
@@ -330,6 +330,6 @@ def wide_weights() -> Weights:
 
 
 def known_weights() -> Weights:
-    """Return the shipped weights, or wide weights without them."""
+    """Return the shipped weights, or `wide_weights()` if the shipped weights cannot be read."""
     known = shipped_weights()
     return wide_weights() if known is None else known.weights

@@ -27,31 +27,31 @@ from ._welch_terms import (
     welch_terms_ns,
 )
 
-#: Schedule numbers of the runner that the model uses.
+#: Names of the numbers in the runner's schedule that the model uses.
 _SCHEDULED = (
     "tile_rows chunk_samples sizes_per_octave alone_samples_host alone_samples_fused alone_samples_block "
     "least_block_bins least_blocks"
 )
-#: log2 of the first knot, the last knot and the step, for samples, rows and samples of a segment.
+#: For the samples of a run, the rows, and the samples of a segment: log2 of the first knot, the last knot and the step.
 KNOTS = ((6.0, 24.0, 2.0), (0.0, 14.0, 2.0), (6.0, 14.0, 1.0))
-#: The k where the slope in k is zero, and the octaves per unit of the slope.
+#: The k at which the slope features are zero, and the number of octaves of k that change such a feature by 1.
 CENTRE_K, OCTAVES_OF_K = 16.0, 2.0
-#: log2 of the rows between which the slope in k changes.
+#: log2 of the numbers of rows between which the slope in k changes.
 SLOPE_KNOTS = (0.0, 2.0, 6.0, 10.0, 13.0)
-#: Octaves below the limit of one processor's samples, over which a correction may rise.
+#: A correction may rise over this number of octaves below the most samples on which a processor works alone.
 OCTAVES_BEFORE_SHARING = 2.0
-#: Standard deviation of the logarithm of a micro-benchmarked coefficient: a run has other sizes and cache states.
+#: Standard deviation of the logarithm of a micro-benchmarked coefficient, since a run has other sizes and cache states.
 MICRO_LOG_SD = 1.0
-#: The coefficients that micro-benchmarks measure.
+#: Names of the coefficients that micro-benchmarks measure.
 MICRO_RATES = ("memory_bytes_per_ns", "copy_bytes_per_ns", "device_flop_per_ns", "topk_bin_ns", "topk_compare_ns")
 
 
 @dataclasses.dataclass(frozen=True)
 class WelchModel(LatencyModel):
-    """Welch peaks on the host, or on a device: fused, block by block, or by a learned FFT.
+    """The time of Welch peaks: on the host, or on a device in a fused program, block by block or by a learned FFT.
 
-    All strategies except `learned` give the same peaks. Facts are schedule numbers of the runner, and figures of the
-    learned models: for each of `learned_n_fft`, the operations of a segment's pruned program and the unmasked bins.
+    All strategies except `learned` give the same peaks. The facts are numbers of the runner's schedule and figures of
+    the learned models: for each length in `learned_n_fft`, the FLOP per segment and the number of unmasked (live) bins.
     """
 
     name, version = "welch", 15
@@ -65,7 +65,7 @@ class WelchModel(LatencyModel):
     )
     variants = VARIANTS
     prior = prior_of(LatencyCoefficients)  # pyright: ignore
-    #: The default schedule: two processors, no learned models.
+    #: The default facts: the schedule of a CPU with two processors, and no learned models.
     facts: ClassVar[Facts] = FrozenDict(  # pyright: ignore
         {
             "processors": 2,
@@ -88,7 +88,7 @@ class WelchModel(LatencyModel):
         return welch_terms_ns(coefficients, runs, {**self.facts, **facts})
 
     def same_result(self, runs: Runs, facts: Facts) -> Bool[Array | np.ndarray, "*batch variants"]:
-        """Return the candidate variants: learned for lengths with a model, maxima if the schedule selects by maxima."""
+        """Return whether each variant is a candidate. `learned` and `fused_maxima` are candidates only in some runs."""
         lengths, blocks = ({**self.facts, **facts}[name] for name in ("learned_n_fft", "least_blocks"))
         xp = namespace_of(*runs.inputs.values(), *lengths, blocks)
         n_fft = xp.broadcast_to(xp.asarray(runs.inputs["n_fft"]), runs.shape)
@@ -110,12 +110,12 @@ class WelchModel(LatencyModel):
             raise ValueError(f"k: expected at most n_fft / 2 + 1 peaks, the bins, got {first}")
 
     def features(self, runs: Runs, facts: Facts) -> Float[Array | np.ndarray, "*batch features"]:
-        """Return the features of the correction: piecewise linear functions of logarithms of sizes.
+        """Return the features of the correction: functions that are piecewise linear in the logarithms of the sizes.
 
-        Samples, rows and segment length each rise from 0 to 1 between neighbouring knots, and from -1 to 0 before the
-        middle knot, so a correction stays level where nothing was timed. Further features are the rise towards the
-        limit of one processor's samples, the level beyond the limit, the slope in k, and a constant. NumPy inputs give
-        NumPy features in double precision, without compilation.
+        For samples, rows and segment length, there is a feature for each pair of neighbouring knots. It rises by 1
+        between these knots, and is 0 at the middle knot. Outside the knots a correction is thus constant. The other
+        features are a rise towards the most samples on which a processor works alone, a step there, slopes in k, and a
+        constant. If all inputs are NumPy arrays, so are the features, in double precision and without compilation.
         """
         xp = namespace_of(runs.variant, *runs.inputs.values())
         sizes = (xp.asarray(runs.inputs[name], xp.result_type(float)) for name in ("batch", "n_fft", "k", "n_segments"))
@@ -142,7 +142,7 @@ class WelchModel(LatencyModel):
         return xp.concatenate([*columns, xp.stack(last, -1)], axis=-1)
 
     def folds(self, runs: Runs) -> Sequence[np.ndarray]:
-        """Return batch and n_fft, `[n]` each: validation leaves out equal values together."""
+        """Return two arrays, batch and n_fft, `[n]` each. Validation holds out runs with the same value together."""
         return [np.asarray(runs.inputs["batch"]), np.asarray(runs.inputs["n_fft"])]
 
 
@@ -152,17 +152,17 @@ WELCH = WelchModel()
 def welch_micro_prior(
     rates: Mapping[str, float], prior: LatencyPrior[LatencyCoefficients] | None = None
 ) -> LatencyPrior[LatencyCoefficients]:
-    """Return a prior with the medians of micro-benchmarked coefficients.
+    """Return a prior whose medians are micro-benchmark results, for the coefficients that were measured.
 
     Args:
-        rates: measured values by coefficient name in `MICRO_RATES`. `memory_bytes_per_ns`: bytes read and written by a
-            copy beyond the caches. `copy_bytes_per_ns`: a copy from host to device. `device_flop_per_ns`: transforms
-            within a chunk, `2.5 n log2 n` operations each. `topk_bin_ns`, `topk_compare_ns`: from `heap_rates`. Rates
-            that are not positive are noise and have no effect.
-        prior: the prior of the other coefficients; by default the prior of `WELCH`.
+        rates: a dict from names in `MICRO_RATES` to measured values. `memory_bytes_per_ns`: bytes that a copy beyond
+            the caches reads and writes. `copy_bytes_per_ns`: bytes that a copy from host to device moves.
+            `device_flop_per_ns`: `2.5 n log2 n` operations for each transform in a chunk. `topk_bin_ns` and
+            `topk_compare_ns`: the result of `heap_rates`. A value that is not positive is noise and is ignored.
+        prior: the prior for the other coefficients; by default the prior of `WELCH`.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: a name in `rates` is unknown.
 
     Examples:
         >>> welch_micro_prior({"memory_bytes_per_ns": 7.0}).median.memory_bytes_per_ns
@@ -184,13 +184,13 @@ def heap_rates(
     k: Sequence[float] | np.ndarray,
     time_ns: Sequence[float] | np.ndarray,
 ) -> dict[str, float]:
-    """Return the times of a bin and a comparison of a heap, by least squares over timings of the selection, `[n]`.
+    """Fit `topk_bin_ns` and `topk_compare_ns` to timings of the selection by a heap, `[n]`, by least squares.
 
     Args:
-        rows: number of rows of powers.
-        bins: number of bins of a row.
-        k: peaks of a row; several ratios of k to bins identify both times.
-        time_ns: time of one selection in ns, without launch and wait.
+        rows: number of rows in each timing.
+        bins: number of bins in a row.
+        k: number of peaks in a row. Both times can be told apart only if the ratio of k to bins varies.
+        time_ns: time of each selection in ns, without launch and wait.
     """
     count, size = np.asarray(rows, float), np.asarray(bins, float)
     comparisons = np.asarray(heap_comparisons(jnp.asarray(size), jnp.asarray(k, float)))

@@ -1,4 +1,4 @@
-"""The terms of the latency model of Welch peaks: counts of work over rates, shared by processors, and fixed costs."""
+"""The parts of a time in the latency model of Welch peaks: work divided by rates and processors, and fixed costs."""
 
 import dataclasses
 import math
@@ -19,65 +19,65 @@ from ._coefficients import ROOFLINE_SHARPNESS, coefficients, typical
 from ._fft import FFT_BYTES_PER_SAMPLE, factor_ratio, fft_flop
 
 VARIANTS = ("host", "fused_maxima", "fused_top_k", "block", "learned")
-#: The codes of the variants.
+#: The code of each variant: its place in `VARIANTS`.
 HOST, MAXIMA, TOP_K, BLOCK, LEARNED = range(5)
 
-#: Bytes per sample that NumPy's code moves, and that a NumPy transform holds: window product, spectrum, work and
-#: factors. Each call reads the held bytes of one segment again, because they have left the caches.
+#: Bytes per sample that NumPy's code moves, and that a NumPy transform keeps: window product, spectrum, work and
+#: factors. Each call reads the kept bytes of one segment again, because they have left the caches.
 HOST_BYTES_PER_SAMPLE, HOST_HELD_BYTES_PER_SAMPLE = 8.0, 32.0
-#: Segments larger than the first cache, and signals larger than the second cache, add memory traffic. Half of this
-#: traffic counts at these sizes.
+#: Segments that exceed the first cache, and signals that exceed the second cache, add memory traffic. At exactly these
+#: sizes, half of this traffic is added.
 FIRST_CACHE_BYTES, SECOND_CACHE_BYTES = 48.0 * 2**10, 2.0**21
-#: Bytes per sample that a complex transform holds, and the relative extra time of a transform beyond the first cache.
+#: Bytes per sample that a complex transform keeps, and the relative extra time of transforms beyond the first cache.
 COMPLEX_HELD_BYTES, SPILLED_TRANSFORM = 16.0, 1.0
 #: Sharpness of the transitions beyond the first and the second cache.
 FIRST_CACHE_SHARPNESS, SECOND_CACHE_SHARPNESS = 8, 4
-#: Sharpness of the maximum of two shares of the work: the least share of a processor, and 1 / the processors.
+#: Sharpness of the maximum of two shares of the work: the least share of a processor, and 1 / number of processors.
 SHARE_SHARPNESS = 16
-#: The most numbers that NumPy's partition sorts with a network, and the cost of a pass per number, in comparisons.
+#: How many bins NumPy's partition sorts with a network at most, and the comparisons per bin that a pass is worth.
 MOST_NETWORK_PLACES, COMPARISONS_OF_A_PASS = 64.0, 0.5
-#: log2 of the bins beyond which the selection by maxima adds half a spare candidate per octave.
+#: log2 of the number of bins from which the selection by maxima needs half a spare candidate more for each octave.
 SPARE_KEY_BITS = 7.5
-#: Bins at which a pass of the selection by maxima takes `maxima_pass_ns`, besides the comparisons.
+#: Number of bins with which a pass of the selection by maxima takes `maxima_pass_ns`, besides its comparisons.
 BINS_OF_A_PASS = 256.0
-#: The least number of rows that a pass compares: the lanes of a vector.
+#: The lowest number of rows that a pass compares: the number of lanes in a vector.
 LANES = 8.0
-#: Sorting one candidate of the selection by maxima takes the time of comparing this number of bins.
+#: To sort a candidate in the selection by maxima takes as long as to compare this number of bins.
 BINS_OF_A_CANDIDATE = 40.0
 
 
 @coefficients
 @dataclasses.dataclass(frozen=True)
 class LatencyCoefficients(Coefficients):
-    """Coefficients of a run of Welch peaks on one machine; every field positive, `[*batch]`.
+    """Coefficients of a run of Welch peaks on one machine; each field is positive, `[*batch]`.
 
     The defaults are orders of magnitude of a present-day machine.
     """
 
-    host_call_ns: RealLike = typical(4e4, "one call of NumPy code: the host path, or the block path's selection.")
-    launch_ns: RealLike = typical(5e4, "one call of a device path: checks, launch and wait.")
-    threads_ns: RealLike = typical(1e5, "start of further Python threads on the host and the block path.")
-    streams_ns: RealLike = typical(5e4, "start of the programs on further processors.")
+    host_call_ns: RealLike = typical(4e4, "time of a call of NumPy code: host path, or selection of block path.")
+    launch_ns: RealLike = typical(5e4, "time of a call of a device path: checks, launch and wait.")
+    threads_ns: RealLike = typical(1e5, "time to start other threads on the host and the block path.")
+    streams_ns: RealLike = typical(5e4, "time to start the program on other processors.")
     # With a wider prior, a fit could end at a number of processors that no timing supports.
-    parallel_gain: RealLike = typical(0.7, "speedup by all processors together, minus 1.", log_sd=1.0)
-    padding_ns: RealLike = typical(5e3, "allocation of padded rows, apart from their bytes.")
-    copy_bytes_per_ns: RealLike = typical(20.0, "copies of signals and spectra between host and device.")
-    memory_bytes_per_ns: RealLike = typical(10.0, "traffic beyond the caches, and data that each call reads again.")
-    host_bytes_per_ns: RealLike = typical(8.0, "samples and spectra that NumPy's code moves.")
-    select_row_ns: RealLike = typical(100.0, "one row of the host's selection, for any number of bins.")
-    select_compare_ns: RealLike = typical(1.0, "one comparison of the host's selection.")
-    device_flop_per_ns: RealLike = typical(20.0, "FFT operations on the device.")
-    device_bytes_per_ns: RealLike = typical(20.0, "traffic of the device's transforms within a chunk.")
-    maxima_compare_ns: RealLike = typical(0.1, "one bin compared in a pass of the selection by maxima.")
-    maxima_pass_ns: RealLike = typical(300.0, "one pass of the selection by maxima, for any number of rows.")
-    topk_bin_ns: RealLike = typical(1.0, "one bin that the selection by a heap scans.")
-    topk_compare_ns: RealLike = typical(5.0, "one comparison of the selection by a heap.")
-    learned_segment_ns: RealLike = typical(50.0, "one segment of a pruned transform, apart from operations and bytes.")
-    learned_flop_per_ns: RealLike = typical(30.0, "operations of a pruned transform.")
+    parallel_gain: RealLike = typical(0.7, "speedup on all processors together, minus 1.", log_sd=1.0)
+    padding_ns: RealLike = typical(5e3, "time to allocate padded rows, apart from their bytes.")
+    copy_bytes_per_ns: RealLike = typical(20.0, "rate of copies between host and device.")
+    memory_bytes_per_ns: RealLike = typical(10.0, "rate of traffic beyond caches, and of data that calls read again.")
+    host_bytes_per_ns: RealLike = typical(8.0, "rate at which NumPy's code moves samples and spectra.")
+    select_row_ns: RealLike = typical(100.0, "time per row of NumPy's selection, for any number of bins.")
+    select_compare_ns: RealLike = typical(1.0, "time per comparison of NumPy's selection.")
+    device_flop_per_ns: RealLike = typical(20.0, "rate of FFT operations on the device.")
+    device_bytes_per_ns: RealLike = typical(20.0, "rate of memory traffic of device transforms within a chunk.")
+    maxima_compare_ns: RealLike = typical(0.1, "time per bin in a pass of the selection by maxima.")
+    maxima_pass_ns: RealLike = typical(300.0, "time per pass of the selection by maxima, for any number of rows.")
+    topk_bin_ns: RealLike = typical(1.0, "time per bin that the selection by a heap scans.")
+    topk_compare_ns: RealLike = typical(5.0, "time per comparison of the selection by a heap.")
+    learned_segment_ns: RealLike = typical(50.0, "time per segment of a pruned FFT, apart from operations and bytes.")
+    learned_flop_per_ns: RealLike = typical(30.0, "rate of operations of a pruned transform.")
 
 
 def welch_terms_ns(c: LatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
-    """Return the parts of the time of runs in ns by name, `[*batch]`; their sum is the prediction."""
+    """Return a dict from name to part of the predicted time in ns, `[*batch]`. The sum is the predicted time."""
     facts = jax.tree.map(lambda fact: jnp.asarray(fact, jnp.result_type(float)), facts)
     variant = jnp.asarray(runs.variant)
     batch, n_fft, k, n_segments = (jnp.asarray(runs.inputs[name]) for name in ("batch", "n_fft", "k", "n_segments"))
@@ -156,7 +156,7 @@ def welch_terms_ns(c: LatencyCoefficients, runs: Runs, facts: Facts) -> Mapping[
 
 
 def alone_samples(variant: Code, facts: Facts) -> RealLike:
-    """Return the most samples that one processor works on alone, `[*batch]`."""
+    """Return the maximum number of samples on which a processor works alone, `[*batch]`."""
     xp = namespace_of(variant)
     on_device = xp.where(xp.asarray(variant) == BLOCK, facts["alone_samples_block"], facts["alone_samples_fused"])
     return xp.where(xp.asarray(variant) == HOST, facts["alone_samples_host"], on_device) * 1.0
@@ -165,7 +165,7 @@ def alone_samples(variant: Code, facts: Facts) -> RealLike:
 def device_rows(
     variant: Code, batch: Float[Array, "*#batch"], row_samples: RealLike, facts: Facts
 ) -> tuple[Float[Array, "*#batch"], Bool[Array | np.ndarray, "*#batch"]]:
-    """Return the rows that device programs run, and whether the batch is padded, `[*batch]` each."""
+    """Return the number of rows that device programs process, and whether the batch is padded, `[*batch]` each."""
     # Processors work on chunks in rounds; a last round with fewer chunks takes the same time. The number of rows is a
     # staircase of slope 0, so the gradient is that of the batch.
     processors, batch = facts["processors"], jnp.asarray(batch)
@@ -177,7 +177,7 @@ def device_rows(
 
 
 def partition_comparisons(bins: RealLike, k: RealLike) -> Float[Array, "*batch"]:
-    """Return the comparisons with which NumPy partitions bins around the k largest and sorts the k, `[*batch]`."""
+    """Return the number of comparisons in which NumPy selects the k largest bins and sorts them, `[*batch]`."""
     # A network sorts few numbers. More numbers are first split around a pivot, with `2 n (1 + H(k / n))` comparisons on
     # average; H is the entropy in nats (D. E. Knuth, Mathematical Analysis of Algorithms, 1971, on Hoare's FIND).
     peaks = jnp.minimum(k, bins)
@@ -189,20 +189,20 @@ def partition_comparisons(bins: RealLike, k: RealLike) -> Float[Array, "*batch"]
 
 
 def maxima_passes(bins: RealLike, k: RealLike) -> Float[Array, "*batch"]:
-    """Return the passes of the selection by maxima, `[*batch]`: one for each peak and for each spare candidate."""
+    """Return the number of passes of the selection by maxima, `[*batch]`: one per peak and per spare candidate."""
     # With more bins, a key has fewer bits for the power, so more keys are equal.
     spare = 2.0 + jnp.maximum(jnp.log2(bins) - SPARE_KEY_BITS, 0.0) / 2.0
     return jnp.minimum(jnp.minimum(k, bins) + spare, bins)
 
 
 def maxima_comparisons(bins: RealLike, facts: Facts) -> Float[Array, "*batch"]:
-    """Return the bins that one pass compares, `[*batch]`: the bins of all blocks, then the bins of one block."""
+    """Return the number of bins that a pass compares, `[*batch]`: the bins of all blocks, plus the bins of a block."""
     width = jnp.minimum(jnp.maximum(jnp.sqrt(2.0 * bins), facts["least_block_bins"]), bins)
     return jnp.maximum(bins, width * facts["least_blocks"]) + width
 
 
 def heap_comparisons(bins: RealLike, k: RealLike) -> Float[Array, "*batch"]:
-    """Return the comparisons of a heap that selects the k largest bins of a random order, `[*batch]`."""
+    """Return the number of comparisons in which a heap selects the k largest of randomly ordered bins, `[*batch]`."""
     # `k ln(bins / k)` bins enter a full heap of k (D. E. Knuth, The Art of Computer Programming, vol. 1, 1.2.10), each
     # with `log2(k + 1)` comparisons. Emptying the heap takes `log2(k!)` comparisons, here from Stirling's series.
     peaks = jnp.minimum(k, bins)

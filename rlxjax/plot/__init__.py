@@ -1,8 +1,8 @@
-"""Pictures of predictions and calibrations, on your matplotlib axis or on a new one.
+"""Pictures of predictions and calibrations, drawn on your matplotlib axis or in a new figure.
 
 `terms` draws the parts of a predicted time. `predicted_vs_measured`, `time_by`, `decision_map` and `coefficients` draw
-a calibrated model. Each function returns the axis. Its data are in ns; its tick labels name their unit. `rows` returns
-the numbers behind a picture.
+a calibrated model. Each of these functions returns the axis. Times on an axis are in ns, and their tick labels include
+a unit. `rows` returns the numbers that a picture shows.
 """
 
 from ._axes import rows as rows

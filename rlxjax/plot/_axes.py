@@ -1,4 +1,4 @@
-"""The parts that all pictures share: axes, colours, checks of arguments, and the numbers behind a picture."""
+"""What all pictures have in common: axes, colours, checks of arguments, and the numbers that a picture shows."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 else:
     Axes = Any  # matplotlib is imported when a picture is drawn
 
-#: Each colour has a contrast of at least 3 with white and with black. Readers who confuse red and green can tell the
-#: colours apart. tests/test_plot.py computes both.
+#: The contrast of each colour with white and with black is at least 3. Readers who confuse red and green can tell the
+#: colours apart. tests/test_plot.py checks both properties.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7a3cff")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", (0, (6, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1)))
-#: The colour of noise, totals and undecided cells; the opacity of bands behind lines.
+#: The colour of noise, of totals and of undecided cells; and the opacity of bands behind lines.
 NEUTRAL, PALE = "#808080", 0.2
-#: The most input values for which each value gets a tick.
+#: If an axis shows at most this number of input values, each value has a tick.
 MOST_TICKS = 9
-#: The height of a text line of a new figure, in font sizes; and the height of all other parts together, in inches.
+#: In a new figure: the height of a line of text in font sizes, and the height of all other parts together in inches.
 LINE_HEIGHT, REST_IN = 1.45, 0.9
-#: The numbers behind each picture: a row for each mark, by heading. A heading ends with the unit.
+#: The numbers that each picture shows: for each mark, a dict from heading to number. A heading ends with the unit.
 _ROWS: "WeakKeyDictionary[Axes, list[dict[str, Any]]]" = WeakKeyDictionary()
 
 
 def axis_of(ax: Any, lines: float | None = None) -> Axes:
-    """Return the given axis, or the axis of a new figure that is high enough for the lines of text."""
+    """Return the given axis or, without one, the axis of a new figure that is high enough for the lines of text."""
     require("matplotlib", "plot")
     import matplotlib.axes
 
@@ -51,12 +51,12 @@ def axis_of(ax: Any, lines: float | None = None) -> Axes:
 
 
 def ink_of(ax: Axes) -> Any:
-    """Return the colour of the labels of an axis, which is readable on the axis's background."""
+    """Return the colour of the labels of an axis, because that colour is readable on the axis's background."""
     return ax.xaxis.label.get_color()
 
 
 def show_legend(ax: Axes, above: Sequence[Any] = ()) -> None:
-    """Show the legend inside the axis, or the given handles above the axis. More than three handles take two rows."""
+    """Show the legend inside the axis or, if handles are given, above it. More than three handles take two rows."""
     where: dict[str, Any] = {}
     if above:
         columns = len(above) if len(above) <= 3 else (len(above) + 1) // 2
@@ -69,7 +69,7 @@ def show_legend(ax: Axes, above: Sequence[Any] = ()) -> None:
 def show(
     ax: Axes, along: Literal["x", "y"], label: str, said: Callable[[float], str], sizes: Mapping[str, Any] | None = None
 ) -> None:
-    """Label a direction of the axis. `said` gives the text of a tick; the fixed sizes stand below the label."""
+    """Label the x or y axis. `said` returns the text of a tick. The fixed input sizes stand below the label."""
     from matplotlib.ticker import LogFormatter
 
     class LogTicks(LogFormatter):
@@ -86,7 +86,7 @@ def show(
 
 
 def show_input(ax: Axes, along: Literal["x", "y"], label: str, values: np.ndarray, sizes: Any = None) -> None:
-    """Label a logarithmic direction of the axis with the values of an input. If there are few, each gets a tick."""
+    """Label the x or y axis, made logarithmic, with the values of an input. If the values are few, each has a tick."""
     ax.set(**{f"{along}scale": "log"})
     show(ax, along, label, plain, sizes)
     if len(values) <= MOST_TICKS:
@@ -96,17 +96,17 @@ def show_input(ax: Axes, along: Literal["x", "y"], label: str, values: np.ndarra
 
 
 def duration(time_ns: float) -> str:
-    """Return the time at a tick, without zeros at the end: `1.5 ms`."""
+    """Return the text of a tick for a time, without trailing zeros: for example `1.5 ms`."""
     return re.sub(r"(\.\d+?)0+ ", r"\1 ", time_text(time_ns))
 
 
 def plain(value: float) -> str:
-    """Return a number as people write numbers: `8,192`, `0.5`."""
+    """Return a number as people write it: for example `8,192` or `0.5`."""
     return f"{value:,.0f}" if abs(value) >= 1000.0 else f"{value:g}"
 
 
 def in_words(sizes: Mapping[str, Any]) -> str:
-    """Return sizes by name: `n_fft 256, k 16`."""
+    """Return a text with the name and value of each size: for example `n_fft 256, k 16`."""
     return ", ".join(f"{name} {plain(float(value))}" for name, value in sizes.items())
 
 
@@ -124,7 +124,7 @@ class Hue(NamedTuple):
 
 
 def hues(model: LatencyModel, names: Sequence[str]) -> dict[str, Hue]:
-    """Return the look of each strategy or variant: the look of its first variant or, if this is taken, another look."""
+    """Return the look of each strategy or variant: that of its first variant, or a free look if that look is taken."""
     variants, own = list(model.variants), {}
     for name in names:
         place = variants.index(name if name in variants else strategy_of(model, name).variants[0])
@@ -139,7 +139,7 @@ def hues(model: LatencyModel, names: Sequence[str]) -> dict[str, Hue]:
 
 
 def calibrated_of(calibrated: Any, timings: Any = None, what: str = "") -> CalibratedModel:
-    """Return the calibrated model. From a calibration, return the model of the timings, or the first model."""
+    """Return a calibrated model. Of a calibration, return the model of the timings or, without them, the first."""
     if timings is not None and not isinstance(timings, Timings):
         raise ValueError(f"timings: expected Timings, got {type(timings).__name__}")
     if isinstance(calibrated, Calibration):
@@ -172,7 +172,7 @@ def values_along(name: str, values: Any) -> Float[np.ndarray, "n"]:
 
 
 def other_sizes(sizes: Mapping[str, Any], *along: str) -> dict[str, Any]:
-    """Return the sizes that stay fixed, without the sizes that are None."""
+    """Return the input sizes that stay fixed in a picture. Sizes that are None are left out."""
     for name, value in sizes.items():
         if name in along:
             raise ValueError(f"{name}: this input was given twice")
@@ -182,16 +182,16 @@ def other_sizes(sizes: Mapping[str, Any], *along: str) -> dict[str, Any]:
 
 
 def keep(ax: Axes, figures: Mapping[str, Any]) -> None:
-    """Keep the numbers behind a picture by heading: a column, or the same value for all rows."""
+    """Store the numbers that a picture shows. For each heading: a column, or the same value for all rows."""
     columns = [column.tolist() for column in np.broadcast_arrays(*map(np.atleast_1d, figures.values()))]
     _ROWS.setdefault(ax, []).extend(dict(zip(figures, row, strict=True)) for row in zip(*columns, strict=True))
 
 
 def rows(ax: Axes) -> list[dict[str, Any]]:
-    """Return the numbers behind a picture: for each mark, a dict from heading to number.
+    """Return the numbers that a picture shows: for each mark, a dict from heading to number or text.
 
     Args:
-        ax: the axis that a function of `rlxjax.plot` drew on.
+        ax: the axis that a function of `rlxjax.plot` returned.
 
     Examples:
         >>> from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Pictures of the parts of a predicted time, and of coefficients with their priors."""
+"""Pictures of the parts of a predicted time, and of coefficients relative to their priors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,9 +26,9 @@ from ._axes import (
     words_of,
 )
 
-#: The thickness of a bar, the height of a label of two lines, and the space between two strategies, in rows.
+#: In rows: the thickness of a bar, the height of a label with two lines, and the space between two strategies.
 THICKNESS, HEAD, GAP = 0.72, 1.5, 0.5
-#: The longest axis, as a multiple of the longest predicted time: a wide interval is cut, so that the parts have space.
+#: The axis ends at most at this multiple of the longest predicted time, so that a wide interval leaves the parts space.
 MOST_SHOWN = 2.0
 
 
@@ -40,21 +40,21 @@ def coefficients(
 ) -> Axes:
     """Draw each coefficient as a multiple of the median of its prior, with its 90 % interval.
 
-    The pale bar is the 90 % interval of the model's own prior, which is wide because the prior covers all machines. A
-    filled marker shows a coefficient that the timings settled. A hollow marker shows a coefficient that keeps most of
-    its prior.
+    A pale bar is the 90 % interval of the model's prior, which is wide because the prior covers all machines. A filled
+    marker is a coefficient that the timings determined. A hollow marker is a coefficient that the timings did not
+    determine: most of the uncertainty of its prior remains.
 
     Args:
         calibrated: a calibrated model, a calibration (the picture shows its first model), a posterior, or a fit.
-        earlier: an earlier calibrated model or posterior of the same model, drawn in grey.
-        ax: the matplotlib axis to draw on; without an axis, a new figure of the height that the names need.
+        earlier: an earlier calibrated model or posterior to compare with, drawn in grey. It must be of the same model.
+        ax: the matplotlib axis to draw on; without an axis, a new figure that is high enough for the names.
 
     Returns:
-        The axis. Its x direction is logarithmic and has no unit.
+        The axis. Its x direction is logarithmic and has no unit, because it shows ratios.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: `calibrated` is none of these, or `earlier` belongs to another model.
+        ValueError: `calibrated` has another type, or `earlier` belongs to another model.
 
     Examples:
         >>> from matplotlib.figure import Figure
@@ -106,7 +106,7 @@ def coefficients(
 
 
 def _known(given: Any) -> tuple[CalibratedModel | None, LatencyPosterior]:
-    """Return the calibrated model, if one is given, and the posterior."""
+    """Return the calibrated model and its posterior. If only a posterior or a fit is given, the model is None."""
     whole = given.posterior if isinstance(given, PosteriorFit) else given
     if isinstance(whole, LatencyPosterior):
         return None, whole
@@ -119,22 +119,22 @@ def _column(part: Any) -> np.ndarray:
 
 
 def terms(explained: Any, *, ax: Axes | None = None) -> Axes:
-    """Draw the parts of a predicted time: of a function, of both groupings of an advice, or of a model's strategies.
+    """Draw the parts of each predicted time in the answer of `predict_function`, `advise` or `explain`.
 
-    The grey bar is the whole predicted time with its 90 % interval; the label gives the numbers. An interval that is
-    much longer than the time is cut at the edge of the picture. Below the grey bar, each part begins where the part
-    above ends. Parts that make the time shorter go to the left. Parts of 0 ns are left out.
+    A grey bar is a whole predicted time with its 90 % interval. Its label states both in numbers. An interval that is
+    much longer than the time is cut at the edge of the picture. Below the grey bar are the parts of the time. Each part
+    begins where the part above ends. A part that shortens the time extends to the left. Parts of 0 ns are left out.
 
     Args:
-        explained: an answer of `predict_function`, `advise` or `explain`, or a sequence of `StrategyExplanation`.
-        ax: the matplotlib axis to draw on; without an axis, a new figure of the height that the parts need.
+        explained: what `predict_function`, `advise` or `explain` returned, or a sequence of `StrategyExplanation`.
+        ax: the matplotlib axis to draw on; without an axis, a new figure that is high enough for the parts.
 
     Returns:
         The axis. Its x direction is the predicted time in ns, from 0.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: `explained` is no such answer, or an advice without predicted times.
+        ValueError: `explained` has another type, or is an advice without predicted times.
 
     Examples:
         >>> from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Pictures of times: predicted over measured, time by one input, and the fastest strategy over two inputs."""
+"""Pictures of times: predicted / measured time, time against an input, and a map of the fastest strategy."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,9 +29,9 @@ from ._axes import (
     values_along,
 )
 
-#: The opacity of map cells within and beyond the timed sizes.
+#: The opacity of the cells of a map: within the range of the timed sizes, and outside it.
 TIMED, BEYOND = 0.8, 0.35
-#: The headings of a prediction and of the ends of its interval.
+#: The headings of three columns: a prediction, and the lower and the upper end of its interval.
 PREDICTED = ("predicted (ns)", "from (ns)", "to (ns)")
 
 
@@ -44,22 +44,22 @@ def predicted_vs_measured(
     names: Sequence[str] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw predicted times divided by measured times, with intervals and the noise of the timings.
+    """Draw each predicted time divided by the measured time, with its interval and the noise of the timings.
 
-    A point on the line at 1 is a correct prediction. A bar is the interval of a predicted time; it crosses the line if
-    the interval holds the measured time. The grey band is the noise floor: the relative difference between repeated
-    timings. Each variant has its own colour and marker; the legend gives its mean absolute relative error.
+    A point on the line at 1 is a correct prediction. The bar through a point is the interval of the predicted time. The
+    bar crosses the line if the interval contains the measured time. The grey band is the noise: the relative difference
+    between repeated timings. Each variant has its own colour, marker and, in the legend, mean absolute relative error.
 
     Args:
         calibrated: a calibrated model, or a calibration that holds the model of the timings.
         timings: measured times of runs of the model, `[n]`.
-        level: the probability that an interval holds the time of a run, between 0 and 1.
-        noise: the relative noise, at least 0; by default the noise floor of the calibration, if there is a noise floor.
-        names: the name of each timing in `rows`, `[n]`; by default its variant and sizes.
+        level: the probability that an interval contains the time of a run, between 0 and 1.
+        noise: the relative noise of the timings, at least 0; by default the noise floor of the calibration, if known.
+        names: a name for each timing, `[n]`, which `rows` returns; by default the timing's variant and sizes.
         ax: the matplotlib axis to draw on; without an axis, a new figure.
 
     Returns:
-        The axis. Both directions are logarithmic: measured time in ns, and the ratio.
+        The axis. Its x direction is the measured time in ns, its y direction the ratio. Both are logarithmic.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -124,21 +124,21 @@ def time_by(
     ax: Axes | None = None,
     **sizes: RealLike | None,
 ) -> Axes:
-    """Draw the predicted time of each strategy over one input of a model, with a band for the time of a run.
+    """Draw how the predicted time of each strategy depends on an input of a model. A band shows the interval.
 
     Args:
         calibrated: a calibrated model, or a calibration (the picture shows its first model).
-        along: the name of the input.
+        along: the name of the input on the x axis.
         values: at least two positive values of this input, `[n]`.
-        strategies: the names of the strategies; by default all strategies that give the result at every value.
-        timings: measured times of the model, drawn as points if their sizes are those of the picture. If a strategy has
-            several variants, only timings of the variant that it runs are drawn.
-        level: the probability that a band holds the time of a run, between 0 and 1.
+        strategies: the names of the strategies; by default all strategies that give the result at each of the values.
+        timings: timings of the model. A timing is drawn as a point if its value of `along` is in the range of `values`,
+            its other sizes equal `sizes`, and its variant is the one that the strategy runs there.
+        level: the probability that a band contains the time of a run, between 0 and 1.
         ax: the matplotlib axis to draw on; without an axis, a new figure.
-        **sizes: the other inputs by name, one number each; an input with a default may be left out.
+        **sizes: a number for each other input, by name. An input with a default may be left out.
 
     Returns:
-        The axis. Both directions are logarithmic; times are in ns. Lines are dotted outside the timed sizes.
+        The axis, logarithmic in x and y, with times in ns. A line is dotted outside the range of timed sizes.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -218,24 +218,24 @@ def decision_map(
     ax: Axes | None = None,
     **sizes: RealLike | None,
 ) -> Axes:
-    """Draw a map of the fastest strategy over two inputs of a model.
+    """Draw a map that shows which strategy is fastest, with an input of a model on each axis.
 
-    A cell has the colour of the strategy that `CalibratedModel.decided` is sure of, or is grey if no strategy is sure
-    to be the fastest. At a solid line, the fastest predicted strategy changes. Pale cells beyond the dotted line are
-    outside the timed sizes.
+    A cell has the colour of a strategy if `CalibratedModel.decided` is sure that this strategy is the fastest. Other
+    cells are grey. At a solid line, the strategy with the shortest predicted time changes. A dotted line encloses the
+    range of timed sizes. The cells outside this range are pale.
 
     Args:
         calibrated: a calibrated model, or a calibration (the picture shows its first model).
-        over: dict from two names of inputs to their values, `[columns]` (to the right) and `[rows]` (upwards). By
-            default the first two inputs without a given size, at doublings of the smallest timed value; the map then
-            shows the sizes around which the decision changes.
-        fused: the first of two strategies; by default all strategies that give the result in every cell compete.
-        kept: the second strategy.
+        over: a dict from the names of two inputs to their values: `[columns]` on the x axis, then `[rows]` on the y.
+            By default these are the first two inputs without a size in `sizes`. Their values are then the smallest
+            timed value and its doublings, cut to the part of the map in which the decision changes.
+        fused: the first of two strategies to compare; by default all strategies that give the result in each cell.
+        kept: the second of two strategies to compare.
         ax: the matplotlib axis to draw on; without an axis, a new figure.
-        **sizes: the other inputs by name, one number each; an input with a default may be left out.
+        **sizes: a number for each other input, by name. An input with a default may be left out.
 
     Returns:
-        The axis. Its first collection holds the place of each cell's strategy in the legend, `[rows, columns]`.
+        The axis. `ax.collections[0]` holds for each cell the position of its strategy in the legend, `[rows, columns]`.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -304,7 +304,7 @@ def decision_map(
 
 
 def _timed(whole: CalibratedModel, sizes: Mapping[str, Any]) -> dict[str, Sequence[float]]:
-    """Return the values of the first two inputs without a given size: the possible doublings in the timed range."""
+    """Return values for the first two inputs without a size: doublings in the timed range that the model accepts."""
     free = [name for name, entry in whole.model.inputs.items() if sizes.get(name) is None and not entry.is_list]
     free.sort(key=lambda name: whole.model.inputs[name].default is not None)
     ends = {name: whole.domain[name] for name in free[:2]}
@@ -321,7 +321,7 @@ def _timed(whole: CalibratedModel, sizes: Mapping[str, Any]) -> dict[str, Sequen
 
 
 def _changing(cells: np.ndarray) -> np.ndarray:
-    """Return the numbers of rows from two before the first change to two after the last; all rows if none changes."""
+    """Return the row numbers from two rows before the first change to two after the last, or all without a change."""
     changes = np.flatnonzero((cells[1:] != cells[:-1]).any(1)) + 1
     first, last = (changes[0] - 2, changes[-1] + 2) if changes.size else (0, len(cells))
     return np.arange(max(first, 0), min(last, len(cells)))
@@ -332,7 +332,7 @@ def _label(whole: CalibratedModel, name: str) -> str:
 
 
 def _draw_borders(ax: Axes, x: np.ndarray, y: np.ndarray, cells: np.ndarray, line: str) -> None:
-    """Draw a line between neighbouring cells `[rows, columns]` that differ; x and y are the edges of the cells."""
+    """Draw a line between adjacent cells, `[rows, columns]`, that differ. `x` and `y` are the edges of the cells."""
     style = {"colors": [ink_of(ax)], "linestyles": line, "linewidths": 1.0}
     row, column = np.argwhere(cells[:, 1:] != cells[:, :-1]).T
     ax.vlines(x[column + 1], y[row], y[row + 1], **style)
@@ -341,7 +341,7 @@ def _draw_borders(ax: Axes, x: np.ndarray, y: np.ndarray, cells: np.ndarray, lin
 
 
 def _edges(values: np.ndarray) -> np.ndarray:
-    """Return the edges of cells around values: half-way between two values on a logarithmic axis."""
+    """Return the edges of cells around values. On a logarithmic axis an edge is half-way between two values."""
     logs = np.log(values)
     between = (logs[:-1] + logs[1:]) / 2.0
     return np.exp([2.0 * logs[0] - between[0], *between, 2.0 * logs[-1] - between[-1]])
