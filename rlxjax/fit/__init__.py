@@ -1,8 +1,8 @@
-"""Fit latency models to timings: posteriors, the choice of the next measurements, and decisions.
+"""Fit latency models to timings, choose what to time next, and decide which of two runs is faster.
 
 A `LatencyModel` predicts the time of a run as a sum of terms. `Timings` are measured runs of a model. `fit_posterior`
-fits coefficients with their uncertainty (a `PosteriorFit`). `next_measurements` chooses the next runs to time, and
-`condition` adds new times to a posterior. `estimate` predicts runs, and `decision` compares two estimates.
+fits a posterior to timings: the model's coefficients with their uncertainty. `next_measurements` chooses what to time
+next. `condition` updates a posterior with new times. `estimate` predicts times, and `decision` compares two estimates.
 """
 
 from ._conditioning import COVERED as COVERED

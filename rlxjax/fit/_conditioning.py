@@ -1,12 +1,12 @@
 """Update a posterior with measured times in one step, without a new fit; estimate the spread of runs.
 
-A probe is a set of runs that were timed together. A measured time covers one run, or several consecutive runs:
+A probe is a set of times that were measured together. A time covers one run or several consecutive runs:
 
     log(measured / predicted) = J d + scale of the probe + residual.
 
-`J` holds the derivatives of the log prediction with respect to the unknowns, and `d` is the error of the unknowns. The
-scale of a probe has a flat prior, because the pace of a shared machine says nothing about the model. The posterior's
-`spread` is the standard deviation of the residual.
+`J` holds the derivatives of the log prediction by the unknowns, and `d` is the error of the unknowns. The scale of a
+probe has a flat prior: it depends on how busy a shared machine is, which says nothing about the model. The standard
+deviation of the residual is the posterior's `spread`.
 """
 
 import dataclasses
@@ -25,16 +25,16 @@ from ._minimise import HUBER_DELTA, RELATIVE_SD, on_cpu
 from ._posterior import CORRECTION_SD, LatencyPosterior, estimate
 from ._timings import Timings, filled_up
 
-#: The largest number of rounds of three loops: the influence of outliers, the spread, and expectation-maximisation. A
-#: loop ends earlier if its relative change is at most `SETTLED`.
+#: The largest number of rounds in each of three loops: for the influence of outliers, for the spread, and for
+#: expectation-maximisation. A loop ends earlier if a round changes its result by at most the share `SETTLED`.
 HUBER_ROUNDS, SPREAD_ROUNDS, EM_ROUNDS, SETTLED = 10, 8, 100, 1e-3
 #: The smallest spread of a variant's runs.
 LEAST_SPREAD = 0.01
-#: The median of a normal variable's absolute value, and the number of standard deviations at which errors are clipped.
+#: The median absolute value of a standard normal variable, and the number of standard deviations that clips errors.
 MEDIAN_SDS, MOST_SDS = 0.6745, 3.0
-#: The prior counts as `PSEUDO_WORKS` pieces of work in `alike_of`, and as `BELIEVED` probes in `learned_spread`.
+#: The prior counts as much as `PSEUDO_WORKS` pieces of work in `alike_of`, or `BELIEVED` probes in `learned_spread`.
 PSEUDO_WORKS = BELIEVED = 4.0
-#: The share of errors within an interval, and the interval's half-width in standard deviations.
+#: The share of errors that an interval covers, and half the width of this interval in standard deviations.
 COVERED, COVERED_SDS = 0.9, 1.6449
 
 
@@ -48,13 +48,13 @@ def condition(
 ) -> LatencyPosterior:
     """Update a posterior with new measured times, without a new fit.
 
-    The given posterior is the prior, and the log prediction is linearised around the posterior's values. A common
-    factor on all times of a probe changes nothing, so a probe with a single time changes nothing. Outliers count less
-    (Huber's loss). The errors of different times count as independent, so give a single time for a run that you timed
-    repeatedly. The model, the facts and the spreads stay the same.
+    The given posterior serves as the prior. The log prediction is linearised around its coefficients and weights. Only
+    the ratios of times within a probe matter, so a probe with a single time changes nothing. Outliers count less
+    (Huber's loss). Errors of different times are taken as independent, so give a single time for a run that you
+    timed repeatedly. The model, the facts and the spreads stay the same.
 
     Args:
-        posterior: the posterior of the model, with concrete numbers.
+        posterior: the posterior to update, with concrete numbers.
         runs: the timed runs of the model, `[r]`.
         time_ns: the measured times in ns, `[m]`. An empty list leaves the posterior unchanged.
         measurement: for each run, the index in `time_ns` of the time that includes the run, `[r]`. A time may include
@@ -66,8 +66,8 @@ def condition(
         A posterior of the same model. No unknown, and no weighted sum of unknowns, has a larger variance than before.
 
     Raises:
-        ValueError: a time is not positive and finite; shapes differ; a measurement or probe is not a whole number; a
-            time has no run; a run belongs to another model or has no predicted time; a spread is 0; a value is traced.
+        ValueError: a time is not positive and finite; shapes do not match; `measurement` or `probe` is not whole; a
+            time has no run; a run is of another model or has no predicted time; a spread is 0; a value is traced.
 
     References:
         C. E. Rasmussen, C. K. I. Williams, Gaussian Processes for Machine Learning, 2006, 2.1 and 2.7.
@@ -117,7 +117,7 @@ def _step(
     variance: Float[np.ndarray, "m"],
     probe: Int[np.ndarray, "m"],
 ) -> tuple[Float[np.ndarray, "unknowns"], Float[np.ndarray, "unknowns unknowns"]]:
-    """Return the posterior mean of unknowns with a standard normal prior, and the factor `M` of their precision."""
+    """Return the posterior mean of unknowns whose prior is standard normal, and a factor `M` of their precision."""
     from scipy.linalg import cho_solve  # loaded when first used
 
     count = int(probe.max()) + 1
@@ -152,7 +152,7 @@ def _sums(values: np.ndarray, group: Int[np.ndarray, "n"], count: int) -> np.nda
 
 
 def estimates(posterior: LatencyPosterior, runs: Runs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the times in ns, the scores and the spreads of runs, `[r]`, in float64 on the host."""
+    """Return the predicted times in ns, the scores and the spreads of runs, `[r]`, as float64 arrays of NumPy."""
     n = runs.shape[0]
     held = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, posterior)
     columns = runs.of_shape((n,))
@@ -170,7 +170,7 @@ def estimates(posterior: LatencyPosterior, runs: Runs) -> tuple[np.ndarray, np.n
 def _checked(
     posterior: LatencyPosterior, runs: Runs, time_ns: object, measurement: object, probe: object
 ) -> tuple[Float[np.ndarray, "m"], Int[np.ndarray, "r"], Int[np.ndarray, "m"]]:
-    """Return the times in ns, the index of each run's time, and the index of each time's probe, all checked."""
+    """Check the arguments; return the times in ns, the index of each run's time, and the index of each time's probe."""
 
     def whole(name, value, shape):
         found = np.asarray(value)
@@ -201,14 +201,14 @@ def _checked(
 def spread_and_errors(
     features: np.ndarray, left: np.ndarray, influence: np.ndarray, groups: tuple[np.ndarray, ...], scatter: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """Return the spread whose intervals cover the share `COVERED` of the left-out errors, and these errors."""
+    """Return the spread whose intervals cover the share `COVERED` of the errors on left-out folds; and the errors."""
     from scipy.special import stdtrit  # loaded when first used
 
     def products(rows):
         return features[rows].T @ (features[rows] * influence[rows][:, None])
 
     def ridge_covariance(squares, noise_sd):
-        """Return the posterior covariance of the correction's weights for this noise, `[*folds, f, f]`."""
+        """Return the posterior covariance of the correction's weights, `[*folds, f, f]`, for noise of `noise_sd`."""
         return np.linalg.inv(squares / noise_sd**2 + np.eye(squares.shape[-1]) / CORRECTION_SD**2)
 
     outs, weighted = np.array([values == value for values in groups for value in np.unique(values)]), influence * left
@@ -237,7 +237,7 @@ def spread_and_errors(
 
 
 def alike_of(errors: Float[np.ndarray, "n"], runs: Runs, n_variants: int) -> Float[np.ndarray, "variants variants"]:
-    """Return the correlation between the errors of variants that do the same work, which are runs with equal inputs."""
+    """Return the correlation between the errors of two variants at the same work, that is, at equal inputs."""
     # With `z`, a variant's errors in robust standard deviations, clipped to `-3 .. 3`, the correlation is
     #     sum(z_i z_j) / (sqrt(sum(z_i**2) sum(z_j**2)) + 4)
     # over the work that was timed with both variants. Outliers and small samples therefore count little.
@@ -274,22 +274,22 @@ def _correlation(covariance: np.ndarray, sds: np.ndarray) -> np.ndarray:
 def learned_spread(
     posterior: LatencyPosterior, runs: Runs, log_ratio: Float[np.ndarray, "n"], probe: Int[np.ndarray, "n"]
 ) -> LatencyPosterior:
-    """Return a posterior with the most likely `spread` and `alike` given some probes; all other fields stay the same.
+    """Return the posterior with the `spread` and `alike` that are most likely given probes. Other fields do not change.
 
-    A probe times several variants of the same workload at an unknown pace. A probe therefore shows the differences
-    between the variants' residuals, but no single residual. The residuals of a workload are a vector `d ~ N(0, S)` over
-    the variants. The differences are `y = H d + e`; the coefficients' uncertainty causes the error `e`. Then
+    A probe times several variants on the same workload. The machine's speed is unknown, so a probe shows differences
+    between the variants' residuals, but no single residual. The vector `d` holds every variant's residual, and has the
+    distribution `N(0, S)`. The differences are `y = H d + e`; the coefficients' uncertainty causes the error `e`. Then
 
         d | y ~ N(K y, S - K H S),  K = S H' inv(H S H' + cov(e)).
 
-    `S` has an inverse Wishart prior. The prior's mean is the posterior's `S` times a factor, estimated from all probes.
-    Expectation-maximisation finds the most likely `S`. Entries of `S` that no probe shows change by the factor only.
+    `S` has an inverse Wishart prior. Its mean is the given posterior's `S` times a factor, estimated from all probes.
+    Expectation-maximisation finds the most likely `S`. If no probe shows an entry of `S`, only the factor changes it.
 
     Args:
         posterior: the posterior before the probes.
         runs: the timed runs, `[n]`. The runs of a probe do the same work with different variants.
-        log_ratio: `log(measured / predicted)` of each run, with the prediction of `posterior`, `[n]`.
-        probe: the number of each run's probe, `[n]`. A probe with a single run changes nothing.
+        log_ratio: `log(measured / predicted)` of each run, `[n]`. The predicted times are those of the posterior.
+        probe: a whole number for each run, `[n]`, equal for runs of a probe. A probe with a single run changes nothing.
 
     Examples:
         >>> from rlxjax.fit import prior_posterior

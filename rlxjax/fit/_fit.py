@@ -21,8 +21,8 @@ from ._timings import MIN_TIMINGS, Timings, check_enough, filled_up
 
 C = TypeVar("C")
 
-#: The number of starting points of a fit, and the distance of the random points from the prior's medians, in standard
-#: deviations of the prior. A fit from a single point may end in a local minimum with wrong cache sizes.
+#: The number of starting points of a fit, and the typical distance of random points from the prior's medians, in
+#: standard deviations of the prior. A fit from a single point may end in a local minimum with wrong cache sizes.
 STARTS, START_SHARE = 8, 0.25
 #: Minima whose losses differ by at most this number count as equal; the earliest starting point wins.
 LEAST_GAIN = 0.1
@@ -31,9 +31,9 @@ LEAST_GAIN = 0.1
 MEASURED_LOG_SD, MEASURED_SHARE = 0.3, 0.5
 ROUNDING = 1e-6
 #: A fit has converged if the expected decrease of the objective in the next step is less than `CONVERGED_DECREASE` plus
-#: the share `CONVERGED_SHARE` of the objective. A coefficient that is off by one standard deviation adds 0.5.
+#: the share `CONVERGED_SHARE` of the objective. A coefficient one standard deviation off adds 0.5 to the objective.
 CONVERGED_DECREASE, CONVERGED_SHARE = 1e-3, 1e-5
-#: The prior of the noise counts as this number of residuals with the standard deviation `RELATIVE_SD`.
+#: The prior of the noise counts as much as this number of residuals whose standard deviation is `RELATIVE_SD`.
 PRIOR_RESIDUALS = 4.0
 #: The smallest standard deviation of the noise: no clock and no machine is more precise.
 LEAST_NOISE_SD = 0.005
@@ -43,21 +43,21 @@ UNKNOWN_SPREAD = 0.5
 
 @by_value
 class FitResult(NamedTuple, Generic[C]):
-    """The fit of a device's terms, without the correction.
+    """The result of fitting a model's terms to the timings of a device, without the correction.
 
     Attributes:
         coefficients: the fitted coefficients.
-        loss: the objective at the end of the fit.
+        loss: the value of the objective (see `fit_posterior`) at the end of the fit.
         expected_decrease: the expected decrease of the objective in the next Gauss-Newton step.
         steps: the number of L-BFGS steps.
         converged: whether the fit converged, that is, whether `expected_decrease` is small.
-        noise_sd: robust standard deviation of `log(predicted / measured)`.
-        log_sd: standard deviation of each coefficient's logarithm, from the curvature at the end.
-        measured: for each coefficient by name, whether the timings determine the coefficient: its `log_sd` is at most
-            0.3, and its variance is at most half of the prior's variance.
-        covariance: covariance of the coefficients' logarithms, `[c, c]`, in the order of the names.
-        inseparable: combinations of coefficients that the timings do not determine, the least determined first. Each
-            maps names to the components of a direction, in units of the prior's standard deviations.
+        noise_sd: a robust estimate of the standard deviation of `log(predicted / measured)`.
+        log_sd: standard deviation of each coefficient's logarithm, from the objective's curvature at the fit's end.
+        measured: by coefficient name, whether the timings determine the coefficient: whether its `log_sd` is at most
+            0.3, and its logarithm's variance is at most half of the prior's variance.
+        covariance: covariance of the coefficients' logarithms, `[c, c]`, in the order of `coefficient_names`.
+        inseparable: directions of the coefficients' logarithms that the timings do not determine, the least determined
+            first. A direction is a dict from names to components, in units of the prior's standard deviations.
         message: a sentence that says how the fit ended.
     """
 
@@ -80,9 +80,9 @@ class PosteriorFit(NamedTuple):
 
     Attributes:
         posterior: the posterior of the machine.
-        terms: the fit of the terms alone. `terms.converged` says whether this fit and the joint fit both converged.
+        terms: the fit without the correction. `terms.converged` is True only if the joint fit converged too.
         runs: the timed runs, `[n]`.
-        left_out_error: mean absolute relative error of each variant on left-out folds, `[variants]`; NaN if not timed.
+        left_out_error: each variant's mean absolute relative error on left-out folds, `[variants]`; NaN if not timed.
     """
 
     posterior: LatencyPosterior
@@ -100,19 +100,19 @@ def fit_posterior(
 ) -> PosteriorFit:
     """Fit a model's coefficients, correction and spread to timings, with log-normal priors and a robust loss.
 
-    1. The prior's correction is removed from the times.
+    1. The times are divided by the correction that the prior expects.
     2. `optax.lbfgs` fits the coefficients `c` from eight starting points and keeps the lowest minimum of
        `sum(w * huber(log(predicted / measured) / 0.05)) + sum((log(c / median) / log_sd)**2) / 2`.
-    3. A joint fit of the coefficients and the correction starts there, if the model has features.
-    4. The curvature of the objective gives the covariance (Laplace's approximation). The spread covers 90 % of the
-       errors on folds that were left out. Residuals of timings with equal inputs give the variants' correlation.
+    3. If the model has features, a joint fit of the coefficients and the correction starts from this minimum.
+    4. The curvature of the objective gives the covariance (Laplace's approximation). With the chosen spread, 90 %
+       intervals cover 90 % of the errors on left-out folds. Residuals at equal inputs give the variants' correlation.
 
     Args:
-        timings: timings of the model, one entry per workload, `[n]`.
-        prior: the prior of the coefficients and the correction; by default, the model's own.
-        weights: the weight of each timing, `[n]`. The weight 0 leaves a timing out without a new compilation.
-        facts: the machine's scheduling facts; by default, the model's own.
-        min_timings: the smallest accepted number of timings with a positive weight; a `pooled_prior` needs only a few.
+        timings: the timings of the model, `[n]`.
+        prior: the prior of the coefficients and the correction; by default, the model's `prior`.
+        weights: the weight of each timing, `[n]`. A weight of 0 leaves the timing out and causes no new compilation.
+        facts: the facts that describe how the machine schedules programs; by default, the model's `facts`.
+        min_timings: the smallest accepted number of timings of positive weight. With a `pooled_prior`, a few suffice.
 
     Raises:
         ValueError: fewer than `min_timings` timings have a positive weight, all timings are of a single workload, or a
@@ -142,9 +142,9 @@ def fit_posteriors(
 ) -> list[PosteriorFit]:
     """Fit the posteriors of many devices at once, each as in `fit_posterior`.
 
-    The columns of `timings`, and `weights`, have the shape `[devices, n]`; `stack_timings` makes both. `n_starts` is
-    the number of starting points of each fit; 1 is usually enough with a prior from other devices. The other arguments
-    are the same as for `fit_posterior`.
+    The columns of `timings` and the array `weights` have the shape `[devices, n]`; `stack_timings` returns both.
+    `n_starts` is the number of starting points of each fit. With a prior from other devices, 1 is usually enough. The
+    other arguments are the same as for `fit_posterior`.
 
     Raises:
         ValueError: a column lacks the axis of devices, or `fit_posterior` would refuse the timings of a device.
@@ -193,7 +193,7 @@ def fit_terms(
     n_starts: int = 1,
     min_timings: int = MIN_TIMINGS,
 ) -> list[Any]:
-    """Fit the terms alone for each of many devices, without corrections; much faster than `fit_posteriors`.
+    """Fit only a model's terms, without the correction, for many devices at once; much faster than `fit_posteriors`.
 
     The result is a `FitResult` for each device. The arguments and errors are the same as for `fit_posteriors`.
 
@@ -220,7 +220,7 @@ def _check_devices(timings: Timings) -> None:
 def _checked(
     timings: Timings, prior: LatencyPrior | None, weights: Any, min_timings: int, facts: Facts | None
 ) -> tuple[LatencyPrior, np.ndarray, Facts]:
-    """Check the arguments and fill in defaults; return the prior without correction, the weights and the facts."""
+    """Check the arguments and fill in defaults. Return the prior without its correction, the weights and the facts."""
     prior = timings.model.prior if prior is None else prior
     for part in ("median", "log_sd"):
         for name, value in named(getattr(prior, part)).items():
@@ -253,7 +253,7 @@ def _has_converged(minimum: Minimum) -> bool:
 
 
 def _terms(minimum: Minimum, weights: np.ndarray, prior: LatencyPrior[C]) -> FitResult[C]:
-    """Return the result for a device's minimum."""
+    """Return the `FitResult` of a device from the minimum of the device's fit."""
     structure, names = jax.tree.structure(prior.median), coefficient_names(prior.median)
     prior_sd = np.array(jax.tree.leaves(prior.log_sd), np.float64)
     scale = prior_sd[:, None] * prior_sd
@@ -290,7 +290,7 @@ def _terms(minimum: Minimum, weights: np.ndarray, prior: LatencyPrior[C]) -> Fit
 
 
 def is_measured(log_sd: RealLike, prior_sd: RealLike) -> Bool[np.ndarray, "*batch"]:
-    """Return whether timings determined coefficients, from their log standard deviations after and before the fit."""
+    """Return whether timings determined coefficients, given the coefficients' `log_sd` after and `prior_sd` before."""
     # If only a micro-benchmark measured a coefficient, `log_sd` equals the bound up to rounding.
     log_sd, prior_sd = np.asarray(log_sd), np.asarray(prior_sd)
     taken = (log_sd / prior_sd) ** 2 <= 1.0 - MEASURED_SHARE
@@ -300,7 +300,7 @@ def is_measured(log_sd: RealLike, prior_sd: RealLike) -> Bool[np.ndarray, "*batc
 def _posterior(
     before: LatencyPosterior, minimum: Minimum, runs: Runs, features: np.ndarray, counted: np.ndarray
 ) -> tuple[LatencyPosterior, np.ndarray]:
-    """Return a device's posterior, and the left-out error of each variant."""
+    """Return a device's posterior, and the mean error of each variant on left-out folds."""
     shape, variant, knee = np.shape(before.weights), np.asarray(runs.variant), HUBER_DELTA * RELATIVE_SD
     weights = CORRECTION_SD * minimum.z[len(minimum.logs) :].reshape(shape)
     left = correction_log_factor(features, weights, variant) - minimum.residuals
@@ -338,12 +338,12 @@ def pooled_prior(fits: Sequence[FitResult[C] | LatencyPosterior], prior: Latency
         mean = sum(m_d) / (D + 1),   variance = sum((m_d - mean)**2 + v_d) / (D + 1),   d from 0 to D.
 
     This is one step of expectation-maximisation towards the most likely mean and variance over devices. For another
-    step, fit the devices again with the pooled prior, and pool the new fits with the original `prior`. Fits that did
-    not converge are left out. If you give posteriors, their corrections are pooled as in `transferred_prior`.
+    step, fit the devices again with the pooled prior, and pool the new fits with the original `prior`. The sums leave
+    out fits that did not converge. If you give posteriors, their corrections are pooled as in `transferred_prior`.
 
     Args:
         fits: fits of the terms, or posteriors, one per device.
-        prior: the prior that does not know these devices, for example the model's own.
+        prior: the prior before any timing of these devices, for example the model's `prior`.
 
     Raises:
         ValueError: no fit converged.

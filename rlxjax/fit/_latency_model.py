@@ -1,4 +1,4 @@
-"""The interface of a latency model: the time of a run as a sum of terms, and the priors of the coefficients."""
+"""The interface of latency models. A model predicts a run's time as a sum of terms, and has a prior of coefficients."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ from ._lists import as_lists, batch_shape, places_of
 
 C = TypeVar("C")
 
-#: The log standard deviation of a wide prior: timings can change a coefficient by a factor of 50.
+#: The standard deviation of each coefficient's logarithm in a wide prior. A factor of 50 is two standard deviations.
 WIDE_LOG_SD = 2.0
 #: The unit of a coefficient by the ending of its name.
 UNIT_ENDINGS = {"bytes_per_ns": "bytes/ns", "flop_per_ns": "FLOP/ns", "steps_per_ns": "steps/ns"}
@@ -38,7 +38,7 @@ def unit_of(name: str) -> str:
 
 
 def coefficient_names(coefficients: Any) -> list[str]:
-    """Return the names of coefficients in the order of their leaves; a name is a dataclass's field or a dict's key.
+    """Return the names of coefficients (fields of a dataclass or keys of a dict), in the order of `jax.tree.leaves`.
 
     Examples:
         >>> coefficient_names({"b_ns": 1.0, "a_ns": 2.0})
@@ -60,12 +60,12 @@ def vector(coefficients: Any) -> Float[Array, "c"]:
 
 @by_value
 class LatencyPrior(NamedTuple, Generic[C]):
-    """The prior of a model: log-normal for each coefficient, with a mean for the correction (see `features`).
+    """The prior of a model: a log-normal distribution for each coefficient, and the prior mean of the correction.
 
     Attributes:
-        median: the median of each coefficient: a dictionary or dataclass of floats.
-        log_sd: the standard deviation of each coefficient's logarithm, in the same structure.
-        correction: prior mean of the correction's weights, `[variants, features]`; 0 means no correction.
+        median: the median of each coefficient, in a dictionary or dataclass of floats.
+        log_sd: the standard deviation of each coefficient's logarithm, in the same structure as `median`.
+        correction: the prior mean of each feature's weight, `[variants, features]`; 0 means no correction.
     """
 
     median: C
@@ -74,11 +74,11 @@ class LatencyPrior(NamedTuple, Generic[C]):
 
 
 def wide_prior(median: C, **narrower: float) -> LatencyPrior[C]:
-    """Return a prior that knows only the order of magnitude of each coefficient.
+    """Return a prior that fixes little more than the order of magnitude of each coefficient.
 
     Args:
         median: the median of each coefficient.
-        **narrower: the log standard deviation of each coefficient whose prior is narrower, by name.
+        **narrower: by coefficient name, the standard deviation of the coefficient's logarithm. The default is 2.
 
     Examples:
         >>> wide_prior({"call_ns": 1e4, "bytes_per_ns": 10.0}, call_ns=0.5).log_sd
@@ -89,22 +89,22 @@ def wide_prior(median: C, **narrower: float) -> LatencyPrior[C]:
     return LatencyPrior(median, jax.tree.structure(median).unflatten(sds))
 
 
-#: A mapping from names to numbers, or lists of numbers, that describe how a machine schedules programs.
+#: A mapping from names to numbers, or to lists of numbers. These facts describe how a machine schedules programs.
 Facts = Mapping[str, Any]
 NO_FACTS: Facts = FrozenDict()
 
 
 class Input(NamedTuple):
-    """A size of a piece of work, and its allowed values.
+    """An input of a model: a size of a piece of work, such as its number of rows, and the allowed values of this size.
 
     Attributes:
         unit: the unit of the size, in the plural, such as "rows".
         least: the smallest allowed value.
-        step: allowed values are multiples of this number: 1 for whole numbers, 0 for any real number.
-        most: the largest value that a search for a crossover tries.
-        default: the value if a caller gives none; None if a caller must give a value.
-        is_list: whether each run has a list of sizes, padded with zeros; the column is then `[*batch, entries]`.
-            `least` and `step` apply to each nonzero entry. The default 0 means an empty list.
+        step: the allowed values are multiples of `step`. Use 1 for whole numbers; 0 allows any real number.
+        most: the largest value that is tried in a search for a crossover, a size at which the fastest strategy changes.
+        default: the value if a caller leaves the input out. None means that a caller must give a value.
+        is_list: whether the input is a list of sizes, padded with zeros. The column is then `[*batch, entries]`.
+            `least` and `step` apply to each nonzero entry. A default of 0 means an empty list.
     """
 
     unit: str
@@ -116,11 +116,11 @@ class Input(NamedTuple):
 
 
 class StrategySpec(NamedTuple):
-    """A named strategy for a piece of work.
+    """A strategy: a way to do a piece of work with one variant, or with the fastest of several variants.
 
     Attributes:
-        variants: the variants that the strategy may run. The variant with the shortest predicted time runs.
-        fixed: the inputs whose values the strategy's name implies. `pick` ignores a strategy with such inputs.
+        variants: the names of the variants that the strategy may run. It runs the one with the shortest predicted time.
+        fixed: the values, by input name, of inputs that the strategy fixes. `pick` ignores strategies that fix inputs.
     """
 
     variants: tuple[str, ...]
@@ -130,16 +130,16 @@ class StrategySpec(NamedTuple):
 class LatencyModel(Protocol):
     """A model of the time of one kind of work. Derive your model from this class; most methods have defaults.
 
-    A model is immutable and hashable, and holds no number of any machine. A fit finds the coefficients, and the
-    calibration file gives the `facts`, which describe how the machine schedules programs.
+    A model is immutable and hashable, and contains no measurement of a machine. A fit finds a machine's coefficients.
+    The calibration file contains the machine's `facts`, which describe how the machine schedules programs.
 
     Attributes:
         name: the name of the model in a calibration file.
         version: the version of the formula. Increase the version when the formula changes.
-        inputs: the sizes of a piece of work by name. A search for a crossover varies the first input.
-        variants: names of the programs that can be timed.
+        inputs: the sizes of a piece of work, by name. Searches for a crossover (`Input.most`) vary the first input.
+        variants: the names of the programs that do the work. Each program can be timed.
         is_choice: whether the variants are alternatives for the same work, so that `pick` may choose among them.
-        prior: median and log standard deviation of every coefficient. Each coefficient's name ends in its unit.
+        prior: the prior of the coefficients. If a coefficient has a unit, its name ends in the unit, such as `_ns`.
 
     Examples:
         >>> from rlxjax.fit import wide_prior
@@ -163,19 +163,19 @@ class LatencyModel(Protocol):
 
     @property
     def prior(self) -> LatencyPrior[Any]:
-        """The prior of the coefficients of a machine without timings."""
+        """The prior of the coefficients, for a machine without timings."""
         ...
 
     def terms_ns(self, coefficients: Any, runs: "Runs", facts: Facts) -> Mapping[str, RealLike]:
-        """Return the terms of the time of each run in ns, by name. The sum of the terms, `[*batch]`, is the prediction.
+        """Return terms in ns, by name. The sum of the terms is the predicted time of each run, `[*batch]`.
 
-        JAX traces this method. A run's terms depend only on the run's inputs. Terms are positive and smooth in the
-        coefficients. Each term has a shape that broadcasts to `[*batch]`.
+        JAX traces this method. The terms of a run must not depend on other runs. Each term must be positive, must be a
+        smooth function of the coefficients, and must have a shape that broadcasts to `[*batch]`.
 
         Args:
-            coefficients: the structure of `prior.median`, with scalars, or arrays `[*batch]` if no input is a list.
+            coefficients: values in the structure of `prior.median`: scalars, or `[*batch]` if no input is a list.
             runs: runs of this model.
-            facts: the machine's scheduling facts.
+            facts: the facts that describe how the machine schedules programs.
         """
         ...
 
@@ -185,53 +185,53 @@ class LatencyModel(Protocol):
 
     @property
     def strategies(self) -> Mapping[str, StrategySpec]:
-        """The strategies by name. By default, each variant is a strategy."""
+        """The strategies by name. By default, each variant is a strategy with the variant's name."""
         return {name: StrategySpec((name,)) for name in self.variants}
 
     @property
     def facts(self) -> Facts:
-        """The facts for a calibration that has no facts."""
+        """The facts that are used if a calibration contains no facts."""
         return NO_FACTS
 
     def same_result(self, runs: "Runs", facts: Facts) -> Bool[Array | np.ndarray, "*batch variants"]:
-        """Return whether each variant gives the requested result. `pick` chooses only among these variants."""
+        """Return whether each variant gives the result that the run requests. `pick` chooses only variants that do."""
         return np.ones((*runs.shape, len(self.variants)), bool)
 
     def impossible(self, facts: Facts) -> Sequence[str]:
-        """Return the variants that cannot run at any size; none by default."""
+        """Return the names of the variants that cannot run at any size on the machine; by default, no names."""
         return ()
 
     def features(self, runs: "Runs", facts: Facts) -> Float[Array | np.ndarray, "*batch features"]:
-        """Return the features of the correction, a small smooth factor on a variant's time; none by default."""
+        """Return the features of the correction, a small fitted factor on a variant's time; by default, no features."""
         return np.zeros((*runs.shape, 0))
 
     def scatter(self, runs: "Runs", facts: Facts) -> RealLike:
-        """Return the factor that multiplies the variant's spread for each run, `[*batch]`; 1 by default."""
+        """Return a factor for each run, `[*batch]`, that multiplies the spread of the run's variant; by default, 1."""
         return 1.0
 
     def own_log_sd(self, coefficients: Any, runs: "Runs", facts: Facts) -> RealLike:
-        """Return each run's log standard deviation beyond the fitted spread, `[*batch]`; 0 by default."""
+        """Return a standard deviation of each run's log time beyond the fitted spread, `[*batch]`; by default, 0."""
         return 0.0
 
     def folds(self, runs: "Runs") -> Sequence[np.ndarray]:
-        """Return columns `[n]`. A validation fold leaves out all runs with the same value of a column."""
+        """Return arrays `[n]`. Each validation fold leaves out all runs with the same value in one of the arrays."""
         columns = map(np.asarray, runs.inputs.values())
         return [column if column.ndim < 2 else places_of(column) for column in columns]
 
     def check(self, values: Mapping[str, Any]) -> None:
-        """Raise a ValueError for a combination of concrete sizes that no run can have; by default, raise nothing."""
+        """Raise a ValueError if no run can have this combination of (concrete) sizes; by default, raise nothing."""
 
     def extents(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """Return the quantities whose range is the domain of a calibration, as pairs of name and value `[*batch]`.
+        """Return pairs of a quantity's name and values, `[*batch]`. The quantities' ranges are a calibration's domain.
 
-        By default, these are the inputs and the products of two inputs. A list counts as the sum of its entries.
+        By default, the quantities are the inputs and the products of two inputs. A list counts as its entries' sum.
         """
         sizes = {name: value.sum(-1) if self.inputs[name].is_list else value for name, value in values.items()}
         pairs = [(f"{one}*{other}", sizes[one] * sizes[other]) for one, other in combinations(sizes, 2)]
         return [*sizes.items(), *pairs]
 
     def grid(self) -> "Runs":
-        """Return the runs that `rlxjax calibrate` may time, `[n]`; by default, every variant at a few sizes."""
+        """Return the runs that `rlxjax calibrate` may time, `[n]`; by default, each variant at a few sizes."""
         sizes = {}
         for name, entry in self.inputs.items():
             # Sizes grow by factors of 4, up to `most` or to 65,536 times the smallest size.
@@ -248,12 +248,12 @@ class LatencyModel(Protocol):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Runs:
-    """Runs of a model as columns: scalars or `[*batch]`, or `[*batch, entries]` for an input that is a list.
+    """Runs of a model, as columns. A column is a scalar or `[*batch]`; if an input is a list, `[*batch, entries]`.
 
     Attributes:
         model: the model of the runs.
-        variant: indices into `model.variants`.
-        inputs: the sizes by name, as floats.
+        variant: the variant of each run, as an index into `model.variants`.
+        inputs: the column of each input, by name, as floats.
     """
 
     model: LatencyModel = dataclasses.field(metadata={"static": True})
@@ -262,13 +262,13 @@ class Runs:
 
     @classmethod
     def checked(cls, model: LatencyModel, variant: str | Sequence[Any] | Code, **inputs: Columns) -> "Runs":
-        """Build runs from the names or indices of variants, and from sizes by name.
+        """Build runs from variants, given as names or indices, and from inputs, given by name.
 
-        Lists of different runs may differ in length: zeros pad all lists to the same length.
+        The lists of different runs may differ in length. Zeros pad all lists to the same length.
 
         Raises:
-            ValueError: a variant or input is unknown, an input is missing, a size is impossible, shapes do not
-                broadcast, or the lists of a run differ in length.
+            ValueError: a variant or an input is unknown, an input is missing, a size is not allowed, shapes do not
+                broadcast, or the lists within a run differ in length.
 
         Examples:
             >>> from rlxjax.models import FFT
@@ -295,7 +295,7 @@ class Runs:
         return broadcast_shape(np.shape(self.variant), *shapes)
 
     def hull(self) -> dict[str, tuple[float, float]]:
-        """Return the domain of these runs: the smallest and the largest value of each of the model's `extents`."""
+        """Return the domain of these runs: the smallest and the largest value of each quantity in `model.extents`."""
         # JAX sorts the keys of a dictionary, so the model's order is restored.
         sizes = {name: np.asarray(self.inputs[name], float) for name in self.model.inputs}
         return {name: (float(np.min(value)), float(np.max(value))) for name, value in self.model.extents(sizes)}
@@ -305,7 +305,7 @@ class Runs:
         return self.of_shape(self.shape, jnp)
 
     def of_shape(self, shape: tuple[Any, ...], xp: Any = np) -> "Runs":
-        """Return the same runs with columns of this shape (lists: `[*shape, entries]`) as arrays of the module `xp`."""
+        """Return the same runs with columns broadcast to `shape` (lists: `[*shape, entries]`), as arrays of `xp`."""
 
         def column(value: Any, is_list: bool = False) -> Any:
             value = xp.asarray(value)
@@ -316,7 +316,7 @@ class Runs:
 
 
 def variant_codes(model: LatencyModel, variant: str | Sequence[Any] | Code, name: str = "variant") -> Code:
-    """Return the indices in `model.variants` of variants given as names or as indices."""
+    """Return variants as indices into `model.variants`. The variants are given as names or as indices."""
     if is_traced(variant):
         return variant  # pyright: ignore[reportReturnType]
     array, known = np.asarray(variant), list(model.variants)
@@ -334,7 +334,7 @@ def variant_codes(model: LatencyModel, variant: str | Sequence[Any] | Code, name
 
 
 def check_size(value: Columns, name: str, entry: Input, step: int) -> None:
-    """Check an input of runs, unless its value is traced."""
+    """Check that the values of an input are allowed. Traced values are not checked."""
     if is_traced(value):
         return
     if entry.is_list:  # padded with zeros
@@ -349,19 +349,19 @@ def check_size(value: Columns, name: str, entry: Input, step: int) -> None:
 
 
 def check_timed_size(value: Columns, name: str, entry: Input) -> None:
-    """Check an input of timed runs, whose values are positive unless the input's default is 0."""
+    """Check the values of an input of timed runs. Numbers must be positive unless the input's default is 0."""
     if entry.default != 0.0 and entry.least <= 0.0 and not entry.is_list:
         check_positive(value, name, "size")
     check_size(value, name, entry, entry.step)
 
 
 def alternatives_of(model: LatencyModel) -> dict[str, StrategySpec]:
-    """Return the strategies that `pick` may choose, which have no `fixed` inputs; empty if `is_choice` is False."""
+    """Return the strategies that `pick` may choose: all without `fixed` inputs; none if `is_choice` is False."""
     return {name: strategy for name, strategy in model.strategies.items() if model.is_choice and not strategy.fixed}
 
 
 def strategy_of(model: LatencyModel, name: str) -> StrategySpec:
-    """Return the strategy with a name, in lower or upper case.
+    """Return the strategy of this name. Upper case counts as lower case, and a hyphen as an underscore.
 
     Raises:
         ValueError: the model has no strategy of this name.
@@ -378,7 +378,7 @@ def all_inputs(
     """Return the value of each input by name: the given value, the strategy's `fixed` value, or the default.
 
     Raises:
-        ValueError: an input is unknown, missing, given twice, or differs from the strategy's `fixed` value.
+        ValueError: an input is unknown, missing or given twice, or its value differs from the strategy's `fixed` value.
     """
     fixed, names = strategy_of(model, strategy).fixed, list(model.inputs)
     if len(given) > len(names):

@@ -1,7 +1,7 @@
-"""Inputs with a list of sizes for each run: columns `[*batch, entries]`, padded with zeros.
+"""Inputs that are lists of sizes, one list per run. Their columns are `[*batch, entries]`, padded with zeros.
 
-Entry i of each list of a run describes part i of the work; a zero means no work. All lists are padded to
-the same power of two, so that a new length seldom compiles a program again.
+If a run has several lists, entry i of every list describes part i of the work. A zero means no work. All lists are
+padded to the same length, a power of two, so that lists of another length seldom compile a program again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,15 +27,15 @@ def batch_shape(entry: Any, column: Any) -> tuple[Any, ...]:
 
 
 def as_lists(entries: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return inputs by name, with all lists as arrays `[*batch, entries]` of the same length.
+    """Return inputs by name. Inputs that are lists become arrays `[*batch, entries]`, all with the same last axis.
 
     Args:
-        entries: the inputs of a model by name.
-        values: the values of some inputs by name; numbers stay unchanged. Give lists as an array `[*batch, entries]`,
-            as the numbers of a single run, or as a list for each run, of any length. A single zero is an empty list.
+        entries: the inputs of a model by name, each an `Input`.
+        values: the values of some inputs by name. Numbers stay unchanged. Give lists as an array `[*batch, entries]`;
+            as a list of numbers, for a single run; or as a list of lists, for many runs. The number 0 is an empty list.
 
     Raises:
-        ValueError: the lists of a run differ in length, or a value is not a list of numbers.
+        ValueError: the lists within a run differ in length, or a value is not a list of numbers.
 
     Examples:
         >>> from rlxjax.fit import Input
@@ -55,7 +55,7 @@ def as_lists(entries: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
 
 
 def _list(name: str, value: Any) -> tuple[Any, Any]:
-    """Return lists as an array `[*batch, entries]`, and the number of entries in each list."""
+    """Return lists as an array `[*batch, entries]`, and the number of entries in each list before padding."""
     given = value
     if not isinstance(value, jax.Array):
         try:
@@ -78,7 +78,7 @@ def _list(name: str, value: Any) -> tuple[Any, Any]:
 
 
 def unequal_lists(lengths: Mapping[str, np.ndarray]) -> dict[tuple[int, ...], str]:
-    """Return an error message for each run whose nonempty lists differ in length, by the run's index."""
+    """Return error messages by run index, one message for each run whose nonempty lists differ in length."""
     each = np.stack(np.broadcast_arrays(*lengths.values()), -1)
     wrong = np.argwhere(((each > 0) & (each != each.max(-1, keepdims=True))).any(-1)).tolist()
     said = {place: zip(lengths, each[place].tolist(), strict=True) for place in map(tuple, wrong)}
@@ -89,14 +89,14 @@ def unequal_lists(lengths: Mapping[str, np.ndarray]) -> dict[tuple[int, ...], st
 
 
 def stacked_lists(entries: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return lists as rows padded with zeros, `[n, width]`, from all entries in order and each list's length, `[n]`."""
+    """Return lists as rows, `[n, width]`, padded with zeros. `entries` joins all lists; `lengths` are their lengths."""
     rows = np.zeros((len(lengths), width(int(lengths.max(initial=1)))), entries.dtype)
     rows[np.arange(rows.shape[1]) < lengths[:, None]] = entries
     return rows
 
 
 def width(count: int) -> int:
-    """Return the padded length of a list with this number of entries: the next power of two."""
+    """Return the padded length of a list with `count` entries: the smallest power of two that is at least `count`."""
     return 1 << (count - 1).bit_length()
 
 
@@ -107,7 +107,7 @@ def widened_lists(column: Any, most: int) -> Any:
 
 
 def columns_of(entries: Mapping[str, Any], names: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the column of each named input from rows, which give the sizes of a run by name; a missing size is NaN."""
+    """Return the column of each named input. Each row gives the sizes of a run by name; a missing size becomes NaN."""
     columns = {name: [row.get(name, np.nan) for row in rows] for name in names}
     lists = [name for name in columns if name in entries and entries[name].is_list]
     numbers = {name: np.array(column, float) for name, column in columns.items() if name not in lists}
@@ -116,13 +116,13 @@ def columns_of(entries: Mapping[str, Any], names: Iterable[str], rows: Sequence[
 
 
 def places_of(column: Any) -> np.ndarray:
-    """Return, for each number or list in a column, its index among the column's distinct values, `[n]`."""
+    """Return, for each value (a number or a list) in a column, its index among the sorted distinct values, `[n]`."""
     column = np.asarray(column)
     return np.unique(column, axis=0 if column.ndim > 1 else None, return_inverse=True)[1].reshape(-1)
 
 
 def size_text(value: Any) -> str:
-    """Return a size as text; the text of a list omits the padding.
+    """Return a size as text. The text of a list shows the entries without the padding.
 
     Examples:
         >>> size_text(256.0), size_text([8.0, 2.5, 0.0, 0.0])

@@ -1,7 +1,7 @@
-"""Maximise a robust posterior over the coefficients' logarithms and the correction's weights with optax's L-BFGS.
+"""Find the coefficients and the correction's weights that maximise a robust posterior, with optax's L-BFGS.
 
-Many fits run at once, in chunks on threads. L-BFGS runs in short rounds. The posterior's curvature at the end of a
-round whitens the unknowns of the next round, so the curvature stays close to 1 along every direction.
+Many fits run at once: threads run chunks of fits. L-BFGS runs in short rounds. Before each round, the unknowns are
+whitened: they are transformed so that the posterior's curvature is close to 1 along every direction.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ from ._latency_model import Facts, LatencyPrior, vector
 from ._posterior import CORRECTION_SD, correction_log_factor, joint_jacobian, log_prediction_and_jacobian, predicted_ns
 from ._timings import Timings
 
-#: The expected standard deviation of residuals; the loss is linear beyond `HUBER_DELTA` standard deviations.
+#: The expected standard deviation of residuals, and the number of standard deviations beyond which the loss is linear.
 RELATIVE_SD, HUBER_DELTA = 0.05, 2.0
-#: The largest number of steps in a round, and of rounds.
+#: The largest number of steps in a round, and the largest number of rounds.
 ROUND_STEPS, MAX_ROUNDS = 20, 30
-#: A fit ends if the expected decrease of the objective in the next step is at most `LEAST_PROMISE`, in nats, or if a
-#: round lowers the objective by at most the share `LEAST_GAIN_SHARE`, which is rounding.
+#: A fit ends if the expected decrease of the objective in the next step is at most `LEAST_PROMISE` nats, or if a round
+#: lowers the objective by at most the share `LEAST_GAIN_SHARE` of its value, which may be a rounding error.
 LEAST_PROMISE, LEAST_GAIN_SHARE = 1e-5, 1e-7
-#: The largest number of fits in a compiled program.
+#: The largest number of fits that a compiled program runs at once.
 CHUNK_FITS = 8
 
 #: The line search starts with a step of 1, because the unknowns are whitened.
@@ -40,7 +40,7 @@ _solver = optax.lbfgs(
 
 
 class Minimum(NamedTuple):
-    """The end of each fit, `[fits, ...]`. The unknowns `[u]` are the coefficients' logarithms, then the weights."""
+    """The results of fits, `[fits, ...]`. The unknowns, `[u]`, are the coefficients' logarithms, then the weights."""
 
     z: Any  # distance of the unknowns from the prior's medians, in standard deviations of the prior, `[u]`
     logs: Any  # logarithms of the coefficients
@@ -61,7 +61,7 @@ def minimise(
     z: Float[np.ndarray, "fits u"],
     features: Float[np.ndarray, "fits n features"] | None = None,
 ) -> Minimum:
-    """Return minima of `sum(w * huber(log(predicted / measured) / 0.05)) + sum(z**2) / 2`, starting from `z`."""
+    """Minimise `sum(w * huber(log(predicted / measured) / 0.05)) + sum(z**2) / 2` from the starting points `z`."""
     # `z` holds `log(coefficients / median) / log_sd`, then the correction's `weights / CORRECTION_SD`, if there are
     # features. J. Nocedal, S. Wright, Numerical Optimization, 2nd edition, 2006, 3.5 and 7.2.
     fits, log_sds = len(z), np.array(jax.tree.leaves(prior.log_sd), np.float64)
@@ -93,7 +93,7 @@ def minimise(
 
 
 def _whitening(squares: Float[np.ndarray, "fits u u"], sds: Float[np.ndarray, "u"]) -> Float[np.ndarray, "fits u u"]:
-    """Return `R` with `R @ R.T` the inverse of the posterior's curvature in `z`."""
+    """Return matrices `R`; `R @ R.T` is the inverse of the posterior's curvature with respect to `z`."""
     own = squares * sds[:, None] * sds
     finite = np.where(np.isfinite(own).all((-2, -1), keepdims=True), own, 0.0)
     lower = np.linalg.cholesky(np.eye(len(sds)) + finite)
@@ -102,7 +102,7 @@ def _whitening(squares: Float[np.ndarray, "fits u u"], sds: Float[np.ndarray, "u
 
 @jax.jit
 def _round(z, steps, roots, loss, gradient, timings, weights, priors, features, most_steps, facts: Facts) -> Minimum:
-    """Return each fit after at most `most_steps` steps in the whitened unknowns `u` (`z` moves by `root @ u`)."""
+    """Run each fit for at most `most_steps` steps in the whitened unknowns `u`. `z` changes by `root @ u`."""
 
     def of_one(z, steps, root, loss, gradient, timings, weights, prior, features) -> Minimum:
         @jax.jit  # traced once for all evaluations of the line search
@@ -179,7 +179,7 @@ def _correction(z, timings: Timings, prior: LatencyPrior, features) -> Float[Arr
 
 
 def _in_chunks(run: Callable[..., Any], chunk: int, columns: Any) -> Any:
-    """Run a program for `chunk` fits on all fits, on threads, and return the results."""
+    """Run a program, which takes `chunk` fits at a time, on all fits. Threads run the chunks. Return all results."""
     fits = len(jax.tree.leaves(columns)[0])
     found: list[Any] = [None] * -(-fits // chunk)
 
@@ -195,7 +195,7 @@ def _in_chunks(run: Callable[..., Any], chunk: int, columns: Any) -> Any:
 
 
 def on_cpu() -> AbstractContextManager[Any]:
-    """Make JAX's CPU, if any, the default device: a step launches hundreds of small kernels, slow on a GPU."""
+    """Make the CPU JAX's default device if JAX has a CPU: a step's hundreds of small kernels are slow on a GPU."""
     try:
         return jax.default_device(jax.local_devices(backend="cpu")[0])
     except RuntimeError:  # JAX_PLATFORMS has no CPU

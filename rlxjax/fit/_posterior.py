@@ -1,7 +1,7 @@
 """Posteriors of a machine's latencies, predictions with uncertainty, and the decision which of two runs is faster.
 
-The correction is a factor that covers effects outside a model's terms. The factor's logarithm is linear in the model's
-features. Each variant has its own weights, each with the prior `N(0, CORRECTION_SD**2)`.
+The correction is a factor on predicted times, for effects that a model's terms leave out. The factor's logarithm is a
+weighted sum of the model's features. Each variant has its own weights, each with the prior `N(0, CORRECTION_SD**2)`.
 """
 
 import dataclasses
@@ -26,13 +26,13 @@ from ._lists import as_lists
 CORRECTION_SD = 0.05
 #: The correction's name among the terms of a prediction.
 TERM = "correction_ns"
-#: The smallest probability of a decision. With a smaller probability, the verdict is "undecided".
+#: The smallest probability with which a verdict is "fuse" or "keep". With a smaller one, the verdict is "undecided".
 SURE = 0.9
-#: The log standard deviation of a coefficient between two machines, and the share of a correction common to both.
+#: The standard deviation of a coefficient's logarithm between machines, and the share of a correction common to two.
 TRANSFERRED_LOG_SD, TRANSFERRED_SHARE = 1.0, 0.7
-#: Entries of a factor up to this number times `CORRECTION_SD` count as 0.
+#: An entry of a covariance's factor counts as 0 if it is at most this number times `CORRECTION_SD`.
 ROUNDING = 1e-9
-#: The spread of every variant's runs before any timing.
+#: The spread of every variant before any timing: the standard deviation of the residuals of log times.
 PRIOR_SPREAD = 0.05
 
 
@@ -40,19 +40,19 @@ PRIOR_SPREAD = 0.05
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LatencyPosterior:
-    """A model's latencies on a machine, with uncertainty: `log time ~ N(log prediction, sd**2)`.
+    """A model's posterior on a machine. The logarithm of a run's time has the distribution `N(log prediction, sd**2)`.
 
-    The unknowns are the logarithms of the coefficients, then the weights of the correction by variant. The residual of
-    a run is the part of its log time that the unknowns do not explain, including timing noise.
+    The unknowns are the coefficients' logarithms, then the correction's weights, variant by variant. The residual of a
+    run is the part of its log time that the unknowns do not explain, including timing noise.
 
     Attributes:
         model: the model of the runs.
-        facts: the machine's scheduling facts.
-        coefficients: the model's coefficients.
+        facts: the facts that describe how the machine schedules programs.
+        coefficients: the median of each coefficient of the model.
         weights: the correction's weights, `[variants, features]`.
-        factor: lower triangular `L`; `L @ L.T` is the covariance of the unknowns, `[unknowns, unknowns]`.
-        spread: standard deviation of the residual by variant, `[variants]`, before the model's factor `scatter`.
-        alike: correlation of the residuals of variants that do the same work, `[variants, variants]`; None means 0.
+        factor: a lower triangular matrix `L`, `[unknowns, unknowns]`. `L @ L.T` is the covariance of the unknowns.
+        spread: standard deviation of each variant's residuals, `[variants]`. The model's `scatter` multiplies it.
+        alike: correlation between two variants' residuals at the same work, `[variants, variants]`; None means 0.
     """
 
     model: LatencyModel = dataclasses.field(metadata={"static": True})
@@ -72,12 +72,12 @@ class LatencyPosterior:
 
 @by_value
 class LatencyEstimate(NamedTuple):
-    """A posterior's prediction of runs, `[*batch]`.
+    """The predicted times of runs, `[*batch]`, with their uncertainty.
 
     Attributes:
         time_ns: the predicted time in ns, `[*batch]`.
-        scores: `J @ L`, with `J` the derivatives of the log prediction with respect to the unknowns, `[*batch,
-            unknowns]`. The dot product of the scores of two runs is the covariance of their log predictions.
+        scores: `J @ L`, `[*batch, unknowns]`: the log prediction's derivatives by the unknowns times the posterior's
+            `factor`. The dot product of the scores of two runs is the covariance of their log predictions.
         spread: standard deviation of each run's residual, `[*batch]`.
     """
 
@@ -93,7 +93,7 @@ class LatencyEstimate(NamedTuple):
 
 @jax.jit
 def corrected_terms_ns(posterior: LatencyPosterior, runs: Runs) -> Mapping[str, Nanoseconds]:
-    """Return the predicted terms of runs, and the correction as a term, in ns by name, `[*batch]` each."""
+    """Return the predicted terms of runs in ns, by name, `[*batch]`. The term `correction_ns` is the correction."""
     runs = runs.together()
     terms = posterior.model.terms_ns(posterior.coefficients, runs, posterior.facts)
     features = posterior.model.features(runs, posterior.facts)
@@ -107,7 +107,7 @@ def corrected_terms_ns(posterior: LatencyPosterior, runs: Runs) -> Mapping[str, 
 
 @jax.jit
 def estimate(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
-    """Predict the times of runs with uncertainty, `[*batch]`.
+    """Predict the times of runs, `[*batch]`, and the uncertainty of the predictions.
 
     Examples:
         >>> from rlxjax.models import FFT
@@ -135,10 +135,10 @@ def estimate(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
 
 @jax.jit
 def estimate_of_variant(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
-    """Predict runs like `estimate`, with fewer scores, for a posterior with `has_separate_weights`.
+    """Predict runs of a single variant like `estimate`, but with fewer scores, `[*batch, coefficients]`.
 
-    All runs have the same variant. The scores cover only the coefficients, `[*batch, coefficients]`. The spread
-    includes the uncertainty of the weights, because no other variant shares these weights.
+    `has_separate_weights` must be True for the posterior. The scores cover only the coefficients. The spread includes
+    the uncertainty of the correction's weights, because no other variant shares these weights.
     """
     log_ns, jacobian = log_prediction_and_jacobian(posterior.coefficients, runs, posterior.facts)
     # The barrier makes XLA store the features as an array. Recomputing the features in each product is slower.
@@ -156,7 +156,7 @@ def estimate_of_variant(posterior: LatencyPosterior, runs: Runs) -> LatencyEstim
 def has_separate_weights(posterior: LatencyPosterior) -> bool:
     """Return whether the weights of different variants are independent of each other, given the coefficients.
 
-    This is so after a fit, but not after `condition` with a time of several runs. The result is False for tracers.
+    Weights are independent after a fit, but not after `condition` with a time of several runs. Tracers give False.
     """
     if is_traced(*jax.tree.leaves(posterior)):
         return False
@@ -170,8 +170,8 @@ def has_separate_weights(posterior: LatencyPosterior) -> bool:
 def own_correlation(posterior: LatencyPosterior, one: Code, other: Code) -> RealLike:
     """Return the correlation between the residuals of two variants that do the same work, `[*batch]`.
 
-    `one` and `other` are indices of variants, `[*batch]`. The result is 0 for equal indices, because two runs of the
-    same variant have different inputs.
+    `one` and `other` are indices of variants, `[*batch]`. For equal indices, the result is 0, because two runs
+    of the same variant do different work.
     """
     if posterior.alike is None:
         return 0.0
@@ -186,16 +186,16 @@ def prior_posterior(
     correction_sd: float = CORRECTION_SD,
     facts: Facts | None = None,
 ) -> LatencyPosterior:
-    """Return the posterior before any timing, which holds the prior's medians and correction.
+    """Return the posterior before any timing. The prior gives its coefficients and the weights of its correction.
 
-    The covariance is diagonal: `log_sd**2` for the coefficients' logarithms, `correction_sd**2` for the weights.
+    The unknowns' covariance is diagonal: `log_sd**2` for logarithms of coefficients, `correction_sd**2` for weights.
 
     Args:
         model: the model of the runs.
-        prior: the prior of the coefficients; by default, the model's own.
-        spread: the spread of every variant.
-        correction_sd: prior standard deviation of the correction's weights.
-        facts: the machine's scheduling facts; by default, the model's own.
+        prior: the prior of the coefficients; by default, `model.prior`.
+        spread: the standard deviation of the residuals of every variant.
+        correction_sd: the prior standard deviation of each weight of the correction.
+        facts: the facts that describe how the machine schedules programs; by default, `model.facts`.
 
     Examples:
         >>> from rlxjax.models import FFT
@@ -215,20 +215,20 @@ def prior_posterior(
 
 
 def transferred_prior(*posteriors: LatencyPosterior) -> LatencyPrior[Any]:
-    """Return the prior for a new machine, or for the same machine on another day, from machines' posteriors.
+    """Return a prior for a new machine, or for a known machine on another day, from posteriors of known machines.
 
-    `m_d` is the logarithm of a coefficient on machine d of D. Then
+    Let `m_d` be the logarithm of a coefficient on machine d, from 1 to D. The coefficient's prior has
 
         median = exp(sum(m_d) / D),   log_sd**2 = (sum((m_d - sum(m_d) / D)**2) + 1) / D.
 
-    `log_sd` is at most the model's own. With a single machine, the prior's correction is 0.7 times the machine's
-    correction. With more machines, the factor on their mean correction is closer to 1.
+    `log_sd` is at most the `log_sd` of the model's prior. The new prior's correction is a share of the mean of the
+    machines' corrections: 0.7 for a single machine, and closer to 1 for more machines.
 
     Args:
-        *posteriors: posteriors of other machines, all of the same version of the same model.
+        *posteriors: posteriors of known machines, all of the same version of the same model.
 
     Raises:
-        ValueError: no posterior is given, or the posteriors' models differ.
+        ValueError: no posterior is given, or the posteriors differ in model or version.
 
     Examples:
         >>> from rlxjax.fit import prior_posterior
@@ -262,13 +262,13 @@ def total_ns(posterior: LatencyPosterior, runs: Runs) -> Nanoseconds:
 
 
 def is_candidate(posterior: LatencyPosterior, runs: Runs) -> Bool[Array, "*batch"]:
-    """Return whether each run's variant gives the requested result, so that `pick` may choose it, `[*batch]`."""
+    """Return, for each run, `[*batch]`, whether its variant gives the requested result. If so, `pick` may choose it."""
     is_same = jnp.asarray(posterior.model.same_result(runs, posterior.facts))
     return jnp.any(is_same & is_own_variant(runs.variant, runs.shape, is_same.shape[-1]), -1)
 
 
 def predicted_ns(coefficients: Any, runs: Runs, facts: Facts) -> Float[Array, "*batch"]:
-    """Return the predicted time of each run in ns without correction, `[*batch]`: the sum of the model's terms.
+    """Return the predicted time of each run in ns, `[*batch]`: the sum of the model's terms, without the correction.
 
     Examples:
         >>> from rlxjax.models import FFT
@@ -282,7 +282,7 @@ def predicted_ns(coefficients: Any, runs: Runs, facts: Facts) -> Float[Array, "*
 def log_prediction_and_jacobian(
     coefficients: Any, runs: Runs, facts: Facts
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch c"]]:
-    """Return the log prediction without correction, and its derivatives in the coefficients' logarithms."""
+    """Return the logarithm of `predicted_ns`, and its derivatives with respect to the coefficients' logarithms."""
     structure, values = jax.tree.structure(coefficients), vector(coefficients)
     if any(entry.is_list for entry in runs.model.inputs.values()):  # factors `[*batch]` would not broadcast
 
@@ -309,13 +309,13 @@ def correction_log_factor(
     weights: Float[Array, "variants features"] | np.ndarray,
     variant: Code,
 ) -> RealLike:
-    """Return the logarithm of the correction's factor, `[*batch]`."""
+    """Return the logarithm of each run's correction, `[*batch]`. The correction is a factor on the run's time."""
     xp = namespace_of(features, weights, variant)
     return xp.sum(features * xp.asarray(weights)[variant], -1)
 
 
 def joint_jacobian(jacobian, features, variant, n_variants: int) -> Float[Array | np.ndarray, "*batch unknowns"]:
-    """Return derivatives in all unknowns: the coefficients' logarithms, then the weights of every variant."""
+    """Return the log prediction's derivatives by all unknowns: coefficients' logarithms, then all variants' weights."""
     xp = namespace_of(jacobian, features, variant)
     is_own = is_own_variant(variant, np.shape(variant), n_variants)
     by_variant = xp.where(is_own[..., None], features[..., None, :], 0.0)
@@ -323,7 +323,7 @@ def joint_jacobian(jacobian, features, variant, n_variants: int) -> Float[Array 
 
 
 def is_own_variant(variant: Code, shape: tuple[Any, ...], n_variants: int) -> Bool[Array | np.ndarray, "*batch v"]:
-    """Return the variants as one-hot booleans."""
+    """Return, for each run and each variant, whether the run is of this variant, `[*batch, v]`."""
     xp = namespace_of(variant)
     codes = xp.broadcast_to(xp.asarray(variant), shape)[..., None]
     return codes == np.arange(n_variants, dtype=codes.dtype).reshape(*[1] * len(shape), -1)
@@ -331,7 +331,7 @@ def is_own_variant(variant: Code, shape: tuple[Any, ...], n_variants: int) -> Bo
 
 @by_value
 class Decision(NamedTuple):
-    """The decision whether to fuse, `[*batch]`.
+    """The decision whether to fuse: a comparison of a run with fusion and a run without fusion, `[*batch]`.
 
     Attributes:
         fused_ns: predicted time with fusion, in ns.
@@ -339,7 +339,7 @@ class Decision(NamedTuple):
         margin_ns: `kept_ns - fused_ns`; positive if fusing saves time.
         margin_sd_ns: standard deviation of `margin_ns`.
         probability: probability that the fused run is faster: `sigmoid(margin_ns / temperature_ns)`.
-        in_domain: whether the workload lies within the measured domain. None means that the domain is unknown.
+        in_domain: whether the workload lies in the range of the measured workloads. None means an unknown range.
     """
 
     fused_ns: Nanoseconds
@@ -351,14 +351,14 @@ class Decision(NamedTuple):
 
     @property
     def temperature_ns(self) -> Nanoseconds:
-        """The temperature of the logistic distribution with the margin's standard deviation: `sd * sqrt(3) / pi`."""
+        """The scale, in ns, of the logistic distribution whose standard deviation is `margin_sd_ns`."""
         return jnp.asarray(temperature_from_sd(self.margin_sd_ns))
 
     def verdict(self, sure: float = SURE) -> str | np.ndarray:
-        """Return "fuse", "keep" or "undecided", or an array of these words, `[*batch]`.
+        """Return "fuse", "keep" or "undecided" for a single decision, or an array of these words, `[*batch]`, for many.
 
         Args:
-            sure: the smallest probability of "fuse" or "keep", above 0.5.
+            sure: the smallest probability with which the verdict is "fuse" or "keep"; must be above 0.5.
 
         Raises:
             ValueError: `sure` is not a probability above 0.5.
@@ -372,12 +372,12 @@ class Decision(NamedTuple):
 
 @jax.jit
 def decision(fused: LatencyEstimate, kept: LatencyEstimate, alike: RealLike = 0.0) -> Decision:
-    """Decide which of two runs on a machine is faster, `[*batch]`; errors that both estimates share cancel.
+    """Decide which of two runs on a machine is faster, `[*batch]`. An error common to both estimates cancels out.
 
     Args:
-        fused: the estimate with fusion.
-        kept: the estimate without fusion.
-        alike: correlation of the runs' residuals, from -1 to 1; see `own_correlation`.
+        fused: the estimate of the run with fusion.
+        kept: the estimate of the run without fusion.
+        alike: the correlation between the residuals of the two runs, from -1 to 1; see `own_correlation`.
 
     Examples:
         >>> from rlxjax.fit import Runs, estimate, prior_posterior

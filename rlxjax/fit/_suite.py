@@ -17,7 +17,7 @@ from ._lists import as_lists, columns_of, places_of, size_text
 from ._minimise import on_cpu
 from ._posterior import LatencyEstimate
 
-#: One in four pieces of work in a grid is held out.
+#: One out of this number of pieces of work in a grid is held out.
 HELD_OUT_EVERY = 4
 
 
@@ -28,12 +28,12 @@ class Cell:
     Attributes:
         name: a name that is unique in the suite.
         variant: the name of the program's variant in the model.
-        inputs: the model's inputs by name. Every cell has the same names. A list becomes a tuple.
-        work: the name of the program's work. Cells with the same work are alternatives. The default is `name`.
-        group: the group in which errors are averaged, such as a strategy or a kind of work. The default is `variant`.
-        held_out: whether the cell is left out of the fit that gives the held-out errors.
-        n_bytes: the bytes of the arrays that a run holds at once; 0 if unknown.
-        compiled: the inputs of the second suite's model by name, counted in the compiled program; empty if unknown.
+        inputs: the values of the model's inputs, by name. Every cell has the same names. A list becomes a tuple.
+        work: the name of the work that the program does. Cells with the same `work` are alternatives. Default: `name`.
+        group: the name of the cells whose errors are averaged together, for example a strategy. Default: `variant`.
+        held_out: whether the cell is held out. A fit without the held-out cells predicts their times to find the error.
+        n_bytes: the number of bytes of all arrays that a run holds at the same time; 0 if unknown.
+        compiled: inputs, by name, for the model of `Suite.of_compiled`, from the compiled program; empty if unknown.
     """
 
     name: str
@@ -55,14 +55,14 @@ class Cell:
 
 
 class Suite:
-    """The programs of `rlxjax calibrate --suite module:NAME`. Derive from this class; define `model` and `program`.
+    """The programs that `rlxjax calibrate --suite module:NAME` times. A derived class defines `model` and `program`.
 
     Attributes:
         model: the latency model to fit.
         runner: version of the timed programs. Samples of different versions are never mixed.
         most_error: the largest held-out error with which a calibration counts as ready.
-        shown: the `work` of the cells that are measured first and printed.
-        given: the SHA-256 of each file that the programs use, by name.
+        shown: the `work` names of the cells that are measured first and printed.
+        given: the SHA-256 of each file that the programs use, by file name.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -83,36 +83,36 @@ class Suite:
     given: Mapping[str, str] = FrozenDict()
 
     def program(self, cell: Cell) -> Callable[[], Any]:
-        """Return a function without arguments that runs a cell once. Prepare all arrays before you return it."""
+        """Return a function without arguments that runs a cell's program once. Prepare all arrays outside it."""
         raise NotImplementedError
 
     def cells(self) -> Sequence[Cell]:
-        """Return the cells, always in the same order; by default, the model's grid with a quarter held out."""
+        """Return the cells, always in the same order; by default, those of the model's grid, a quarter held out."""
         return grid_cells(self.model)
 
     def facts(self) -> Facts:
-        """Return the machine's scheduling facts."""
+        """Return the facts that describe how the machine schedules programs; by default, the model's `facts`."""
         return self.model.facts
 
     def start(self, micro_ns: Mapping[str, float]) -> LatencyPrior[Any]:
-        """Return the prior of a fit without other machines. Times of micro-benchmarks, in ns, may narrow the prior."""
+        """Return the prior for a fit without other machines' data. Times of micro-benchmarks, in ns, may narrow it."""
         return self.model.prior
 
     def as_compiled(self, cell: Cell, program: Callable[[], Any]) -> Cell:
-        """Return a cell with counts from its compiled program, which has run once; by default, the same cell."""
+        """Return the cell with `compiled` counted in its program, which has run once; by default, the same cell."""
         return cell
 
     def of_compiled(self) -> "Suite | None":
-        """Return a second suite that fits the same samples with `Cell.compiled` as inputs; none by default."""
+        """Return a second suite that fits the same samples with `Cell.compiled` as the inputs; by default, None."""
         return None
 
     def kept(self, cells: Sequence[Cell]) -> Sequence[Cell]:
-        """Return the cells of earlier samples with the inputs that the fit needs; by default, the same cells."""
+        """Return the given cells of earlier samples, with the inputs that the fit needs; by default, the same cells."""
         return cells
 
 
 def grid_cells(model: LatencyModel) -> list[Cell]:
-    """Return a cell for each run in a model's grid that passes `check`; one piece of work in four is held out."""
+    """Return a cell for each run of `model.grid()` that passes `model.check`. One piece of work in four is held out."""
     # The held-out work is spread evenly, so the fit sees every value of an input.
     runs = model.grid()
     columns = {name: np.asarray(column, float) for name, column in runs.of_shape(runs.shape).inputs.items()}
@@ -147,7 +147,7 @@ class Design(NamedTuple):
 
     Attributes:
         order: indices of the chosen candidates, `[n]`.
-        gain: gain of each choice in nats, given the earlier choices, `[n]`; in nats per second if you gave `seconds`.
+        gain: information gain of each choice after the earlier ones, `[n]`, in nats, or nats per second with `seconds`.
     """
 
     order: Int[np.ndarray, "n"]
@@ -162,25 +162,25 @@ def next_measurements(
     targets: LatencyEstimate | None = None,
     timed: LatencyEstimate | None = None,
 ) -> Design:
-    """Choose the workloads to time next, one after the other, each with the largest information gain.
+    """Choose the workloads to time next. Each choice is the workload with the largest expected information gain.
 
-    The runs of a workload have scores `J L` and spreads `s`; `L @ L.T` is the covariance of the unknowns. The gain is
-    the decrease of the unknowns' entropy (Bayesian D-optimality):
+    Let `J L` be the scores of a workload's runs, with the unknowns' covariance `L L^T`, and `s` the runs' spreads. The
+    gain of a workload is the decrease of the unknowns' entropy (Bayesian D-optimality):
 
         logdet(I + diag(1 / s) J L L^T J^T diag(1 / s)) / 2.
 
-    With targets, the gain is the mean of `log(variance before / variance after) / 2` over the targets' times (MacKay's
-    mean marginal information). Each choice updates the covariance, so a second similar workload adds little.
+    With `targets`, the gain is the mean of `log(variance before / variance after) / 2` over the targets' log times
+    (MacKay's mean marginal information). Each choice updates the covariance, so a second similar workload adds little.
 
     Args:
-        candidates: estimates `[workloads, runs]`. Give an infinite spread to a run that will not be timed.
+        candidates: estimates of each workload's runs, `[workloads, runs]`. Give untimed runs an infinite spread.
         n: the number of workloads to choose.
-        seconds: the seconds that each workload takes, including compilation, `[workloads]`; gains are then per second.
-        targets: estimates of the runs that you want to predict, `[*batch]`. By default, the unknowns are the target.
+        seconds: the time that each workload takes, with compilation, in s, `[workloads]`. Gains are then per second.
+        targets: estimates of the runs that you want to predict, `[*batch]`. By default, the unknowns are the targets.
         timed: estimates of runs that will be timed in any case, or were timed after the posterior's fit, `[*batch]`.
 
     Raises:
-        ValueError: fewer candidates than `n`; `n` below 1; a wrong shape; seconds that are not positive.
+        ValueError: `n` is below 1 or above the number of candidates, a shape is wrong, or `seconds` are not positive.
 
     References:
         K. Chaloner, I. Verdinelli, Bayesian Experimental Design: A Review, Statistical Science 10, 1995.
@@ -223,7 +223,7 @@ def next_measurements(
 
 @functools.partial(jax.jit, static_argnames="n")
 def _greedy(scaled, cost, targets, n: int):
-    """Return the order and the gains, from scores in units of the runs' spreads."""
+    """Return the chosen workloads in order, and their gains. `scaled` holds the scores divided by the runs' spreads."""
 
     def choose(state, _):
         scaled, targets, is_left = state
@@ -250,7 +250,7 @@ def _greedy(scaled, cost, targets, n: int):
 
 
 def _after(scores, block):
-    """Return scores after the timing of a block of runs with scaled scores `B`, `[runs, u]`."""
+    """Return what scores become after other runs are timed. `block`, or `B`, holds their scaled scores, `[runs, u]`."""
     # The covariance becomes `I - B^T (I + B B^T)^-1 B`, with the symmetric square root
     # `I - B^T U diag((1 - (1 + e)**-0.5) / e) U^T B` for `B B^T = U diag(e) U^T`.
     values, vectors = jnp.linalg.eigh(block @ block.T)

@@ -17,11 +17,11 @@ from rlxjax.extras import require
 from ._latency_model import LatencyModel, Runs, check_timed_size, variant_codes
 from ._lists import as_lists, batch_shape, widened_lists
 
-#: The unit of a time column in nanoseconds, by the ending of the column's name.
+#: The number of nanoseconds in the unit of a time column, by the ending of the column's name.
 UNITS_NS = {"_ns": 1.0, "_us": 1e3, "_ms": 1e6, "_s": 1e9}
-#: The largest number of column names in a message.
+#: The largest number of column names that an error message lists.
 SHOWN_NAMES = 12
-#: The smallest number of timings that a fit accepts by default, and the smallest number that a fit is compiled for.
+#: The smallest number of timings that a fit accepts by default, and the smallest number to which timings are padded.
 MIN_TIMINGS, LEAST_FILLED = 8, 128
 
 
@@ -29,13 +29,13 @@ MIN_TIMINGS, LEAST_FILLED = 8, 128
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Timings:
-    """Timed runs of a model, one entry per workload. Columns are `[n]`, or `[devices, n]` for many devices.
+    """Timed runs of a model. Each column has the shape `[n]`, or `[devices, n]` for many devices.
 
-    The column of an input with lists has a last axis for the entries.
+    If an input is a list, its column has one more axis, the last axis, for the entries of the list.
 
     Attributes:
         runs: the timed runs.
-        time_ns: the time of each run in ns, for example a quartile over repeats.
+        time_ns: the time of each run in ns. For a repeated run, this may be a quartile of its times.
     """
 
     runs: Runs
@@ -43,17 +43,17 @@ class Timings:
 
     @classmethod
     def checked(cls, model: LatencyModel, *, variant, time_ns, **inputs) -> "Timings":
-        """Build timings from lists or arrays of the same length.
+        """Build timings from columns, which are lists or arrays of the same length.
 
         Args:
             model: the model of the timed runs.
-            variant: names, or indices into `model.variants`, `[n]`; or a single name for all runs.
-            time_ns: times in ns, `[n]`.
-            **inputs: the model's inputs by name, `[n]`, or `[n, entries]` for lists. Inputs with defaults are optional.
+            variant: each run's variant, `[n]`, as a name or an index into `model.variants`; or one variant for all.
+            time_ns: the time of each run in ns, `[n]`.
+            **inputs: each input of the model, `[n]`, or `[n, entries]` for a list. Inputs with a default are optional.
 
         Raises:
-            ValueError: columns differ in length, a variant or input is unknown, a size is impossible, or a time is not
-                positive and finite. The message names the column and the row, from 0.
+            ValueError: columns differ in length, a variant or an input is unknown, a size is not allowed, or a time is
+                not positive and finite. The message names the column and the row; rows are counted from 0.
 
         Examples:
             >>> from rlxjax.models import FFT
@@ -76,22 +76,22 @@ class Timings:
         variant: str = "variant",
         time_ns: str = "time_ns",
     ) -> "Timings":
-        r"""Read timings from a file, a data frame or records, one row per timing.
+        r"""Read timings from a file, a data frame or records. Each row of the source is a timing.
 
-        The sizes are in columns with the names of the model's inputs. Inputs with a default may be missing. All other
-        columns are ignored. A CSV file holds no lists.
+        The column of an input has the input's name. If an input has a default, its column may be missing. Columns with
+        other names are ignored. A CSV file cannot hold inputs that are lists.
 
         Args:
             model: the model of the timed runs.
             source: the path of a Parquet file (.parquet, .pq) or of a UTF-8 CSV file with a header; a pandas or polars
-                DataFrame; a dictionary of lists; or a list of mappings, one per row.
-            variant: the column of variants, as names or indices; not needed for a model with a single variant.
-            time_ns: the column of times, in ns unless the column's name ends in _us, _ms or _s. If the default column
-                is missing, the column time_us, time_ms or time_s is read.
+                DataFrame; a dictionary from column names to lists; or a list of mappings, one per row.
+            variant: the name of the column of variants (names or indices). A model with a single variant needs none.
+            time_ns: the name of the column of times. Times are in ns unless this name ends in _us, _ms or _s. If the
+                default column, time_ns, is missing, the column time_us, time_ms or time_s is read.
 
         Raises:
             ValueError: a file is missing, empty or neither CSV nor Parquet; a column is missing; columns differ in
-                length; there is no row; a cell is wrong. The message names the column and the line, or the row from 0.
+                length; there is no row; a cell is invalid. The message names the column and the line (or row, from 0).
             ImportError: the source is a Parquet file, and pyarrow is not installed.
 
         Examples:
@@ -108,10 +108,10 @@ class Timings:
         return cls(*runs_and_times(model, _table_of(source, _lists_of(model)), variant, time_ns))
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
-        """Write a Parquet file with one row per timing: the variant's name, the inputs by name, and `time_ns`.
+        """Write a Parquet file with a row for each timing. The columns are `variant` (names), the inputs and `time_ns`.
 
         Args:
-            path: the path of the file, which is written whole or not at all.
+            path: the path of the file. The file is written completely or not at all.
 
         Raises:
             ValueError: the timings are of several devices, or the path is a folder.
@@ -149,12 +149,12 @@ class Timings:
 
 
 def stack_timings(timings: Sequence[Timings]) -> tuple[Timings, Float[np.ndarray, "devices n"]]:
-    """Return the timings of several devices as columns `[devices, n]`, and a weight for each timing.
+    """Return the timings of several devices together, with columns `[devices, n]`, and a weight for each timing.
 
-    Devices may differ in their number of timings: copies of the last timing, with weight 0, fill up shorter columns.
+    If a device has fewer than `n` timings, copies of its last timing follow. A copy has weight 0, a timing weight 1.
 
     Args:
-        timings: for each device, timings of the same model, `[n_d]`.
+        timings: the timings of each device d, `[n_d]`. All timings must be of the same model.
 
     Raises:
         ValueError: there is no device, or a device has no timings.
@@ -186,7 +186,7 @@ def stack_timings(timings: Sequence[Timings]) -> tuple[Timings, Float[np.ndarray
 def filled_up(
     timings: Timings, weights: Float[np.ndarray, "*devices n"]
 ) -> tuple[Timings, Float[np.ndarray, "*devices m"]]:
-    """Return padded timings and weights; the first timing with a positive weight fills every place of weight 0."""
+    """Return timings and weights padded to length `m`. Places of weight 0 get the first timing of positive weight."""
     # Only four padded sizes lie between two powers of two, so another number of timings seldom compiles a fit again.
     n = weights.shape[-1]
     step = 1 << max(0, (n - 1).bit_length() - 3)
@@ -205,8 +205,8 @@ def check_enough(timings: Timings, weights: np.ndarray, min_timings: int) -> Non
     """Check that timings, `[n]` or `[devices, n]`, and their weights suffice for a fit.
 
     Raises:
-        ValueError: a shape differs from the shape of the times; a weight is negative or not finite; a time with a
-            positive weight is impossible; a device has fewer than `min_timings` such times, or a single workload.
+        ValueError: a column's shape differs from that of `time_ns`; a weight is negative or not finite; a counted time
+            (of positive weight) is invalid; a device has fewer than `min_timings` counted times, or a single workload.
     """
     shape = np.shape(timings.time_ns)
     if weights.shape != shape:
@@ -236,7 +236,7 @@ def check_enough(timings: Timings, weights: np.ndarray, min_timings: int) -> Non
 
 
 class Table(NamedTuple):
-    """A table of timings: the columns' names, functions from name to cells and from row to place, and the source."""
+    """A table of timings. `cells` maps a column's name to its cells. `place` maps a row to text that says where."""
 
     names: Sequence[str]
     cells: Callable[[str], Sequence[Any] | np.ndarray]
@@ -267,7 +267,7 @@ def _table_of(source: Any, lists: Sequence[str]) -> Table:
 
 
 def _table_of_frame(frame: Any, source: str = "frame", lists: Sequence[str] = ()) -> Table:
-    """Return the table of a pandas, polars or pyarrow frame, NumPy records, or a dictionary of columns."""
+    """Return the `Table` of a pandas, polars or pyarrow frame, of NumPy records, or of a dictionary of columns."""
     names = list(frame) if isinstance(frame, Mapping) else _names_of(frame)
     if names is None:
         raise ValueError(f"{source}: expected named columns (a DataFrame or a dictionary), got {_kind(frame)}")
@@ -307,7 +307,7 @@ def _table_of_lines(lines: list[tuple[int, list[str]]], source: str, lists: Sequ
 
 
 def runs_and_times(model: LatencyModel, table: Table, variant: str, time_ns: str) -> tuple[Runs, np.ndarray]:
-    """Return the runs and the times in ns of a table's rows, `[n]`, after a check of every cell."""
+    """Check every cell of a table; return the runs of the table's rows and their times in ns, `[n]`."""
     if isinstance(model, type) or not hasattr(model, "variants"):
         raise ValueError(f"model: expected an instance of a LatencyModel, got {_kind(model)}")
 
@@ -316,7 +316,7 @@ def runs_and_times(model: LatencyModel, table: Table, variant: str, time_ns: str
         raise ValueError(f"{table.source}: expected a column {name!r}{what}, got {', '.join(shown) or 'none'}")
 
     def at(row: int, check: Callable[..., Any], *arguments: Any) -> Any:
-        """Return `check(*arguments)`; add the row to the message of a ValueError."""
+        """Return `check(*arguments)`. If that raises a ValueError, put the row's place in front of the message."""
         try:
             return check(*arguments)
         except ValueError as reason:
@@ -368,7 +368,7 @@ def runs_and_times(model: LatencyModel, table: Table, variant: str, time_ns: str
 
 
 def _lists(table: Table, name: str) -> list[np.ndarray]:
-    """Return a column of lists, one list of finite numbers per row."""
+    """Return the lists in a column: a list of finite numbers for each row of the table."""
     rows = []
     for row, cell in enumerate(table.cells(name)):
         try:
