@@ -1,8 +1,8 @@
-"""The fastest of several alternatives: predicted if the model is sure, otherwise measured and remembered.
+"""Choose the fastest of several alternatives: by prediction if the model is sure, otherwise by measuring.
 
-`choose` takes functions and returns a `Choice`, whose alternatives are `Way`s. `advise` says which stages should be one
-program and returns an `Advice`. A `Memory` keeps each measured `Choice`; `clear_choices` empties the cache of the
-process. `decide` chooses among the alternatives of any `Work`.
+`choose` takes functions and returns a `Choice`; each alternative in it is a `Way`. `advise` says which stages should be
+compiled together as one program, and returns an `Advice`. A `Memory` stores measured choices in a file. `clear_choices`
+empties the cache of this process. `decide` chooses among the alternatives of any `Work`.
 """
 
 from rlxjax.targets import RankedTarget as RankedTarget

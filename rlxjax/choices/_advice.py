@@ -1,4 +1,4 @@
-"""The answer of `advise`: the grouping of stages to run, the reason, the effect, and the change as code."""
+"""The answer of `advise`: which grouping of stages to run, why, what it saves, and the Python code of the change."""
 
 import dataclasses
 import inspect
@@ -15,9 +15,9 @@ from rlxjax.units import bytes_text, time_text
 from ._programs import Stage
 from ._way import Choice, Way, percent
 
-#: The number of groupings that are shown, the fastest first, and the names of groupings that are always shown.
+#: How many groupings the text of an advice shows, and the names of the groupings that it always shows.
 MOST_SHOWN, ENDS = 8, ("apart", "together")
-#: The source of a verdict, in words.
+#: What decided, in words, for each value of `Choice.by`.
 DECIDED = {
     "model": "the model",
     "measured": "measuring",
@@ -29,14 +29,14 @@ DECIDED = {
 @by_value
 @dataclasses.dataclass(frozen=True)
 class Grouping(Way):
-    """A grouping of stages into programs, with a name such as "a+b | c": `+` joins stages of the same program.
+    """A grouping of stages into programs. The name "a+b | c" means a program for `a` and `b`, and a program for `c`.
 
     Attributes:
-        groups: names of the stages of each program.
-        peak_bytes: highest peak memory of any program, in bytes; arguments of the first program stay allocated.
-        probability: predicted probability that the grouping saves more than `min_gain_ns`; None for "apart".
-        terms_ns: predicted time in ns of each term, the largest term first.
-        programs: numbers of the first and the last stage of each program; empty if the answer was read from a file.
+        groups: for each program, the names of its stages.
+        peak_bytes: the largest peak memory of any program, in bytes. Arguments of the first program stay allocated.
+        probability: predicted probability that the grouping saves more than `min_gain_ns`; None for "apart" itself.
+        terms_ns: the terms that add up to the predicted time: a dict from name to ns, the largest term first.
+        programs: for each program, the indices of its first and its last stage; empty if read from a file.
     """
 
     groups: tuple[tuple[str, ...], ...] = ()
@@ -47,45 +47,45 @@ class Grouping(Way):
 
     @property
     def limit(self) -> str:
-        """The name of the largest term of the predicted time: "call", "elementwise", "matmul", ..."""
+        """The name of the largest term of the predicted time, for example "call", "elementwise" or "matmul"."""
         return term_in_words(next(iter(self.terms_ns), ""))
 
 
 @by_value
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Advice(Choice):
-    """The answer of `advise`: the grouping of stages to run, the reason and the effect.
+    """The answer of `advise`: which grouping of stages to run, why, and what it saves.
 
-    "apart" runs one program for each stage, "together" runs one program for all stages. One grouping is *compared* with
-    "apart": the advised grouping or, if the advice is "apart", the fastest other grouping. Predictions come from the
-    calibration; if the model decides, it has also learned from earlier measurements. Counts are per call of all stages.
-    A saved count is negative if the compared grouping needs more.
+    The grouping "apart" runs each stage as a program of its own; "together" runs all stages as one program. The
+    *compared* grouping is the advised grouping or, if "apart" is advised, the fastest other grouping. The fields
+    `saved_...` say what it saves per call of all stages, compared with "apart"; they are negative if it needs more.
+    Predictions come from the calibration. If the model decides, it has also learned from earlier measurements.
 
     Attributes:
-        name: the grouping to run; "apart" unless the verdict is "fuse" or "group".
-        alternatives: the fastest groupings, the fastest first, and always "apart" and "together". If the model cannot
-            predict: only "apart", without times.
+        name: name of the grouping to run: "apart" unless the verdict is "fuse" or "group".
+        alternatives: the fastest groupings, the fastest first; "apart" and "together" are always among them. If the
+            model cannot predict the times, there is only "apart", without times.
         probability: predicted probability that the compared grouping saves more than `min_gain_ns`; None if unknown.
-        verdict: "fuse": run one program. "group": run the programs of `groups`. "keep": run one program for each stage.
-            "undecided": the model is not sure. "cannot model": nothing is predicted or measured.
-        reason_code: a stable word. Of the model: `saves_launches`, `saves_traffic`; `recompute`, `loses_tiling`,
-            `slower`, `no_gain`, `peak_memory`, `already_one_program`; `too_close`; `uncosted`, `unknown_loop`,
-            `not_calibrated`. After measuring: `measured_faster`, `measured_slower`, `no_gain`, `tie`; `pinned`.
-        reason: the reason in a sentence.
-        compared: name of the grouping that is compared with "apart"; empty if there is none.
-        min_gain_ns: the least saving in ns that you ask for.
-        stages: each stage as a program of its own.
-        saved_calls: calls of programs saved.
-        saved_launches: launches of kernels saved.
-        saved_sync_points: waits of the host saved.
-        saved_readback_bytes: bytes of readback saved.
-        saved_traffic_bytes: bytes of memory traffic saved.
-        recomputed_flops: floating-point operations added.
-        recomputed_elements: numbers that operations compute in addition, transcendental operations included.
-        flip: a sentence that says how much the largest difference has to change until both groupings cost the same.
-        code: the change as Python; empty unless the verdict is "fuse" or "group".
-        target: name of the device that the stages were compiled for; None for this machine.
-        stands_on: the basis of the times for the target, in a sentence; empty without a target.
+        verdict: "fuse": run all stages as one program. "group": run the programs that `groups` lists. "keep": run each
+            stage as its own program. "undecided": the model is not sure. "cannot model": no times are known.
+        reason_code: the reason in a word. Model: `saves_launches`, `saves_traffic`, `recompute`, `loses_tiling`,
+            `slower`, `no_gain`, `peak_memory`, `already_one_program`, `too_close`, `uncosted`, `unknown_loop`,
+            `not_calibrated`. Timing: `measured_faster`, `measured_slower`, `no_gain`, `tie`. A person: `pinned`.
+        reason: the reason as a sentence.
+        compared: name of the compared grouping; empty if no grouping is compared with "apart".
+        min_gain_ns: the smallest saving, in ns per call, that you asked for.
+        stages: for each stage, a `Grouping` that holds only this stage.
+        saved_calls: number of program calls saved.
+        saved_launches: number of kernel launches saved.
+        saved_sync_points: number of times that the host no longer has to wait for the device.
+        saved_readback_bytes: number of bytes that the host no longer has to read back from the device.
+        saved_traffic_bytes: number of bytes of memory traffic saved.
+        recomputed_flops: number of additional floating-point operations.
+        recomputed_elements: number of additional results of elementary operations, transcendental operations included.
+        flip: a sentence that says how far the largest difference has to change for both groupings to cost the same.
+        code: Python code that makes the change; empty unless the verdict is "fuse" or "group".
+        target: name of the device that the stages were compiled for; None if this machine was meant.
+        stands_on: a sentence that says what the times for the target are based on; empty without a target.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict()
@@ -110,23 +110,23 @@ class Advice(Choice):
 
     @property
     def pair(self) -> tuple[Grouping, ...]:
-        """The grouping "apart" and the compared grouping; empty if nothing is compared."""
+        """A tuple of the grouping "apart" and the compared grouping; empty if no grouping is compared."""
         found = [own for name in ("apart", self.compared) for own in self.alternatives if own.name == name]
         return tuple(found) if len(found) == 2 else ()
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """Names of the stages of each program of the compared grouping."""
+        """For each program of the compared grouping, the names of its stages."""
         return next((own.groups for own in self.alternatives if own.name == self.compared), ())
 
     @property
     def extrapolated(self) -> bool:
-        """Whether some count lies outside the calibrated range."""
+        """Whether some count of operations or bytes lies outside the calibrated range."""
         return not all(own.in_domain for own in self.pair)
 
     @property
     def gain_ns(self) -> float | None:
-        """The ns per call that the compared grouping saves: measured if both groupings were timed, else predicted."""
+        """How many ns per call the compared grouping saves: measured if both groupings were timed, else predicted."""
         for name in ("measured_ns", "predicted_ns"):
             times = [getattr(own, name) for own in self.pair]
             if times and None not in times:
@@ -135,7 +135,7 @@ class Advice(Choice):
 
     @property
     def calls_to_pay_back(self) -> int | None:
-        """The number of calls after which compiling pays off; None if compiling never pays off or was not timed."""
+        """The number of calls that save as much time as compiling takes; None if no number does, or if unknown."""
         seconds, gain_ns = self.pair[1].compile_s if self.pair else None, self.gain_ns
         return math.ceil(seconds * 1e9 / gain_ns) if seconds is not None and gain_ns and gain_ns > 0 else None
 
@@ -147,7 +147,7 @@ class Advice(Choice):
         return self.text('rx.advise(..., measure="undecided")')
 
     def text(self, asking: str) -> str:
-        """Return the advice as lines to read. An undecided advice names `asking`, the call or command that measures."""
+        """Return the advice as text. If undecided, it suggests `asking`, a call or command that measures."""
         word, named = "together" if len(self.groups) < 2 else "grouped", {own.name: own for own in self.alternatives}
         lines, by_model = (
             [f"{self.verdict}: {self.reason} ({self.reason_code})"],
@@ -203,7 +203,7 @@ class Advice(Choice):
 
 
 def term_in_words(term: str) -> str:
-    """Return the name of a term as people write the name."""
+    """Return the name of a term in words: "launch" for "launch_ns"."""
     return term.removesuffix("_ns").replace("_", " ")
 
 
@@ -211,7 +211,7 @@ def term_in_words(term: str) -> str:
 
 
 def why_not(saved: Mapping[str, float], margin_ns: float, recomputed: int) -> str:
-    """Return the reason code for keeping one program for each stage."""
+    """Return the reason code of an advice to keep a separate program for each stage."""
     if margin_ns >= 0:
         return "no_gain"
     if min(saved, key=lambda name: saved[name]) == "transpose_ns":
@@ -222,7 +222,7 @@ def why_not(saved: Mapping[str, float], margin_ns: float, recomputed: int) -> st
 def why_predicted(
     code: str, name: str, margin_ns: float, saved: Mapping[str, float], again: int, asked_ns: float, priced: str
 ) -> str:
-    """Return the sentence of a reason code."""
+    """Return the sentence that explains a reason code of the model."""
     subject, time = "one program" if name == "together" else name, time_text(abs(margin_ns))
     change = f"{subject} {f'saves {time}' if margin_ns >= 0 else f'costs {time} more'} a call{priced}"
     close = f"{time}{priced}, less than the uncertainty"
@@ -239,7 +239,7 @@ def why_predicted(
 
 
 def flip(saved: Mapping[str, float], margin_ns: float) -> str:
-    """Return by how much the largest difference of a term has to change until both groupings cost the same."""
+    """Say in a sentence how far the largest difference of a term has to change for both groupings to cost the same."""
     most = next(iter(saved), None)
     if most is None or not saved[most]:
         return ""
@@ -250,12 +250,12 @@ def flip(saved: Mapping[str, float], margin_ns: float) -> str:
 
 
 def compared(choice: Choice) -> str:
-    """Return the name of the grouping to compare with "apart": the choice, or the best other grouping."""
+    """Return the name of the compared grouping: the chosen one or, if that is "apart", the best other grouping."""
     return choice.name if choice.name != "apart" else _others(choice)[0]
 
 
 def why_measured(choice: Choice) -> tuple[str, str]:
-    """Return the reason code and the reason of a choice that was measured or pinned."""
+    """Return the reason code of a measured or pinned choice, and the sentence that explains this code."""
     name, is_apart = choice.name, choice.name == "apart"
     runs, code = _in_words(name), "measured_slower" if is_apart else "measured_faster"
     if choice.by == "pinned":
@@ -286,7 +286,7 @@ def why_measured(choice: Choice) -> tuple[str, str]:
 
 
 def _others(choice: Choice) -> list[str]:
-    """Return the names of all groupings except the choice: measured before predicted groupings, each fastest first."""
+    """Return the names of the groupings that were not chosen: those measured by time, then the others by time."""
 
     def rank(own: Way) -> tuple[bool, bool, float]:
         is_timed = own.measured_ns is not None
@@ -308,7 +308,7 @@ def _in_words(name: str) -> str:
 
 
 def as_code(stages: Sequence[Stage], groups: Sequence[Sequence[int]]) -> str:
-    """Return the change as Python: a jitted function for each group, and the composition of these functions."""
+    """Return Python code of the change: a jitted function for each group, and the composition of these functions."""
     names = ["fused"] if len(groups) == 1 else [f"fused{number + 1}" for number in range(len(groups))]
     first = _argument_names(stages[0])
     lines, call = [], ", ".join(first)
@@ -327,12 +327,12 @@ def as_code(stages: Sequence[Stage], groups: Sequence[Sequence[int]]) -> str:
 
 
 def _star(stage: Stage) -> str:
-    """Return "*" if the stage takes several results of the stage before."""
+    """Return "*", which unpacks the previous result, if the stage does not take exactly one argument; otherwise ""."""
     return "*" if len(stage.args) != 1 else ""
 
 
 def _donated(first: Stage, last: Stage, names: Sequence[str]) -> str:
-    """Return the last argument of `jax.jit`, which names the arguments that the program may overwrite; and ")"."""
+    """Return the end of a call of `jax.jit`: a `donate_argnums` if the program may overwrite arguments, and ")"."""
     free = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(last.result)]
     donated: list[int] = []
     for place, arg in enumerate(first.args):
@@ -348,7 +348,7 @@ def _donated(first: Stage, last: Stage, names: Sequence[str]) -> str:
 
 
 def _argument_names(stage: Stage) -> list[str]:
-    """Return names for the arguments of a stage: the names of its parameters if there are enough, else x0, x1, ..."""
+    """Return names for a stage's arguments: the names of its parameters if there are enough, else x0, x1, ..."""
     try:
         parameters = list(inspect.signature(stage.fn).parameters.values())
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""`advise`: which stages should be one program?"""
+"""`advise` says which stages should be compiled together as one program."""
 
 import dataclasses
 import functools
@@ -55,11 +55,11 @@ from ._programs import (
 )
 from ._way import SURE_OF_FUNCTIONS, Choice, Way, measure_word
 
-#: The numbers of the first and the last stage of a group of neighbours.
+#: A group of neighbouring stages: the index of its first stage and the index of its last stage.
 Span = tuple[int, int]
-#: The most groupings that are considered (seven stages have 64), and the most groupings that are measured with "apart".
+#: At most this number of groupings is predicted (7 stages have 64), and at most this number is timed besides "apart".
 MOST_GROUPINGS, MOST_CONSIDERED = 64, 6
-#: Terms of launches and of memory traffic in the functions model. For a target, all terms except launches are traffic.
+#: Terms of the model that count as launches, and as traffic. With a target, all terms except launches count as traffic.
 LAUNCH_TERMS, TRAFFIC_TERMS = ("call_ns", "launch_ns", "loop_ns"), ("memory_ns", "movement_ns", "transpose_ns")
 
 
@@ -76,41 +76,41 @@ def advise(
     target: str | TargetDevice | None = None,
     mesh: Mapping[str, int] | None = None,
 ) -> Advice:
-    """Say which stages should be one jitted function, and why.
+    """Say which stages to compile together as one jitted function, and why.
 
-    For three or more stages, the answer is the fastest grouping of neighbours into programs. Nothing is compiled or
-    run, unless you give `measure` or `target`. Measured times are remembered, and the model learns from them, as in
-    `choose`.
+    For three or more stages, the advice is the fastest way to group neighbouring stages into programs. Nothing is
+    compiled or run unless you give `measure` or `target`. Measured times are remembered, as in `choose`.
 
     Args:
-        stages: functions, in order. A stage takes the result of the stage before as one argument, or as several
-            arguments if the result is a tuple. A single function is compared with running it operation by operation,
-            without jit; jitted functions that it calls stay whole.
+        stages: functions, in the order in which they run. Each stage takes the result of the previous stage: a tuple as
+            several arguments, anything else as one argument. If you give a single function, the alternative to jit is
+            to run it operation by operation; jitted functions that it calls stay whole.
         *args: arguments of the first stage: arrays, `jax.ShapeDtypeStruct`s, or trees of them.
-        calibration: the calibration of this machine, or its file; the default is `default_calibration()`.
-        min_gain_ns: the least time in ns that fewer programs have to save per call, at least 0.
-        trip_counts: trip counts of loops whose length depends on data, in order of appearance over all stages.
-        memory_bytes: memory of the device in bytes; a program that needs more is not advised. The default is the limit
-            that JAX reports for its default device, if there is a limit.
-        peak_price_ns_per_byte: the cost of a byte of peak memory, in ns per call, at least 0.
-        measure: "never", "always", or "undecided": measure only if the model is not sure. To measure means to compile
-            and time "apart", "together" and the most promising groupings, until one grouping is surely the fastest or
-            surely equal to the model's favourite. The default is `RLXJAX_MEASURE`, or else "never".
-        check: whether programs that are timed must give equal results, as in `choose`.
-        target: a device in place of this machine, as "tpu-v5e" or "h100", which need not be present. Each program is
-            compiled for the target (`rlxjax.targets.compile_for`). Times are based on the compiler's kernels and bytes
-            and on the data sheet; `stands_on` says more. A grouping that needs less of one resource and no more of any
-            other is always better.
-        mesh: sizes of a mesh of target devices by axis name, see `rlxjax.targets.compile_for`.
+        calibration: the calibration of this machine, or the path of its file; the default is `default_calibration()`.
+        min_gain_ns: how many ns per call a grouping has to save to be better than "apart"; at least 0.
+        trip_counts: number of iterations of each loop whose length depends on data, in order over all stages.
+        memory_bytes: memory of the device in bytes. No program that needs more is advised. The default is the limit
+            that JAX reports for its default device; if JAX reports none, there is no limit.
+        peak_price_ns_per_byte: a cost, in ns per call, that each byte of peak memory adds to a grouping; at least 0.
+        measure: "never", "always", or "undecided", which measures only if the model is not sure. Measuring compiles
+            "apart", "together" and the most promising groupings. It times them until one is surely the fastest, or
+            until the remaining ones are surely equal. The default is `RLXJAX_MEASURE`, or else "never".
+        check: whether to raise an error if the programs that are timed give unequal results, as in `choose`.
+        target: a device to advise for instead of this machine, for example "tpu-v5e" or "h100"; it need not be present.
+            Each program is compiled for the target (`rlxjax.targets.compile_for`). Times are predicted from the kernels
+            and bytes that the compiler reports and from the data sheet; `stands_on` says more. A grouping that needs
+            less of one resource and no more of any other is always better.
+        mesh: a mesh of target devices: a dict from axis name to size, see `rlxjax.targets.compile_for`.
 
     Returns:
         The advice. Call the advice with the arguments of the first stage to run the advised programs.
 
     Raises:
-        ValueError: there is no stage; a stage does not trace or does not take the result of the stage before; a number
-            is negative; measured stages have side effects, donate arguments or give unequal results; a target is
-            unknown, comes with `measure` or a calibration, or its compiler is missing or fails; a mesh has no target.
-        CalibrationFileError: the calibration file cannot be used, or no calibration ships for this platform.
+        ValueError: `stages` is empty; a stage cannot be traced or does not take the previous result; a number is
+            negative; stages to measure have side effects, donate arguments or give unequal results; `target` is
+            unknown, is given with `measure` or `calibration`, or its compiler is missing or fails; `mesh` is given
+            without `target`.
+        CalibrationFileError: the calibration file cannot be used, or rlxjax has no calibration for this platform.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -203,7 +203,7 @@ def advise(
 
 
 def _unmodelled(profile: FunctionProfile, device: TargetDevice | None) -> tuple[str, str] | None:
-    """Return the reason code and the reason why the time of a program cannot be predicted; None if it can."""
+    """Return the reason code and the reason why a program's time cannot be predicted; None if it can be predicted."""
     # A compiler counts also primitives without a rule. Its text does not identify loops of unknown length.
     unread = profile.target is not None and profile.target.gpu is not None and profile.target.gpu.unknown_loops
     if not (profile.unknown_loops or (device is None and profile.uncounted) or unread):
@@ -216,7 +216,7 @@ def _unmodelled(profile: FunctionProfile, device: TargetDevice | None) -> tuple[
 
 
 def composed(stages: Sequence[Stage]) -> Callable[..., Any]:
-    """Return a function that runs all stages."""
+    """Return a function that runs all stages, each on the result of the previous stage."""
     functions = [stage.fn for stage in stages]
 
     def together(*args: Any) -> Any:
@@ -229,7 +229,7 @@ def composed(stages: Sequence[Stage]) -> Callable[..., Any]:
 
 
 def groups_of(stages: Sequence[Stage]) -> dict[Span, Stage]:
-    """Return each group of neighbouring stages as one jitted program."""
+    """Return a jitted program for every group of neighbouring stages."""
     groups = {}
     for first, last in itertools.combinations_with_replacement(range(len(stages)), 2):
         own = stages[first : last + 1]
@@ -244,7 +244,7 @@ def profiles_of(
     device: TargetDevice | None,
     mesh: Mapping[str, int] | None = None,
 ) -> tuple[dict[Span, FunctionProfile], dict[Span, DoesNotFitError]]:
-    """Return the profile of each group with its share of the trip counts, and the groups that do not fit a device."""
+    """Profile each group with the trip counts of its own loops; also return the errors of groups that do not fit."""
     refused: dict[Span, DoesNotFitError] = {}
     options: dict[str, Any] = {} if device is None else {"level": "compiled", "target": device, "mesh": mesh}
 
@@ -283,7 +283,7 @@ def profiles_of(
 
 @dataclasses.dataclass(frozen=True)
 class _Question:
-    """Stages, the programs of their groups, and the limits of a grouping. A `form` is a grouping."""
+    """A question to `advise`: the stages, a program for each group of stages, and limits. A `form` is a `Grouping`."""
 
     fn: Callable[..., Any]
     args: tuple[Any, ...]
@@ -301,7 +301,7 @@ class _Question:
         return [self.groups[number, number].name for number in range(1 + max(last for _, last in self.groups))]
 
     def forms(self, times: FunctionTimes, also: Sequence[tuple[Span, ...]] = ()) -> list[Grouping]:
-        """Return the groupings that fit, the best first; then "together", which may have failed, and "apart"."""
+        """Return the groupings that fit in memory, best first; then "together", fitting or not, and "apart"."""
         count = len(self.names)
         leaves = jax.tree.leaves(self.groups[0, count - 1].args)
         held = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves if hasattr(leaf, "dtype"))
@@ -347,7 +347,7 @@ class _Question:
     def ahead(
         self, times: FunctionTimes, form: Grouping, other: Grouping, asked_ns: float = 0.0
     ) -> tuple[float, float]:
-        """Return the ns that a form saves, price of peak memory included, and the probability that it saves enough."""
+        """Return how many ns a form saves, price of peak memory included, and the chance that it saves `asked_ns`."""
         decided = times.decision(self.places(form), self.places(other))
         margin_ns, sd_ns = float(decided.margin_ns), float(decided.margin_sd_ns)
         if self.device is not None:  # traffic that contradicts the sign of the margin adds uncertainty
@@ -364,7 +364,7 @@ class _Question:
         return margin_ns, 0.5 + 0.5 * math.tanh(0.5 * odds)
 
     def dominates(self, times: FunctionTimes, form: Grouping, other: Grouping) -> bool:
-        """Whether a form needs less of one resource and no more of any other, by the compiler's figures."""
+        """Whether the compiler reports that a form needs less of one resource than `other`, and no more of others."""
 
         def figures(own: Grouping) -> list[int]:
             profiles = [one.profile for one in self.predictions(times, own)]
@@ -380,14 +380,14 @@ class _Question:
         return is_whole and all(one <= two for one, two in pairs) and any(one < two for one, two in pairs)
 
     def run_by(self, form: Grouping) -> Callable[..., Any]:
-        """Return the function that runs a form. For "apart" of a single function, return the given function."""
+        """Return the function that runs a form. For "apart" of a single function, this is the given function."""
         is_given = form.name == "apart" and len(self.whole) == 1
         return self.fn if is_given else composed([self.groups[span] for span in form.programs])
 
     def work(
         self, forms: Sequence[Grouping], times: FunctionTimes, calibrated: CalibratedModel, measure: str, teaches: bool
     ) -> Work:
-        """Return the forms to choose from, which do not depend on learning: a later call asks for the same forms."""
+        """Return the forms as a `Work`. They do not depend on learning: later calls choose among the same forms."""
         arrays, is_plain = functools.cache(lambda: filled(self.args)), len(self.whole) == 1
         traced = functools.cache(lambda span: self.groups[span].fn.trace(*self.groups[span].args))
 
@@ -494,7 +494,7 @@ class _Question:
 
 
 def _predicted(each: Sequence[FunctionPrediction]) -> dict[str, Any]:
-    """Return the predicted fields of a grouping whose programs run one after another."""
+    """Return the fields of a `Grouping` that hold its prediction; its programs run one after another."""
     terms: Counter[str] = Counter()
     for one in each:
         terms.update(one.terms_ns)  # pyright: ignore[reportArgumentType]
@@ -502,7 +502,7 @@ def _predicted(each: Sequence[FunctionPrediction]) -> dict[str, Any]:
 
 
 def _saved(apart: Sequence[FunctionPrediction], grouped: Sequence[FunctionPrediction]) -> dict[str, Any]:
-    """Return the fields that count what the second grouping saves and recomputes, compared with the first."""
+    """Return the fields `saved_...` and `recomputed_...` of an `Advice`, for the second grouping against the first."""
 
     def totals(programs: Sequence[FunctionPrediction]) -> dict[str, int]:
         profiles = [program.profile for program in programs]
@@ -525,7 +525,7 @@ def _saved(apart: Sequence[FunctionPrediction], grouped: Sequence[FunctionPredic
 
 
 def change_in_words(apart: Sequence[FunctionProfile], grouped: Sequence[FunctionProfile]) -> str:
-    """Return the change of a grouping by the compiler's figures, as "1 kernel instead of 3, 134 MB less traffic"."""
+    """Say how a grouping changes the compiler's counts: for example, "1 kernel instead of 3, 134 MB less traffic"."""
     sides = (apart, grouped)
     before, after = (sum(int(own.io.kernel_launches) for own in side) for side in sides)
     moved, left = (sum(own.fused_traffic_bytes for own in side) for side in sides)

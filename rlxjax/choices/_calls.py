@@ -1,4 +1,4 @@
-"""Calls of a user's programs with a time limit, comparison of results, and processes that choose together."""
+"""Call a user's programs with a time limit, compare their results, and let several processes choose together."""
 
 import functools
 import json
@@ -19,18 +19,18 @@ from ._programs import equation_alone, opened, unlike
 
 R = TypeVar("R")
 
-#: Bytes that processes exchange at once.
+#: Processes exchange data in blocks of this number of bytes.
 BLOCK_BYTES = 4096
-#: Seconds that a process waits for the other processes, which may be compiling.
+#: How many seconds a process waits for the other processes, which may be compiling.
 ANSWER_S = 600.0
 
 
 class FailedError(Exception):
-    """A call gave no result. The text completes a sentence that begins with the name of the program."""
+    """The error of a call that gave no result. Its text continues a sentence that begins with the program's name."""
 
 
 class Caller:
-    """Runs calls one after another in a thread, with the caller's JAX settings, and gives up a call that takes long."""
+    """Runs calls one after another in a thread, with the caller's JAX settings. It stops waiting for a slow call."""
 
     def __init__(self) -> None:
         self._asked: queue.SimpleQueue[Callable[[], Any] | None] | None = None
@@ -45,7 +45,7 @@ class Caller:
         self._asked = None
 
     def __call__(self, call: Callable[[], R], limit_s: float) -> R:
-        """Return the result of a call; raise `FailedError` if the call raises, exits or exceeds its limit."""
+        """Return the result of a call; raise `FailedError` if the call raises, exits or takes longer than `limit_s`."""
         if self._asked is None:
             self._asked, self._answers = queue.SimpleQueue(), queue.SimpleQueue()
             serve = with_callers_settings(_serve)
@@ -72,13 +72,13 @@ def _serve(asked: "queue.SimpleQueue[Any]", answers: "queue.SimpleQueue[tuple[An
 
 
 class Party(NamedTuple):
-    """The processes whose devices hold the arguments of a choice. All run the same programs in the same order."""
+    """The processes whose devices hold the arguments of a choice. They all run the same programs in the same order."""
 
     devices: tuple[Any, ...] = ()  # one device of each process, in order; none if this process chooses alone
 
     @classmethod
     def of(cls, devices: Iterable[Any]) -> "Party":
-        """Return the processes that own these devices."""
+        """Return the party of all processes that own these devices."""
         firsts: dict[int, Any] = {}
         for device in sorted(devices, key=lambda own: (own.process_index, own.id)):
             firsts.setdefault(device.process_index, device)
@@ -89,11 +89,11 @@ class Party(NamedTuple):
         return not self.devices or self.devices[0].process_index == jax.process_index()
 
     def first_text(self, said: str) -> str:
-        """Return the first text that is not empty among the texts of all processes."""
+        """Collect the text that each process gives; return the first text that is not empty, or "" if all are empty."""
         return next(filter(None, self.gathered(said)), "")
 
     def gathered(self, said: Any) -> list[Any]:
-        """Return the JSON value that each process gives; raise `ValueError` if a process has ended."""
+        """Collect the JSON value that each process gives, in a list; raise `ValueError` if a process has ended."""
         if not self.devices:
             return [said]
         content = json.dumps(said).encode()
@@ -113,7 +113,7 @@ class Party(NamedTuple):
         return [json.loads(own[8 : 8 + int.from_bytes(own[:8], "big")]) for own in found]
 
 
-#: A process that chooses alone.
+#: The party of a process that chooses alone.
 ALONE = Party()
 
 
@@ -127,13 +127,13 @@ def _exchanged(devices: tuple[Any, ...], block: bytes) -> list[bytes]:
 
 # --- Whether two results are equal except for rounding -------------------------------------------
 
-#: Two results may differ by this multiple of the change that rounding makes in either result.
+#: Two results may differ by this factor times the sum of the changes that rounding makes in the two results.
 MOVES = 16.0
-#: The number of runs with random roundings.
+#: How many times a program runs with random roundings.
 DRAWS = 8
-#: Operations that call an inner jaxpr.
+#: Names of the operations that call an inner jaxpr.
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat2", "checkpoint"}
-#: Operations whose results are not rounded.
+#: Names of the operations whose results are exact, so that nothing is rounded.
 _EXACT = {
     *("abs", "broadcast_in_dim", "concatenate", "copy", "copy_p", "dynamic_slice", "gather", "imag", "max", "min"),
     *("neg", "pad", "real", "reduce_max", "reduce_min", "reshape", "rev", "select_n", "slice", "sort", "squeeze"),
@@ -142,10 +142,10 @@ _EXACT = {
 
 
 def difference(one: Any, other: Any, calls: Sequence[Callable[[], Any]] = ()) -> str:
-    """Return how the second result differs from the first, in a few words; "" if rounding explains the difference.
+    """Say in a few words how the second result differs from the first; return "" if rounding explains the difference.
 
-    A floating-point number may differ relatively by the square root of its dtype's precision. Any number may differ by
-    `MOVES` times the change that rounding makes in either program.
+    The relative difference of two floating-point numbers may be the square root of the machine epsilon of their dtype.
+    The difference of any two numbers may be `MOVES` times the sum of the changes that rounding makes in both programs.
     """
     if wrong := unlike(one, other):
         return wrong
@@ -176,7 +176,7 @@ def difference(one: Any, other: Any, calls: Sequence[Callable[[], Any]] = ()) ->
 
 
 def _moves(call: Callable[[], Any], results: Sequence[Any]) -> list[np.ndarray]:
-    """Return the change that rounding makes in each number of the results; zeros if JAX cannot trace the call."""
+    """Return how much rounding changes each number of the results; return zeros if JAX cannot trace the call."""
     try:
         return rounding_moves(call, results)
     except Exception:  # noqa: BLE001 - a user's program may raise anything
@@ -184,10 +184,10 @@ def _moves(call: Callable[[], Any], results: Sequence[Any]) -> list[np.ndarray]:
 
 
 def rounding_moves(call: Callable[[], Any], results: Sequence[Any]) -> list[np.ndarray]:
-    """Return the largest change of each number of a program's results over `DRAWS` runs with random roundings.
+    """Run a program `DRAWS` times with random roundings; return the largest change of each number of its results.
 
-    Monte Carlo arithmetic (Parker, Pierce and Eggert, 2000) multiplies each constant and each result of an operation by
-    1 plus or minus the precision of its dtype.
+    This is Monte Carlo arithmetic (Parker, Pierce and Eggert, 2000): each constant, and each result of an operation, is
+    multiplied by 1 plus or minus the machine epsilon of its dtype.
     """
     closed = jax.make_jaxpr(lambda: opened(call()))()
     unit = max((float(jnp.finfo(x.dtype).eps) for x in results if jnp.issubdtype(x.dtype, jnp.inexact)), default=0.0)
@@ -206,7 +206,7 @@ def rounding_moves(call: Callable[[], Any], results: Sequence[Any]) -> list[np.n
 
 
 def own_part(leaf: Any) -> np.ndarray:
-    """Return the numbers of an array that this process holds, floating-point numbers in double precision."""
+    """Return the part of an array that this process holds. Floating-point numbers are converted to double precision."""
     if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
@@ -219,7 +219,7 @@ def own_part(leaf: Any) -> np.ndarray:
 
 
 def distance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return the distance of each two numbers: 0 if both are NaN, infinite if exactly one is finite."""
+    """Return the elementwise distance of two arrays: 0 if both numbers are NaN, infinite if exactly one is finite."""
     if one.dtype.kind not in "fc":
         return np.abs(one.astype(np.float64) - other.astype(np.float64))
     is_same = (one == other) | (np.isnan(one) & np.isnan(other))
@@ -229,7 +229,7 @@ def distance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], seed: Any, unit: float) -> list[Any]:
-    """Return the results of a jaxpr whose computed numbers are each changed by one rounding."""
+    """Run a jaxpr and return its results. Each number that an operation computes is changed by one random rounding."""
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
     for number, equation in enumerate(jaxpr.eqns):
         name, inner = equation.primitive.name, equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
@@ -246,7 +246,7 @@ def _run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], seed: Any, unit
 
 
 def _nudged(value: Any, seed: Any, number: int, most: float) -> Any:
-    """Return floating-point numbers changed by one rounding; a hash of a number's bits says whether up or down."""
+    """Change each floating-point number by one rounding; a hash of the number's bits decides whether up or down."""
     if not jnp.issubdtype(value.dtype, jnp.inexact):
         return value
     if jnp.issubdtype(value.dtype, jnp.complexfloating):

@@ -1,7 +1,7 @@
-"""The choice of a function, or of a suite's variant: predicted if the model is sure, else measured and remembered.
+"""Choose a function, or a variant of a suite: by prediction if the model is sure, else by measuring and remembering.
 
-A choice looks up its key in the memory, then asks the model, and then times the alternatives that the model does not
-rule out.
+The steps of a choice are: look for a remembered choice. If there is none, ask the model. If the model is not sure, time
+the alternatives that the model does not rule out.
 """
 
 import contextlib
@@ -31,15 +31,15 @@ from ._memory import Memory, clear_learned, learn, learned
 from ._programs import Work, unequal, work_of_functions, work_of_suite
 from ._way import LIMIT_MS, REGRET, Choice, Way, choice_of_json, json_of_choice, measure_word
 
-#: The most choices that this process keeps, about 2 kB each; none holds a function or an argument.
+#: This process keeps at most this number of choices, of about 2 kB each. They hold no functions and no arguments.
 MOST_CHOICES = 16_384
-#: Seconds after which a compilation is given up.
+#: A compilation is given up after this number of seconds.
 COMPILE_S = 3600.0
 #: The type of a jitted function.
 JITTED = type(jax.jit(abs))
 _choices: dict[Any, Choice] = {}
 _keeping = threading.Lock()
-#: Held while programs are timed, because two threads that time at once disturb each other.
+#: The lock that a thread holds while it times programs, because two threads that time at once disturb each other.
 _timing = threading.RLock()
 
 
@@ -53,37 +53,37 @@ def choose(
     calibration: Calibration | None = None,
     check: bool = True,
 ) -> Choice:
-    """Return the fastest alternative: predicted if the model is sure, otherwise measured.
+    """Choose the fastest alternative: by prediction if the model is sure, otherwise by measuring.
 
-    Measured choices are remembered in this process and in `RLXJAX_HOME`, for the same machine, software, calibration,
-    arguments and alternatives. The model learns from measured choices. A remembered choice among jitted functions is
-    found in microseconds, so you can write `choose(alternatives, x)(x)` in place of a call. Functions that are not
-    jitted are traced at each call, which takes milliseconds. If several processes hold the arguments, all processes
-    must call `choose` in the same order. The first process decides. The slowest process determines a program's time.
+    A measured choice is remembered in this process and in `RLXJAX_HOME`, and used again for the same machine, software,
+    calibration, alternatives and shapes of arguments. The model learns from it. Among jitted functions, a remembered
+    choice is found in microseconds, so you can write `choose(alternatives, x)(x)` in place of a call. Functions that
+    are not jitted are traced at each `choose`, which takes milliseconds. If several processes hold the arguments, all
+    must call `choose` in the same order. The first process decides. The slowest process sets a program's time.
 
     Args:
-        alternatives: functions by name, which take the same arguments and give the same result. A jitted function runs
-            as one program, any other function operation by operation. Or a suite of your own: the alternatives are its
-            variants with equal results.
-        *args: arguments of the functions: arrays, `jax.ShapeDtypeStruct`s or trees of them. Random arrays replace
-            shapes when alternatives are timed.
-        inputs: inputs of the suite's model, by name.
-        measure: "undecided": measure if the model is not sure. "always": measure all alternatives. "never": predict.
-            The default is `RLXJAX_MEASURE`, or else "undecided".
-        regret: relative difference that does not matter, from 0 to 1. If alternatives differ by less, they are a tie
-            and the model's favourite wins.
-        limit_ms: milliseconds of timing, without compiling. A call that takes longer than 100 times the limit, and at
-            least 1 s, is left running in a daemon thread.
+        alternatives: a dict from name to function. All functions take the same arguments and give the same result. A
+            jitted function runs as one program, any other function operation by operation. Instead of a dict, you can
+            give a suite of your own: the alternatives are those of its variants that give equal results.
+        *args: arguments of the functions: arrays, `jax.ShapeDtypeStruct`s or trees of them. For timing, random arrays
+            take the place of the `jax.ShapeDtypeStruct`s.
+        inputs: inputs of the suite's model, as a dict from name to value; only for a suite.
+        measure: "undecided": measure if the model is not sure. "always": measure all alternatives. "never": only
+            predict. The default is the environment variable `RLXJAX_MEASURE`, or else "undecided".
+        regret: relative difference in time that does not matter to you, from 0 to 1. Alternatives that differ by less
+            are a tie, and the model's favourite wins.
+        limit_ms: milliseconds that timing may take, without compiling. A call is given up after 100 times this limit,
+            but not before 1 s; it then goes on running in a daemon thread.
         calibration: the calibration of this machine; the default is `default_calibration()`.
-        check: whether alternatives that run must give equal arrays, apart from rounding. A list equals a tuple.
+        check: whether to raise an error if results differ by more than rounding explains. A list equals a tuple.
 
     Returns:
         The choice. Call the choice with the arguments of the alternatives to run the chosen alternative.
 
     Raises:
-        ValueError: there is no alternative, or none runs; results differ; measured alternatives have side effects or
-            donate arguments; arguments are traced; `measure` is "never" but nothing predicts the times; a number is
-            out of range; processes ask different questions, or a process has ended.
+        ValueError: `alternatives` is empty, or none of them runs; results differ; alternatives to measure have side
+            effects or donate arguments; arguments are traced values; `measure` is "never" but nothing predicts the
+            times; a number is out of range; the processes choose among different programs, or a process has ended.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -132,7 +132,7 @@ def choose(
 
 
 def clear_choices() -> None:
-    """Empty the caches of choices and of learned models in this process; the database stays.
+    """Empty this process's caches of choices and of learned models. The database keeps its choices.
 
     Examples:
         >>> clear_choices()
@@ -143,7 +143,7 @@ def clear_choices() -> None:
 
 
 def _asked(alternatives: Any, args: tuple[Any, ...], *options: Any) -> tuple[Any, ...] | None:
-    """Return the cache key of a choice among jitted functions; None if an alternative or an argument prevents a key."""
+    """Return the cache key of a choice among jitted functions; None if some object cannot be in a key."""
     try:
         named = [(name, handle(fn)) for name, fn in alternatives.items() if type(fn) is JITTED]
         if len(named) < len(alternatives):
@@ -158,7 +158,7 @@ def _asked(alternatives: Any, args: tuple[Any, ...], *options: Any) -> tuple[Any
 
 
 def _shape_of(arg: Any) -> Any:
-    """Return the part of an argument that a choice depends on: an array's type, or the type and bits of a number."""
+    """Return what a choice depends on in an argument: all of an array except its values; a number's type and value."""
     if isinstance(arg, jax.Array):
         return arg.shape, arg.dtype, arg.weak_type, arg.sharding
     if isinstance(arg, np.generic):
@@ -175,7 +175,7 @@ def _shape_of(arg: Any) -> Any:
 
 
 def recalled(work: Work, measure: str = "never", regret: float = REGRET, check: bool = True) -> Choice | None:
-    """Return the remembered choice, or None if no remembered choice runs here; the arguments are as in `decide`.
+    """Return the remembered choice, or None if there is none that runs here. The arguments are as in `decide`.
 
     Raises:
         ValueError: no alternative runs.
@@ -186,13 +186,13 @@ def recalled(work: Work, measure: str = "never", regret: float = REGRET, check: 
 def decide(
     work: Work, measure: str, *, regret: float = REGRET, limit_ms: float = LIMIT_MS, check: bool = True
 ) -> Choice:
-    """Return the choice among the alternatives of some work: remembered, else predicted if sure, else measured.
+    """Choose among the alternatives of a `Work`: a remembered choice, else a sure prediction, else a measurement.
 
-    The other arguments are as in `choose`.
+    The arguments after `work` are as in `choose`.
 
     Raises:
-        ValueError: no alternative runs; results differ; `measure` is "never" but nothing predicts the times; processes
-            ask different questions, or a process has ended.
+        ValueError: no alternative runs; results differ; `measure` is "never" but nothing predicts the times; the
+        processes choose among different programs, or a process has ended.
     """
     key, context, machine = _key_of(work, check)
     memory, party = Memory(), Party.of(work.devices)
@@ -253,7 +253,7 @@ def _bare(choice: Choice) -> Choice:
 
 
 def _key_of(work: Work, check: bool) -> tuple[str, str, Any]:
-    """Return the key of a choice, the digest of its setting, and the machine."""
+    """Return the key of a choice, the digest of its setting, and the fingerprint of the machine."""
     if all(own.failed for own in work.ways):
         failures = "; ".join(f"{own.name}: {own.failed}" for own in work.ways)
         raise ValueError(f"alternatives: none of them runs: {failures}")
@@ -263,14 +263,14 @@ def _key_of(work: Work, check: bool) -> tuple[str, str, Any]:
 
 
 def _recalled(known: Choice) -> Choice:
-    """Return a choice marked as remembered or pinned."""
+    """Return a copy of a choice, marked as pinned if it is pinned, otherwise as remembered."""
     ways = tuple(dataclasses.replace(own, compile_s=None) for own in known.alternatives)
     by = "pinned" if known.by == "pinned" else "remembered"
     return dataclasses.replace(known, by=by, alternatives=ways, measuring_s=0.0)
 
 
 def _remembered(work: Work, memory: Memory, key: str, measure: str, regret: float) -> Choice | None:
-    """Return the remembered choice if it runs, and if it is pinned or measured as thoroughly as asked; else None."""
+    """Return the remembered choice if it runs here and is pinned or meets `measure` and `regret`; otherwise None."""
     party = Party.of(work.devices)
     known = memory.look_up(key) if party.is_first else None
     if party is not ALONE:
@@ -297,7 +297,7 @@ def _remembered(work: Work, memory: Memory, key: str, measure: str, regret: floa
 def _predicted(
     work: Work, memory: Memory, context: str, party: Party, regret: float
 ) -> tuple[list[Way], dict[int, float]]:
-    """Return the predicted alternatives, and the probability by place that each does not beat the best, best first."""
+    """Return the predicted alternatives; and, best first, each index with the probability of not beating the best."""
     ways, sd_ns = [*work.ways], np.full((len(work.ways),) * 2, np.inf)
     if work.calibrated is not None:
         ways, sd_ns = work.predict(learned(work.calibrated, memory, context, work.kind))
@@ -322,7 +322,7 @@ def _predicted(
 def _timed(
     ways: list[Way], order: list[int], entrants: list[int], party: Party, regret: float, limit_s: float, check: bool
 ) -> tuple[Contest, list[Way]]:
-    """Compile, check and time the entrants, the favourite first, and the others too if the favourite fails."""
+    """Compile, check and time the entrants, starting with the favourite; if it fails, do so with all alternatives."""
     ways, first_s, failed = [*ways], {}, {}
     expected: Any = None
     with Caller() as caller:

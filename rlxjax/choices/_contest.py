@@ -1,9 +1,9 @@
 """A contest: programs are timed in rounds until one program is surely the fastest.
 
-A round visits each program once, in random order, so that a disturbance of the machine affects all programs alike. The
-time of a program is the lower quartile of the medians of its visits. Two programs are compared by the logarithm of the
-ratio of their times. Resampled rounds give the error of the ratio (the bootstrap of Efron, 1979). A program whose mean
-time is surely higher does not win. If the measured times contradict the choice, the contest is a tie.
+A round visits each program once, in random order, so that a disturbance of the machine affects all programs alike. A
+visit calls its program several times. Programs are compared by the lower quartile of the median times of their visits.
+The comparison uses the logarithm of the ratio of two times; resampled rounds give its error (the bootstrap of Efron,
+1979). A program whose mean time is surely higher does not win. If measured times contradict the choice, it is a tie.
 """
 
 import functools
@@ -21,20 +21,20 @@ from rlxjax.fit import COVERED_SDS, SURE
 
 from ._calls import ALONE, Caller, FailedError, Party
 
-#: A contest takes at least this number of rounds and this share of the limit, because a shared machine stays in the
-#: same state for tens of milliseconds. The first round does not count if its share of the limit is below `WARMING`.
+#: A contest takes at least `LEAST_ROUNDS` rounds and the share `LEAST_SHARE` of its time limit, because a shared
+#: machine stays in one state for tens of milliseconds. A first round shorter than the share `WARMING` is left out.
 LEAST_ROUNDS, LEAST_SHARE, WARMING = 6, 0.5, 0.25
-#: The number of resamples, the confidence level of the interval of a ratio, and the smallest error of a ratio.
+#: The number of resamples, the confidence level of a ratio's interval, and the smallest standard error of a ratio.
 RESAMPLES, LEVEL, LEAST_ERROR = 200, 0.99, 0.002
-#: A call is given up after this multiple of the limit, but not before this number of seconds.
+#: A call is given up after `LONGEST_CALL` times the time limit, but not before `LEAST_WAIT_S` seconds.
 LONGEST_CALL, LEAST_WAIT_S = 100, 1.0
-#: When time is up, a program replaces the favourite if it is faster with this probability.
+#: When time is up, a program replaces the favourite if it is faster with at least this probability.
 LIKELY = 2 / 3
 
 
 @by_value
 class Contest(NamedTuple):
-    """The result of a contest; times of a program that failed are NaN."""
+    """The result of a contest. Each program is given by its index. The times of a failed program are NaN."""
 
     best: int  # the favourite, unless another program is likely to be faster by more than the regret
     tied: tuple[int, ...]  # programs that are not told apart from the best
@@ -47,7 +47,7 @@ class Contest(NamedTuple):
 
 
 def longest_s(limit_s: float) -> float:
-    """Return the seconds after which a call is given up."""
+    """Return the number of seconds after which a call is given up."""
     return max(LONGEST_CALL * limit_s, LEAST_WAIT_S)
 
 
@@ -61,7 +61,7 @@ def contest(
     seed: int | None = None,
     party: Party = ALONE,
 ) -> Contest:
-    """Time programs until one program is surely the fastest, or until the programs left are surely equal."""
+    """Time programs until one is surely the fastest, until all that may be are surely equal, or until time is up."""
     extras = np.zeros(len(calls)) if extra_ns is None else np.asarray(extra_ns, float)
     rng = np.random.default_rng(seed if party is ALONE else party.gathered(random.getrandbits(32))[0])
     medians, means = np.empty((2, 0, len(calls)))  # median and mean of the calls of a visit, plus the extra cost
@@ -137,7 +137,7 @@ class _Ratio(NamedTuple):
         return cls(float(centre), max(float(np.std(drawn)), LEAST_ERROR), rounds - 1)
 
     def reach(self) -> float:
-        """Return half the width of the interval that holds the ratio with probability `LEVEL`."""
+        """Return half the width of the interval that holds the logarithm with probability `LEVEL`."""
         from scipy.special import stdtrit  # loaded when first used
 
         return self.error * float(stdtrit(self.freedom, (1.0 + LEVEL) / 2.0))
@@ -150,12 +150,12 @@ class _Ratio(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _drawn(rounds: int) -> np.ndarray:
-    """Return the numbers of resampled rounds, `[resamples, rounds]`."""
+    """Return the indices of the rounds in each resample, of shape `[resamples, rounds]`."""
     return np.random.default_rng(rounds).integers(0, rounds, (RESAMPLES, rounds))
 
 
 def _left(costs: np.ndarray, active: list[int], regret: float) -> tuple[list[int], bool]:
-    """Return the programs that may be the fastest, and whether they are surely equal within the regret."""
+    """Return the programs that may be the fastest, and whether their times are surely equal within `regret`."""
     ahead, most = _ahead(costs, active), math.log1p(regret)
     ratios = {place: _Ratio.of(costs, place, ahead) for place in active if place != ahead}
     reaches = {place: ratio.reach() for place, ratio in ratios.items()}
@@ -168,7 +168,7 @@ def _ahead(costs: np.ndarray, active: list[int]) -> int:
 
 
 def _quantiles(times_ns: np.ndarray) -> tuple[float, float, float]:
-    """Return the lower quartile of visits and its 90 % interval."""
+    """Return the lower quartile of a program's times in its visits, and the ends of its 90 % interval."""
     seen = times_ns[~np.isnan(times_ns)]
     if not len(seen):
         return math.nan, math.nan, math.nan

@@ -17,13 +17,13 @@ import numpy as np
 from rlxjax._values import Handle, handle
 from rlxjax.calibration import CalibratedModel, Fingerprint, current_fingerprint
 
-#: Parameters of equations that do not affect the program.
+#: Names of the parameters of jaxpr equations that do not affect the program.
 _UNREAD = {"bwd", "debug_info", "fwd_jaxpr_thunk", "jvp_jaxpr_fun", "name_and_src_info", "out_trees"}
-#: The address of a Python object, which differs between processes.
+#: A pattern for the address of a Python object in its `repr`; the address differs between processes.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-#: Packages whose objects are described by `repr`, unless they have fields.
+#: Packages whose objects are described by their `repr`, except dataclasses, which are described by their fields.
 _SHOWN = {"jax", "jaxlib", "ml_dtypes", "numpy"}
-#: Environment variables that affect programs and are not in the fingerprint, and JAX settings that no jaxpr shows.
+#: Environment variables that affect programs but are not in the fingerprint; and JAX settings that no jaxpr shows.
 _FLAGS = ("LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE", "TF_XLA_FLAGS")
 _SETTINGS = (
     *("jax_allow_f16_reductions", "jax_cpu_collectives_implementation", "jax_cpu_enable_async_dispatch"),
@@ -35,19 +35,19 @@ _SETTINGS = (
 
 
 def digest(*parts: Any) -> str:
-    """Return the hexadecimal SHA-256 of values as JSON."""
+    """Write values as JSON and return the SHA-256 digest of the text, in hexadecimal."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def content_of(programs: Sequence[Any], is_jitted: bool = True) -> str:
-    """Return the digest of the jaxprs of programs, in order; names of variables do not matter."""
+    """Return one digest of the jaxprs of all programs. The order of programs matters; names of variables do not."""
     return digest(is_jitted, [description_of(program.jaxpr) for program in programs])
 
 
 def setting_of(
     calibrated: CalibratedModel | None, devices: Sequence[Any] = (), runner: Any = None
 ) -> tuple[str, Fingerprint]:
-    """Return the digest of machine, software, settings, devices and calibration; and the machine's fingerprint."""
+    """Return one digest of machine, software, settings, devices and calibration; and the machine's fingerprint."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     here = _fingerprint(os.environ.get("XLA_FLAGS"), os.environ.get("OMP_NUM_THREADS"), cores)
     flags = {name: os.environ[name] for name in _FLAGS if name in os.environ}
@@ -68,7 +68,7 @@ def default_device() -> Any:
 
 @functools.lru_cache(maxsize=8)
 def _fingerprint(*environment: str | int | None) -> Fingerprint:
-    """Return the fingerprint of this machine, computed once for each state of the environment."""
+    """Return the fingerprint of this machine, computed once for each set of arguments."""
     return current_fingerprint()
 
 
@@ -79,7 +79,7 @@ def digest_of_model(calibrated: CalibratedModel) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _digest_of_model(known: Handle) -> str:
-    """Return the digest of a model's name and version and of all numbers of its posterior."""
+    """Return one digest of a model's name, its version, and all numbers of its posterior."""
     own: Any = known()
     posterior = own.posterior
     leaves, structure = jax.tree.flatten((posterior.facts, posterior))
@@ -90,9 +90,9 @@ def _digest_of_model(known: Handle) -> str:
 
 
 def description_of(value: Any, within: tuple[int, ...] = (), known: dict[int, Any] | None = None) -> Any:
-    """Return a JSON value that describes a value: equal in any process, different if a type or a bit differs.
+    """Describe a value in JSON. The description is the same in every process, and differs if a type or a bit differs.
 
-    A function is described by its code and by all values that it captures, has as defaults or reads from its module.
+    A function is described by its code, its captured values, its defaults, and values that it reads in its module.
     """
     known = {} if known is None else known
     if value is None or isinstance(value, bool | int | str):
@@ -152,7 +152,7 @@ def _described_array(value: Any) -> Any:
 
 
 def _described_jaxpr(jaxpr: Any, inner: Any) -> Any:
-    """Return the equations of a jaxpr, with numbers in place of variables."""
+    """Describe the equations of a jaxpr in JSON, with numbers in place of variables."""
     numbers: dict[Any, int] = {}
 
     def of(var: Any) -> Any:
@@ -177,12 +177,12 @@ def _described_jaxpr(jaxpr: Any, inner: Any) -> Any:
 
 
 def _type_of(var: Any) -> str:
-    """Return shape, dtype, sharding and weak type of a variable."""
+    """Return a text with a variable's shape, dtype and sharding, and whether its type is weak."""
     return f"{var.aval.str_short(short_dtypes=False)} {getattr(var.aval, 'weak_type', False)}"
 
 
 def _read_by(function: types.FunctionType) -> dict[str, Any]:
-    """Return the captured values of a function, and the numbers, texts and containers of its module that it reads."""
+    """Return, by name, the values that a function captures, and the data that it reads from its module."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     found = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
     data = bool | int | float | complex | str | bytes | tuple | list | Mapping | Set

@@ -1,7 +1,7 @@
-"""The memory of measured choices in SQLite, shared by processes, and what models learn from these choices.
+"""The SQLite database of measured choices, which processes share; and what models learn from these choices.
 
-Each question opens its own connection, because threads and forked processes cannot share a connection. The rollback
-journal works on network file systems too, and survives a killed process.
+Each query opens its own connection, because threads and forked processes cannot share a connection. SQLite's rollback
+journal is used because it works on network file systems too, and survives a killed process.
 """
 
 import atexit
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 
-#: The SQLite application id of the database, and the schema version of its table and of an export.
+#: The SQLite application id of the database, and the schema version of the database and of an export.
 APPLICATION_ID, SCHEMA_VERSION = 0x726C786A, 1
-#: Seconds to wait for a process that writes, seconds to wait after a failure, and characters of a key in messages.
+#: Seconds to wait while another process writes, the same after a failure, and the length of a key in messages.
 WAIT_S, AGAIN_S, SHOWN_KEY = 5.0, 0.2, 8
-#: Seconds to wait for another process that is timing, and the name of the timing lock.
+#: Seconds to wait for another process that is timing, and the name of the lock file.
 TIMING_WAIT_S, TIMING_LOCK = 300.0, ".rlxjax.timing.lock"
 _MAKE = (
     "CREATE TABLE decisions (key TEXT PRIMARY KEY, context TEXT NOT NULL, kind TEXT NOT NULL, created TEXT NOT NULL, "
@@ -43,19 +43,19 @@ _MAKE = (
     f"PRAGMA application_id = {APPLICATION_ID}",
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
-#: Keeping a choice leaves its pin as it is.
+#: The SQL that stores a choice. If the key already has a pin, the pin stays.
 _KEEP = (
     "INSERT INTO decisions VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET context = excluded.context, "
     "kind = excluded.kind, created = excluded.created, content = excluded.content, "
     "pinned = coalesce(pinned, excluded.pinned)"
 )
-#: The remedy for a bad place, the remedy for a bad file, and the SQLite errors that mean a bad place.
+#: What to do if the folder cannot be used, what to do if the file is damaged, and the SQLite errors of the former kind.
 _ELSEWHERE = "free some space there, or set RLXJAX_HOME to a folder that can be written"
 _AGAIN = "move it to another place; its choices are measured again"
 _OF_THE_PLACE = ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_PERM")
-#: The most choices that a model learns from, the newest first, and the most settings whose models a process keeps.
+#: How many of the newest choices a model learns from, and for how many settings a process keeps its models.
 MOST_LEARNED, MOST_SETTINGS = 512, 64
-#: Databases that this process has warned of, databases that another process held too long, and choices not yet written.
+#: Databases that this process has warned about; databases that another process held too long; choices not yet written.
 _WARNED_OF: set[str] = set()
 _BUSY: set[FilePath] = set()
 _UNWRITTEN: dict[FilePath, list[Choice]] = {}
@@ -66,9 +66,9 @@ class Loaded(NamedTuple):
 
     Attributes:
         taken: number of choices that were imported.
-        known: number of choices that the database already had, as new or newer.
-        elsewhere: number of choices that another kind of machine measured.
-        left_out: a sentence for each invalid choice.
+        known: number of choices left out because the database has a choice of the same key that is not older.
+        elsewhere: number of choices left out because another kind of machine measured them.
+        left_out: for each invalid choice, a sentence that says what is wrong with it.
     """
 
     taken: int
@@ -78,7 +78,7 @@ class Loaded(NamedTuple):
 
 
 class Export(Sealed):
-    """An export of decisions as a file. Each decision is a `Choice`, which the import checks."""
+    """The content of an export file. Each decision is a `Choice` as JSON; importing the file checks it."""
 
     schema_version: Literal[1] = 1
     decisions: list[dict[str, Any]]
@@ -87,14 +87,14 @@ class Export(Sealed):
 class Memory:
     """A database of measured choices, which several processes may use at once.
 
-    `look_up`, `keep` and `all` warn once and go on without memory if the database is damaged, locked, too new or not
-    writable. A choice that could not be written is written with the next choice, or when the process ends. All other
-    methods raise a `ValueError` that names the path and a remedy. With `strict`, these three methods raise it too.
+    If the database is damaged, locked, too new or not writable, `look_up`, `keep` and `all` warn once and go on without
+    it. All other methods raise a `ValueError` that names the path and a remedy. A choice that could not be written is
+    written together with the next choice, or when the process ends.
 
     Args:
-        path: path of the database; the default is `decisions.sqlite` in `RLXJAX_HOME`, or in the user's data folder.
-            Reading makes no file.
-        strict: whether to raise an error instead of a warning.
+        path: path of the database; the default is `decisions.sqlite` in the folder `RLXJAX_HOME`, or else in the user's
+            data folder. Reading creates no file.
+        strict: whether `look_up`, `keep` and `all` raise this `ValueError` too, instead of a warning.
 
     Examples:
         >>> import tempfile
@@ -108,34 +108,34 @@ class Memory:
 
     @property
     def path(self) -> FilePath:
-        """The path of the database, which need not exist."""
+        """The path of the database file. The file need not exist."""
         return self._given or home_folder("data") / "decisions.sqlite"
 
     def look_up(self, key: str) -> Choice | None:
-        """Return the remembered choice of a key, if any."""
+        """Return the choice that is remembered under a key, or None if there is none."""
         found = self._leniently(lambda: self._read("WHERE key = ?", key), [])
         return found[0] if found else None
 
     def all(self, context: str | None = None, kind: str | None = None) -> list[Choice]:
-        """Return all remembered choices, the newest first; a context and a kind restrict them."""
+        """Return the remembered choices, the newest first: all of them, or only those with this `context` or `kind`."""
         asked = {name: value for name, value in {"context": context, "kind": kind}.items() if value is not None}
         where = f"WHERE {' AND '.join(f'{name} = ?' for name in asked)}" if asked else ""
         return self._leniently(lambda: self._read(where, *asked.values()), [])
 
     def keep(self, choice: Choice) -> None:
-        """Remember a choice. It replaces an earlier choice of the same key and keeps the pin."""
+        """Remember a choice. It replaces an earlier choice with the same key; a pin on that key stays."""
         self._leniently(lambda: self._write([choice]), None)
 
     @contextlib.contextmanager
     def timing(self) -> Iterator[None]:
-        """Hold the lock that keeps other processes from timing; without a writable folder there is no lock."""
+        """Hold a lock that keeps other processes from timing programs. If the folder is not writable, do nothing."""
         with contextlib.ExitStack() as held:
             with contextlib.suppress(ValueError, OSError):
                 held.enter_context(locked(self.path, TIMING_LOCK, TIMING_WAIT_S))
             yield
 
     def key_of(self, start: str) -> str:
-        """Return the key that begins with these characters.
+        """Return the full key that begins with the characters `start`.
 
         Raises:
             ValueError: no key or several keys begin with these characters.
@@ -149,10 +149,10 @@ class Memory:
         raise ValueError(f"{found} with {start[:80]!r}; `rlxjax decisions list` shows all keys")
 
     def pin(self, key: str, name: str | None) -> None:
-        """Pin an alternative by name: it runs even if another alternative is faster. None removes the pin.
+        """Pin an alternative by name, so that it runs even if another alternative is faster. None removes the pin.
 
         Raises:
-            ValueError: the key is unknown, or no alternative that runs has this name.
+            ValueError: the key is unknown, or `name` is not the name of an alternative that runs.
         """
         with self._opened("written") as database:
             row = database.execute("SELECT content, pinned FROM decisions WHERE key = ?", (key,)).fetchone()
@@ -167,7 +167,7 @@ class Memory:
             database.execute("UPDATE decisions SET pinned = ? WHERE key = ?", (pinned, key))
 
     def forget(self, keys: Sequence[str] | None) -> int:
-        """Forget the choices of these keys, or all choices if `keys` is None; return the number of forgotten choices.
+        """Delete the choices with these keys, or all choices if `keys` is None; return the number of deleted choices.
 
         Raises:
             ValueError: the database cannot be written.
@@ -180,10 +180,10 @@ class Memory:
             return database.executemany("DELETE FROM decisions WHERE key = ?", [(key,) for key in keys]).rowcount
 
     def export(self, path: str | os.PathLike[str]) -> int:
-        """Write all remembered choices to a JSON file; return the number of choices.
+        """Write all remembered choices to a JSON file; return how many choices were written.
 
         Raises:
-            ValueError: the database cannot be read, or the file is the database.
+            ValueError: the database cannot be read, or `path` is the path of the database.
             OSError: the file cannot be written.
         """
         if self.path.exists() and os.path.exists(path) and self.path.samefile(path):
@@ -193,10 +193,10 @@ class Memory:
         return len(found)
 
     def load(self, path: str | os.PathLike[str]) -> Loaded:
-        """Import the choices of an export that this kind of machine measured; of two choices, the newer is kept.
+        """Import choices that this kind of machine measured, from an export file. If a key is known, the newer stays.
 
         Raises:
-            ValueError: the file is no complete export, or the database cannot be written.
+            ValueError: the file is not a complete export, or the database cannot be written.
         """
         mend = "write the file again with `rlxjax decisions export`"
         raw = read_json_file(path, Export, SCHEMA_VERSION, ValueError, mend, "an export of decisions").decisions
@@ -223,7 +223,7 @@ class Memory:
         return Loaded(taken, len(own) - taken, len(found) - len(own), tuple(left_out))
 
     def _leniently(self, ask: Callable[[], A], otherwise: A) -> A:
-        """Return the answer of the database; if it cannot answer, warn once and return a substitute."""
+        """Return the result of `ask`, a query. If it fails, warn once and return `otherwise`; raise if strict."""
         try:
             return ask()
         except ValueError as reason:
@@ -265,7 +265,7 @@ class Memory:
 
     @contextlib.contextmanager
     def _opened(self, to_be: Literal["read", "written"]) -> "Iterator[sqlite3.Connection]":
-        """Yield the database in one transaction. A missing database is made: on disk for writing, else in memory."""
+        """Yield the database in a transaction. A missing database is created: on disk to write, in memory to read."""
         import sqlite3  # loaded when first used
 
         path, is_written = self.path, to_be == "written"
@@ -312,7 +312,7 @@ def _insert(database: "sqlite3.Connection", one: Choice) -> None:
 
 
 def _is_made(path: FilePath, database: "sqlite3.Connection") -> bool:
-    """Return whether a database has its table; refuse a newer version and the database of another program."""
+    """Return whether a database has its table. Raise an error for a newer version or another program's database."""
     asked = ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
     application, version, tables = (database.execute(one).fetchone()[0] for one in asked)
     if application == APPLICATION_ID and version > SCHEMA_VERSION:
@@ -325,7 +325,7 @@ def _is_made(path: FilePath, database: "sqlite3.Connection") -> bool:
 
 @atexit.register
 def write_the_rest() -> None:
-    """Write the choices that could not be written so far."""
+    """Try again to write the choices that could not be written."""
     for path in [path for path, waiting in _UNWRITTEN.items() if waiting]:
         with contextlib.suppress(ValueError, OSError):
             Memory(path)._write([])
@@ -334,19 +334,19 @@ def write_the_rest() -> None:
 # --- What models learn ---------------------------------------------------------------------------
 
 
-#: By database, context and kind: the measured choices by key, and the model that has learned from them.
+#: Two dicts by database, context and kind: the measured choices by key; and the model that has learned from them.
 _settings: dict[tuple[str, str, str], dict[str, Choice]] = {}
 _known: dict[tuple[str, str, str], tuple[Handle, list[Choice], CalibratedModel]] = {}
 
 
 def clear_learned() -> None:
-    """Forget what models learned; the next question reads the database again."""
+    """Forget what models learned. The next call of `learned` reads the database again."""
     _settings.clear()
     _known.clear()
 
 
 def learn(choice: Choice, memory: Memory, *, is_own: bool) -> None:
-    """Add a choice to the choices that a model learns from; a choice of this process replaces an earlier one."""
+    """Add a choice to those that a model learns from. If `is_own`, it replaces an earlier choice of the same key."""
     choices = _settings.get((str(memory.path), choice.context, choice.kind))
     if choices is not None and is_own:
         choices.pop(choice.key, None)
@@ -355,7 +355,7 @@ def learn(choice: Choice, memory: Memory, *, is_own: bool) -> None:
 
 
 def learned(calibrated: CalibratedModel, memory: Memory, context: str, kind: str) -> CalibratedModel:
-    """Return a model that has learned from the measured choices of its setting."""
+    """Return the calibrated model after it has learned from the measured choices of its setting."""
     place, own = (str(memory.path), context, kind), handle(calibrated)
     if place not in _settings:
         for oldest in [*_settings][: max(len(_settings) + 1 - MOST_SETTINGS, 0)]:
@@ -378,12 +378,12 @@ def learned(calibrated: CalibratedModel, memory: Memory, context: str, kind: str
 
 
 def _taught(choice: Choice) -> list[Way]:
-    """Return the alternatives from which a model learns: those with a measured time and known runs."""
+    """Return the alternatives that a model learns from: they have a measured time, and their runs are known."""
     return [own for own in choice.alternatives if own.measured_ns is not None and own.runs]
 
 
 def _timed_runs(model: LatencyModel, ways: Sequence[Way]) -> Runs:
-    """Return the runs of measured alternatives, checked like any measurement."""
+    """Return the runs of measured alternatives. The runs are checked like those of any measurement."""
     runs: list[Any] = [run for own in ways for run in own.runs]
     columns = columns_of(model.inputs, model.inputs, [run["inputs"] for run in runs])
     for name, entry in model.inputs.items():
@@ -393,7 +393,7 @@ def _timed_runs(model: LatencyModel, ways: Sequence[Way]) -> Runs:
 
 
 def _conditioned(calibrated: CalibratedModel, choices: list[Choice]) -> CalibratedModel:
-    """Return a model conditioned on the measured times of choices; the times of the same choice are one probe."""
+    """Return the model conditioned on the measured times of choices. All times of the same choice form one probe."""
     taught = [(number, own) for number, choice in enumerate(choices) for own in _taught(choice)]
     if not taught:
         return calibrated

@@ -1,4 +1,4 @@
-"""Functions and the variants of a suite as alternatives of one piece of work: traced, counted and predicted."""
+"""Turn functions, or the variants of a suite, into the alternatives of a `Work`, and predict their times."""
 
 import dataclasses
 import functools
@@ -22,28 +22,28 @@ from ._way import SURE_OF_FUNCTIONS, Way
 
 #: Random integers are below this number, so that they are valid indices into arrays of at least this length.
 INTEGERS = 100
-#: The most programs of suites that are kept; the least recently used program is dropped first.
+#: At most this number of suite programs is kept; the least recently used program is dropped first.
 MOST_PROGRAMS = 32
-#: Alternatives with their predictions and runs, and the standard deviation in ns of the difference of each two
-#: predictions, `[n, n]`, infinite where unknown.
+#: The alternatives with their predictions and runs; and a matrix `[n, n]` that holds the standard deviation in ns of
+#: the difference between each two predictions, or infinity if it is unknown.
 Predicted = tuple[list[Way], np.ndarray]
 
 
 @by_value
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A piece of work with several alternatives.
+    """A task that several alternatives can do, and how to predict their times.
 
     Attributes:
         ways: the alternatives.
-        predict: function from a model to predictions; the model may have learned more than the calibration.
-        calibrated: the model of the calibration; None without one.
-        kind: "functions", or the name of the latency model.
-        label: the workload in words.
-        workload: sizes and dtypes that all alternatives share, as JSON values.
-        devices: devices that hold the arguments.
-        runner: version of the programs, as a JSON value; a model learns only from programs of the same version.
-        sure: probability from which the model rules out an alternative.
+        predict: function from a model to predictions. The model may have learned more than the calibration knows.
+        calibrated: the calibrated model; None if there is no calibration.
+        kind: "functions" if the alternatives are functions; for a suite, the name of its latency model.
+        label: a description of the task in words.
+        workload: what all alternatives share, as JSON values: sizes of a suite's model, or facts about arguments.
+        devices: the devices that hold the arguments.
+        runner: version of the programs as a JSON value. A model learns only from programs of the same version.
+        sure: the model rules out an alternative if the alternative is slower with at least this probability.
     """
 
     ways: Sequence[Way]
@@ -70,12 +70,12 @@ class Stage(NamedTuple):
 
 
 def as_arguments(result: Any) -> tuple[Any, ...]:
-    """Return the result of a stage as arguments of the next stage: the parts of a tuple, or the result itself."""
+    """Return the result of a stage as arguments of the next stage: the parts of a tuple, or any other result itself."""
     return result if isinstance(result, tuple) and not hasattr(result, "_fields") else (result,)
 
 
 def in_order(stages: Sequence[Callable[..., Any]], args: tuple[Any, ...]) -> list[Stage]:
-    """Return the stages, each jitted and traced once, with the shapes of their arguments."""
+    """Jit and trace each function once, on the result of the previous function; return them as stages."""
     found, given = [], args
     for number, fn in enumerate(stages):
         name = getattr(fn, "__name__", "")
@@ -96,7 +96,7 @@ def in_order(stages: Sequence[Callable[..., Any]], args: tuple[Any, ...]) -> lis
 
 
 def parts_of(whole: Stage) -> list[Stage]:
-    """Return the programs of a function that is not jitted: its jitted calls and each other operation."""
+    """Return the programs that a function without jit runs: each jitted function it calls, and each other operation."""
     jaxpr = whole.fn.trace(*whole.args).jaxpr.jaxpr
     parts = []
     for equation in jaxpr.eqns:
@@ -108,7 +108,7 @@ def parts_of(whole: Stage) -> list[Stage]:
 
 
 def equation_alone(jaxpr: Any, equation: Any) -> tuple[Callable[..., Sequence[Any]], list[Any]]:
-    """Return an equation of a jaxpr as a function, and the variables of its arguments."""
+    """Return a function that runs only this equation of a jaxpr, and the variables that are its arguments."""
     from jax.extend import core  # loaded when first used, because it loads Pallas
 
     inputs = list(dict.fromkeys(var for var in equation.invars if not hasattr(var, "val")))  # no literals
@@ -122,7 +122,7 @@ def equation_alone(jaxpr: Any, equation: Any) -> tuple[Callable[..., Sequence[An
 def work_of_functions(
     alternatives: Mapping[str, Any], args: tuple[Any, ...], known: Calibration | None, measure: str, check: bool
 ) -> Work:
-    """Return traced functions as alternatives of one piece of work."""
+    """Trace the functions and return them as the alternatives of a `Work`."""
     if not isinstance(alternatives, Mapping) or not alternatives:
         raise ValueError(f"alternatives: expected functions by name, or a Suite, got {alternatives!r}")
     arrays = functools.cache(lambda: filled(args))
@@ -180,7 +180,7 @@ def work_of_functions(
 
 
 def unlike(one: Any, other: Any) -> str:
-    """Return how the second result differs from the first in structure, shapes or dtypes; "" if it does not."""
+    """Say how the second result differs from the first in structure, shapes or dtypes; return "" if it does not."""
     (mine, structure), (others, other_structure) = (jax.tree.flatten(opened(own)) for own in (one, other))
     if len(mine) != len(others):
         return f"{counted(len(others), 'array')} instead of {len(mine)}"
@@ -195,26 +195,26 @@ def unlike(one: Any, other: Any) -> str:
 
 
 def opened(tree: Any) -> Any:
-    """Return a result with lists in place of tuples and named tuples, and with dictionaries in place of mappings."""
+    """Return a result in which lists replace tuples and named tuples, and dictionaries replace other mappings."""
     if isinstance(tree, tuple | list):
         return [*map(opened, tree)]
     return {name: opened(tree[name]) for name in tree} if isinstance(tree, Mapping) else tree
 
 
 def unequal(name: str, other: str, wrong: str) -> ValueError:
-    """Return the error of an alternative whose result differs from the result of another alternative."""
+    """Return the error that says that the results of two alternatives differ."""
     said = f"expected the same result of all, but {other!r} differs from {name!r}: {wrong}"
     return ValueError(f"alternatives: {said}; check=False accepts any result")
 
 
 def in_words(args: tuple[Any, ...]) -> str:
-    """Return the dtypes and shapes of arguments."""
+    """Return a text with the dtypes and shapes of arguments, for example "float32[64, 1000]"."""
     leaves = jax.tree.leaves(args)
     return ", ".join(f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else str(leaf) for leaf in leaves)
 
 
 def check_repeatable(name: str, program: Any) -> None:
-    """Refuse to time a program with side effects or donated arguments."""
+    """Raise a `ValueError` if a program cannot run repeatedly, because it has side effects or donates arguments."""
     if effects := ", ".join(sorted(str(effect) for effect in program.jaxpr.effects)):
         raise ValueError(
             f"alternatives: {name!r} has side effects ({effects}), but measuring runs it repeatedly; remove them, or "
@@ -229,7 +229,7 @@ def check_repeatable(name: str, program: Any) -> None:
 
 
 def figures_of(each: Sequence[FunctionPrediction]) -> dict[str, Any]:
-    """Return the predicted fields of an alternative whose programs run one after another."""
+    """Return the fields of a `Way` that hold its prediction; its programs run one after another."""
     time_ns, low_ns, high_ns = (sum(getattr(one, name) for one in each) for name in ("time_ns", "low_ns", "high_ns"))
     inside = all(one.in_domain for one in each)
     return {"predicted_ns": time_ns, "predicted_interval_ns": (low_ns, high_ns), "in_domain": inside}
@@ -238,7 +238,7 @@ def figures_of(each: Sequence[FunctionPrediction]) -> dict[str, Any]:
 def predicted_programs(
     ways: Sequence[Way], times: FunctionTimes, places: Sequence[Sequence[int]], teaches: bool = True
 ) -> Predicted:
-    """Return the predictions of alternatives that run programs in sequence; `teaches` adds runs to learn from."""
+    """Predict alternatives whose programs run one after another. With `teaches`, add runs that a model learns from."""
     found, sd_ns = [*ways], np.full((len(ways),) * 2, np.inf)
     for number, own in enumerate(places):
         each = [times.predictions[place] for place in own]
@@ -262,7 +262,7 @@ def _runs_of(profiles: Sequence[FunctionProfile]) -> tuple[dict[str, Any], ...]:
 
 
 def where_of(args: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the part of arguments that no jaxpr shows: the devices of JAX arrays, and the types of other values."""
+    """Return what no jaxpr shows about arguments: the devices of JAX arrays, and the Python types of other values."""
     here, default = jax.local_devices(), jax.sharding.SingleDeviceSharding(default_device())
 
     def kind(leaf: Any) -> str:
@@ -277,14 +277,14 @@ def where_of(args: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def devices_of(args: Any) -> list[Any]:
-    """Return the devices of arrays and shapes."""
+    """Return the devices of all arrays and shapes in a tree."""
     places = [getattr(leaf, "sharding", leaf) for leaf in jax.tree.leaves(args)]
     devices = {device for place in places if isinstance(place, jax.sharding.Sharding) for device in place.device_set}
     return sorted(devices - {None}, key=lambda device: device.id)
 
 
 def _places_in(jaxpr: Any) -> list[jax.sharding.Sharding]:
-    """Return the shardings in the equations of a jaxpr, whose meshes may include other processes."""
+    """Return the shardings in the equations of a jaxpr. Their meshes may include devices of other processes."""
     found = []
     for equation in jaxpr.eqns if jax.process_count() > 1 else ():
         for value in jax.tree.leaves([*equation.params.values()], is_leaf=lambda x: isinstance(x, jax.sharding.Mesh)):
@@ -298,7 +298,7 @@ def _places_in(jaxpr: Any) -> list[jax.sharding.Sharding]:
 
 
 def filled(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return arguments with random arrays in place of shapes, the same arrays each time."""
+    """Return arguments with random arrays in place of shapes. Each call gives the same arrays."""
     rng = np.random.default_rng(0)
     return jax.block_until_ready(jax.tree.map(lambda arg: _array(arg, rng), args))
 
@@ -326,7 +326,7 @@ def _array(arg: Any, rng: np.random.Generator) -> Any:
 
 
 def work_of_suite(suite: Suite, inputs: Mapping[str, Any] | None, known: Calibration | None) -> Work:
-    """Return the variants of a suite's model as alternatives of one workload."""
+    """Return the variants of a suite's model as the alternatives of a `Work`, at the sizes in `inputs`."""
     model = suite.model
     if inputs is not None and not isinstance(inputs, Mapping):
         raise ValueError(f"inputs: expected a dict from name to size, got {inputs!r}")
@@ -354,13 +354,13 @@ def work_of_suite(suite: Suite, inputs: Mapping[str, Any] | None, known: Calibra
 
 @functools.lru_cache(maxsize=MOST_PROGRAMS)
 def _program(suite: Handle, cell: Cell) -> Callable[[], Any]:
-    """Return the program of a cell, compiled once for all choices."""
+    """Return the program of a cell, which is a variant at given sizes. It is compiled once for all choices."""
     own: Any = suite()
     return own.program(cell)
 
 
 def predicted_variants(ways: Sequence[Way], sizes: Mapping[str, Any], calibrated: CalibratedModel) -> Predicted:
-    """Return the predictions of alternatives whose names are variants of the model."""
+    """Predict alternatives that are variants of the model. Their names are the names of the variants."""
     with jax.ensure_compile_time_eval():
         runs = Runs.checked(calibrated.model, [own.name for own in ways], **sizes)
         found = jax.tree.map(np.asarray, estimate(calibrated.on_device(), runs.together()))

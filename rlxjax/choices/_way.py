@@ -15,14 +15,14 @@ from rlxjax.calibration import Fingerprint, Positive
 from rlxjax.fit import SURE
 from rlxjax.units import interval_text, number_text, time_text
 
-#: The words that say when alternatives are timed.
+#: The values of `measure`, which say when alternatives are timed.
 MEASURES = ("never", "undecided", "always")
-#: The default relative loss that does not matter, and the default milliseconds of timing.
+#: The defaults of `regret`, a relative difference that does not matter, and of `limit_ms`, the milliseconds of timing.
 REGRET, LIMIT_MS = 0.02, 200.0
-#: Probability from which the model of functions rules out an alternative. The model is overconfident if a compiler does
-#: something unexpected: `benchmarks.stage_choices` counts how often the model is right.
+#: The model of functions rules out an alternative that is slower with at least this probability. The model is too sure
+#: if a compiler does something unexpected: `benchmarks.stage_choices` counts how often the model is right.
 SURE_OF_FUNCTIONS = 0.99
-#: Measured nanoseconds of a call, and the largest size of a run: numbers outside these limits are mistakes.
+#: The range of a call's measured nanoseconds, and the largest size of a run. Numbers beyond these limits are mistakes.
 MeasuredNs = Annotated[float, Field(ge=1e-3, le=1e15)]
 MOST_SIZE = 1e18
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -31,15 +31,15 @@ _WHOLE = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 def _callable() -> Any:
-    """Return a field that is not compared, not shown and not saved."""
+    """Return a dataclass field for a function. The field is not compared, not shown and not saved."""
     return dataclasses.field(default=None, compare=False, repr=False)
 
 
 class Record:
-    """A dataclass whose compared fields can be written as JSON."""
+    """The base of dataclasses whose compared fields can be written as JSON."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all fields except functions as plain numbers, strings and lists, for JSON."""
+        """Return a dict of all fields except functions, made of numbers, strings, lists and dicts, for JSON."""
         return {own.name: _plain(getattr(self, own.name)) for own in dataclasses.fields(self) if own.compare}  # pyright: ignore
 
 
@@ -61,21 +61,21 @@ class Way(Record):
     """One alternative of a choice. Times are in ns per call.
 
     Attributes:
-        name: the name that people read.
-        predicted_ns: the prediction of the latency model; None without a prediction.
+        name: the name of the alternative.
+        predicted_ns: the time that the latency model predicts; None without a prediction.
         predicted_interval_ns: the 90 % interval of the prediction.
-        measured_ns: the lower quartile of the times of all rounds; None if the alternative was not timed.
+        measured_ns: the lower quartile of the times in all rounds; None if the alternative was not timed.
         measured_interval_ns: the 90 % interval of `measured_ns`.
-        failed: why the alternative cannot be chosen, in a sentence; empty if it can.
-        is_tie: whether measuring did not tell the alternative apart from the chosen alternative.
-        compile_s: seconds of compiling and the first call, minus the time of a later call; None if not compiled here.
-        in_domain: whether the prediction lies in the calibrated range; otherwise it is an extrapolation.
+        failed: a sentence that says why the alternative cannot be chosen; empty if it can be chosen.
+        is_tie: whether measuring could not tell which is faster, this alternative or the chosen alternative.
+        compile_s: seconds of compiling and a first call, minus the time of a later call; None if not compiled here.
+        in_domain: whether the prediction is for sizes in the calibrated range; otherwise it is an extrapolation.
         extra_ns: a cost in ns that is added to the time when alternatives are compared.
-        content: digest of the programs, which identifies the alternative.
-        runs: runs of the latency model whose times add up to the prediction, each a `variant` and its `inputs`.
-        fn: the function that a caller gets; None in an answer, which has its own `fn`.
-        call: a function without arguments that is timed; None in an answer.
-        make: a function that compiles the program; None if the first call compiles, and in an answer.
+        content: digest of the alternative's programs. The digest identifies the alternative.
+        runs: the model's runs whose times add up to the prediction; each is a dict with a `variant` and its `inputs`.
+        fn: the function that runs if the alternative is chosen; None in a finished `Choice`, which has its own `fn`.
+        call: the function without arguments that is timed; None in a finished `Choice`.
+        make: a function that compiles the program; None if the first call compiles it, and in a finished `Choice`.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _WHOLE
@@ -97,7 +97,7 @@ class Way(Record):
 
     @property
     def time_ns(self) -> float | None:
-        """The measured time, or else the predicted time."""
+        """The measured time; if the alternative was not timed, the predicted time."""
         return self.predicted_ns if self.measured_ns is None else self.measured_ns
 
     @property
@@ -106,7 +106,7 @@ class Way(Record):
         return self.predicted_interval_ns if self.measured_ns is None else self.measured_interval_ns
 
     def times_text(self) -> str:
-        """Return the times as people read them: "measured 19 ms (18 to 20)  predicted 21 ms (12 to 32)"."""
+        """Return the times as text, for example "measured 19 ms (18 to 20)  predicted 21 ms (12 to 32)"."""
         times = {"measured": (self.measured_ns, self.measured_interval_ns)}
         times["predicted"] = (self.predicted_ns, self.predicted_interval_ns)
         said = [
@@ -120,25 +120,25 @@ class Way(Record):
 @by_value
 @dataclasses.dataclass(frozen=True)
 class Choice(Record):
-    """The alternative to run. You call it with the arguments of the alternatives.
+    """The answer of `choose`. Call it with the arguments of the alternatives to run the chosen alternative.
 
     Attributes:
         name: name of the alternative that runs.
-        by: "model", "measured" in this call, "remembered" from an earlier call, or "pinned" by a person.
-        alternatives: all alternatives, in the order given.
-        probability: that no other alternative is faster by more than `regret`; None if unknown.
-        is_tie: whether measuring did not tell some alternatives apart from the fastest; `Way.is_tie` marks them.
-        regret: relative difference that does not matter.
-        rounds: rounds in which each alternative was timed once; 0 if none was timed.
-        measuring_s: seconds of compiling and timing in this call.
-        key: digest of everything that the choice depends on; `rlxjax decisions` finds the choice by it.
-        without_pin: the measured winner, if a person pinned another alternative.
-        kind: "functions", or the name of the latency model.
-        label: the workload in words.
-        context: digest of machine, software and calibration, which all choices of one setting share.
-        calibration: digest of the calibrated model that predicted; None without a prediction.
-        machine: the machine that measured; None if the model chose.
-        created: ISO time in UTC of the measurement.
+        by: what decided: "model", "measured" in this call, "remembered" from an earlier call, or "pinned" by a person.
+        alternatives: all alternatives, in the order in which they were given.
+        probability: probability that no other alternative is faster by more than `regret`; None if unknown.
+        is_tie: whether measuring could not tell some alternatives apart from the fastest; `Way.is_tie` marks them.
+        regret: relative difference in time that does not matter.
+        rounds: number of rounds of timing; a round times each alternative once. 0 if no alternative was timed.
+        measuring_s: number of seconds that compiling and timing took in this call.
+        key: digest of everything that the choice depends on; `rlxjax decisions` finds the choice by this key.
+        without_pin: name of the measured winner if a person pinned another alternative; otherwise None.
+        kind: "functions" if the alternatives are functions; for a suite, the name of its latency model.
+        label: a description of the alternatives' task in words.
+        context: digest of the setting: machine, software and calibration. All choices of one setting share this digest.
+        calibration: digest of the calibrated model that predicted the times; None without a prediction.
+        machine: fingerprint of the machine that measured; None if the model chose.
+        created: time of the measurement in UTC, as ISO text; empty if the model chose.
         fn: the chosen function as you gave it, or a function that runs the program of a suite; None after pickling.
     """
 
@@ -187,7 +187,7 @@ class Choice(Record):
 
     @property
     def time_ns(self) -> float | None:
-        """The measured time of the chosen alternative, or else its predicted time."""
+        """The measured time of the chosen alternative; if it was not timed, its predicted time."""
         return self.chosen.time_ns
 
     @property
@@ -197,12 +197,12 @@ class Choice(Record):
 
     @property
     def next_best(self) -> Way | None:
-        """The fastest of the other alternatives that were measured."""
+        """The fastest measured alternative except the chosen one; None if no other alternative was measured."""
         timed = [own for own in self.alternatives if own.measured_ns is not None and own.name != self.name]
         return min(timed, key=lambda own: own.measured_ns or 0.0, default=None)
 
     def __getitem__(self, name: str) -> Way:
-        """Return an alternative by its name.
+        """Return the alternative that has this name.
 
         Raises:
             KeyError: no alternative has this name.
@@ -214,7 +214,7 @@ class Choice(Record):
 
     @property
     def outcome(self) -> str:
-        """A sentence that names the fastest alternative, its probability, and the alternatives that tie with it."""
+        """A sentence that says which alternative is the fastest, how probable this is, and which others tie."""
         best, chance = self.without_pin or self.name, percent(1.0 if self.probability is None else self.probability)
         others = [own for own in self.alternatives if own.name != best and not own.failed]
         said, rounds = f"{best} is the only alternative that runs", f"after {counted(self.rounds, 'round')}"
@@ -246,12 +246,12 @@ class Choice(Record):
 
 
 def percent(chance: float) -> str:
-    """Return a probability in per cent, for people."""
+    """Return a probability as text in per cent."""
     return "over 99 %" if chance >= 0.995 else "under 1 %" if chance < 0.005 else f"{100.0 * chance:.0f} %"
 
 
 def slower_text(own: Way, best: Way) -> str:
-    """Return by how much a measured alternative is slower than the fastest, extra costs included."""
+    """Say by how much a measured alternative is slower than the fastest, if the extra costs of both are included."""
     ratio = ((own.measured_ns or 0.0) + own.extra_ns) / ((best.measured_ns or math.inf) + best.extra_ns)
     if ratio < 1.005:
         return "slower in most rounds"
@@ -262,7 +262,7 @@ _CHOICE = TypeAdapter(Choice)
 
 
 def choice_of_json(text: str) -> Choice:
-    """Return the measured choice that a JSON text holds; refuse a choice that no measurement can give."""
+    """Read a measured choice from JSON text; raise a `ValueError` if no measurement can give this choice."""
     one = _CHOICE.validate_json(text, strict=True)
     if datetime.datetime.fromisoformat(one.created).utcoffset() != datetime.timedelta(0):
         raise ValueError("created: expected an ISO time in UTC")
@@ -284,20 +284,20 @@ def choice_of_json(text: str) -> Choice:
 
 
 def _is_size(size: float | list[float]) -> bool:
-    """Whether a number, or each number of a list, is a possible size of a run."""
+    """Whether a number, or each number of a list, is a possible size of a run: from 0 to `MOST_SIZE`."""
     return all(map(_is_size, size)) if isinstance(size, list) else 0.0 <= size <= MOST_SIZE
 
 
 def json_of_choice(one: Choice) -> str:
-    """Return a choice as JSON, without its functions."""
+    """Return a choice as JSON text, without its functions."""
     return json.dumps(one.as_dict(), allow_nan=False)
 
 
 def measure_word(given: str | None, default: str) -> str:
-    """Return the word that says when to measure: the given word, else `RLXJAX_MEASURE`, else the default.
+    """Return the word that says when to measure: `given`, else the variable `RLXJAX_MEASURE`, else `default`.
 
     Raises:
-        ValueError: the word is none of `MEASURES`.
+        ValueError: the word is not one of `MEASURES`.
     """
     name, word = ("measure", given) if given is not None else ("RLXJAX_MEASURE", os.environ.get("RLXJAX_MEASURE"))
     if not word and given is None:
