@@ -1,7 +1,7 @@
-"""The learned FFT: a transform that is pruned for one kind of signal and finds approximate peaks.
+"""The learned FFT: an FFT that is pruned and trained for one kind of signal, and that finds approximate peaks.
 
-`train_learned_fft` trains a model, `save_learned_fft` and `load_learned_fft` write and read the model's file, and
-`rlxjax.welch_peaks(..., model=)` runs the model.
+`train_learned_fft` trains a model. `save_learned_fft` writes the model to a file, and `load_learned_fft` reads the
+file. `rlxjax.welch_peaks(..., model=)` finds peaks with the model.
 """
 
 from ._model import LearnedFft as LearnedFft

@@ -1,4 +1,4 @@
-"""The learned FFT and its file: a butterfly network whose twiddles, gates and mask are parameters."""
+"""The learned FFT and its file. A learned FFT is a network of butterflies with trainable twiddles, gates and mask."""
 
 import dataclasses
 import functools
@@ -15,10 +15,10 @@ from rlxjax._checks import as_index
 from rlxjax._files import Sealed, read_json_file, write_json_file
 from rlxjax._values import short_repr
 
-#: A gate of at least this value is on after rounding.
+#: Rounding switches a gate on if its value is at least this number, and off otherwise.
 GATE_ON = 0.5
 SCHEMA_VERSION = 1
-#: The fields of a model file: the leaves of the model, and numbers that the leaves determine.
+#: Fields of a model file: the names of the model's arrays, and the names of the counts that follow from the arrays.
 LEAVES, COUNTS = ("twiddles", "gates", "mask"), ("n_fft", "active_gates", "total_gates")
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -27,20 +27,21 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class LearnedFft:
-    """A gated radix-2 decimation-in-time FFT, as a pytree. The constructor checks nothing.
+    """A pytree: a radix-2 decimation-in-time FFT with a gate for each butterfly. The constructor checks nothing.
 
-    Do not change the arrays in place: a compiled program keeps the old values.
+    Do not change the arrays in place, because compiled programs keep using the old values.
 
-    Samples enter in bit-reversed order. Stage `s` (the first stage is 0) has blocks of `2 * half` positions, with
-    `half = 2**s`. Butterfly `j = block * half + t`, `t < half`, reads `a` at position `2 * half * block + t` and `b` at
-    position `2 * half * block + t + half`. The butterfly writes to these two positions
+    The input is the samples in bit-reversed order. Stage `s` (the first stage is 0) divides the positions into blocks
+    of `2 * half` positions, with `half = 2**s`. Butterfly `t` of a block, from 0 to `half - 1`, has the index
+    `j = block * half + t`. It reads the value `a` at position `2 * half * block + t`, and the value `b` at the position
+    that is `half` further. With `w = twiddles[s, j]` and `gate = gates[s, j]`, it replaces these two values by
 
-        `gate * (a + w*b, a - w*b) + (1 - gate) * (a, b)`, `w = twiddles[s, j]`.
+        `gate * (a + w*b, a - w*b) + (1 - gate) * (a, b)`.
 
     Attributes:
-        twiddles: real and imaginary parts, `[stages, n_fft/2, 2]`; the exact FFT has `exp(-2i*pi * t / (2*half))`.
-        gates: numbers from 0 to 1, `[stages, n_fft/2]`; the exact FFT has 1.
-        mask: factor of each one-sided bin, `[n_fft/2 + 1]`; the exact FFT has 1.
+        twiddles: every `w` as (real, imaginary), `[stages, n_fft/2, 2]`. The exact FFT has `exp(-1j*pi * t/half)`.
+        gates: numbers from 0 to 1, `[stages, n_fft/2]`. In the exact FFT, all gates are 1.
+        mask: the factor of each bin of the one-sided spectrum, `[n_fft/2 + 1]`. In the exact FFT, all factors are 1.
 
     Examples:
         >>> model = LearnedFft.exact(8)
@@ -58,10 +59,10 @@ class LearnedFft:
 
     @classmethod
     def exact(cls, n_fft: int) -> "LearnedFft":
-        """Return the model of the exact transform, with float64 leaves on the host.
+        """Return the model that computes the exact FFT. Its arrays are NumPy arrays of float64.
 
         Args:
-            n_fft: samples in a segment, a power of two of at least 2.
+            n_fft: number of samples in a segment, a power of two of at least 2.
 
         Raises:
             ValueError: `n_fft` is not a power of two of at least 2.
@@ -79,7 +80,7 @@ class LearnedFft:
     def checked(
         cls, *, twiddles: Array | np.ndarray, gates: Array | np.ndarray, mask: Array | np.ndarray
     ) -> "LearnedFft":
-        """Check shapes and values, and return a model.
+        """Check the shapes and values of arrays, and return the model that consists of these arrays.
 
         Args:
             twiddles: finite numbers, `[stages, n_fft/2, 2]`.
@@ -87,7 +88,7 @@ class LearnedFft:
             mask: finite numbers, `[n_fft/2 + 1]`.
 
         Raises:
-            ValueError: the shapes do not match, a gate is NaN or outside [0, 1], or another value is not finite.
+            ValueError: shapes do not fit each other, a gate is NaN or outside 0 to 1, or another value is not finite.
         """
         arrays: dict[str, np.ndarray] = {}
         for name, leaf in {"twiddles": twiddles, "gates": gates, "mask": mask}.items():
@@ -134,13 +135,13 @@ class LearnedFft:
 
     @property
     def active_gates(self) -> int:
-        """Number of gates that are at least 0.5; the arrays must be concrete."""
+        """Number of gates that are at least 0.5. The gates must not be traced."""
         return int(np.sum(np.asarray(self.gates) >= GATE_ON))
 
     def hardened(self) -> "LearnedFft":
-        """Return the model with each gate rounded to 0 or 1, as NumPy arrays.
+        """Return a copy of the model, with NumPy arrays, in which each gate is rounded to 0 or 1.
 
-        A gate whose results reach no unmasked bin becomes 0; this does not change the spectrum.
+        A gate also becomes 0 if its butterfly affects only bins whose mask is 0. This does not change the spectrum.
 
         Examples:
             >>> model = LearnedFft.exact(8)
@@ -158,17 +159,17 @@ class LearnedFft:
 def learned_spectrum(
     model: LearnedFft, segments: Real[Array | np.ndarray, "*batch n_fft"]
 ) -> Complex[Array, "*batch n_bins"]:
-    """Return the one-sided spectra that a model computes, with hard or soft gates.
+    """Return the one-sided spectra of segments, computed by a model. The gates of the model are not rounded.
 
     Args:
-        model: the model; its arrays are converted to the precision of the segments.
-        segments: real numbers, already windowed, `[*batch, n_fft]`; integers become float32.
+        model: the model. Its arrays are converted to the precision of the segments.
+        segments: real samples to which a window is already applied, `[*batch, n_fft]`. Integers become float32.
 
     Returns:
-        complex `[*batch, n_fft/2 + 1]`: bins `0 .. n_fft/2`, times the mask.
+        The values at the bins from 0 to `n_fft/2`, multiplied by the mask: a complex array, `[*batch, n_fft/2 + 1]`.
 
     Raises:
-        ValueError: the segments do not have `model.n_fft` samples.
+        ValueError: the number of samples in a segment is not `model.n_fft`.
 
     Examples:
         >>> tone = np.cos(2 * np.pi * 3 / 16 * np.arange(16))
@@ -207,7 +208,7 @@ def _scaled(factor: Array | np.ndarray, z: Array) -> Array:
 
 @functools.lru_cache(maxsize=32)
 def bit_reversal(n_fft: int) -> np.ndarray:
-    """Return the index of the sample at each input position, `[n_fft]`."""
+    """Return, for each input position of the network, the index of the sample that it reads, `[n_fft]`."""
     order = np.zeros(1, np.int32)  # both precisions share one array, because JAX caches NumPy constants by identity
     while len(order) < n_fft:
         order = np.concatenate([2 * order, 2 * order + 1])
@@ -216,7 +217,7 @@ def bit_reversal(n_fft: int) -> np.ndarray:
 
 
 def butterfly_places(stage: int, gates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions of `a`, and the positions of `b`, of each butterfly with a nonzero gate in a stage."""
+    """Return the positions of `a` and the positions of `b`, for all butterflies of a stage that have a nonzero gate."""
     half = 2**stage
     block, t = np.divmod(np.flatnonzero(gates), half)
     a = 2 * half * block + t
@@ -224,7 +225,7 @@ def butterfly_places(stage: int, gates: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def wanted_places(on: np.ndarray, unmasked: np.ndarray) -> list[np.ndarray]:
-    """Return whether each position affects an unmasked bin: an array for each stage's input, and one for the output."""
+    """Return whether each position affects an unmasked bin, in arrays for each stage's input and for the output."""
     stages, half_n = on.shape
     wanted = [np.pad(unmasked, (0, half_n - 1))]
     for stage in reversed(range(stages)):
@@ -235,11 +236,11 @@ def wanted_places(on: np.ndarray, unmasked: np.ndarray) -> list[np.ndarray]:
 
 
 class LearnedFftFileError(ValueError):
-    """A model file cannot be used. The message names the file, the field and the remedy in one line."""
+    """A model file cannot be used. The error's message names the file, the field and the remedy in one line."""
 
 
 class LearnedFftFile(Sealed):
-    """The schema of a model file; the lists have the axes of the arrays of `LearnedFft`."""
+    """The schema of a model file. A nested list has the shape of the array in `LearnedFft` that has the same name."""
 
     schema_version: Literal[1]
     kind: Literal["learned_fft"]
@@ -264,7 +265,7 @@ class LearnedFftFile(Sealed):
 
 
 def _single_precision(given: "LearnedFft | LearnedFftFile") -> LearnedFft:
-    """Return a checked model in float32; a number that is too large for float32 raises a `ValueError`."""
+    """Return a checked model with float32 arrays. A number that is too large for float32 raises a `ValueError`."""
     leaves: dict[str, Any] = {}
     for name in LEAVES:
         try:
@@ -276,15 +277,15 @@ def _single_precision(given: "LearnedFft | LearnedFftFile") -> LearnedFft:
 
 
 def save_learned_fft(model: LearnedFft, path: str | os.PathLike[str], note: str = "") -> None:
-    """Write a model to a file. A reader sees either the whole old file or the whole new file.
+    """Write a model to a file. An old file is replaced in one step, so nobody reads a half-written file.
 
     Args:
-        model: the model; its arrays are stored in float32.
-        path: the file.
-        note: a text for the file's readers, such as how you trained the model.
+        model: the model. Its arrays are stored in float32.
+        path: the path of the file to write.
+        note: a text for people who read the file, for example how you trained the model.
 
     Raises:
-        ValueError: `model` is no `LearnedFft`, or an array has a wrong shape or a value outside its range.
+        ValueError: `model` is not a `LearnedFft`, `note` is not a string, or an array has an invalid shape or value.
 
     Examples:
         >>> import tempfile
@@ -306,15 +307,15 @@ def save_learned_fft(model: LearnedFft, path: str | os.PathLike[str], note: str 
 
 
 def load_learned_fft(path: str | os.PathLike[str], n_fft: int | np.integer | None = None) -> LearnedFft:
-    """Load a model that `save_learned_fft` wrote.
+    """Read a model from a file that `save_learned_fft` wrote.
 
     Args:
-        path: the file.
-        n_fft: the segment length that the model must have; None allows any length.
+        path: the path of the file to read.
+        n_fft: the number of samples in a segment that the model must have. None allows any number.
 
     Raises:
-        LearnedFftFileError: the file is missing or damaged, has a newer schema, another `n_fft` or an invalid value.
-            The message names the file, the field and the remedy in one line.
+        LearnedFftFileError: the file is missing or damaged, its schema is newer than this package, its `n_fft` differs
+            from the argument, or a value is invalid. The message names the file, the field and the remedy in one line.
 
     Examples:
         >>> load_learned_fft("missing.json")

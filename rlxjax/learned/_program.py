@@ -1,9 +1,9 @@
-"""The program of a pruned learned FFT: it computes only the butterflies that gates and mask leave on.
+"""The program of a pruned learned FFT. It computes only the butterflies that the gates and the mask leave on.
 
-A model with hard gates is a linear map of the samples. The *cone* of a bin is the set of samples that affect the bin.
-All bins with the same cone become a single real matrix `[cone, 2 * bins]`, which includes window, mask and power
-weight. Matrices are faster for few samples and bins. For many samples and bins, the program runs the live butterflies
-stage by stage.
+A model with rounded gates computes each bin as a linear function of samples. The *cone* of a bin is the set of samples
+that affect the bin. A single real matrix, `[cone, 2 * bins]`, computes all bins that have the same cone; the matrix
+includes the window, the mask and the weights of the powers. Matrices are faster for few samples and bins. For many
+samples and bins, the program computes the active butterflies stage by stage.
 """
 
 import dataclasses
@@ -19,13 +19,13 @@ from rlxjax.welch import WelchPeakParams, default_selection, hann_window, one_si
 
 from ._model import LearnedFft, bit_reversal, butterfly_places, wanted_places
 
-#: The costs that choose the form, measured on two cores: the FLOP per ns of a matrix product, and the ns per row for
-#: each further matrix, for gathering a sample or bin, and for passing a position through a stage.
+#: Numbers that decide between the forms of a program, measured on two cores: the FLOP per ns of a matrix product, and
+#: the time in ns per row of each matrix, of each gathered sample or bin, and of each position in each stage.
 MATRIX_FLOP_PER_NS, MATRIX_NS, GATHER_NS, PLACE_NS = 150.0, 40.0, 2.8, 1.1
 
 
 class LearnedWork(NamedTuple):
-    """The inputs that a latency model needs: the FLOP of a segment, and the number of unmasked bins."""
+    """What a latency model needs to know of a learned FFT: the FLOP per segment, and the number of unmasked bins."""
 
     flop: RealLike
     live_bins: RealLike
@@ -41,7 +41,7 @@ def _is_even(indices: np.ndarray) -> bool:
 
 
 class Places(NamedTuple):
-    """Indices along an axis, stored as bytes: a static field of a pytree must be hashable."""
+    """Indices along an axis. They are stored as bytes, because the static fields of a pytree must be hashable."""
 
     packed: bytes
 
@@ -54,7 +54,7 @@ class Places(NamedTuple):
         return np.frombuffer(self.packed, np.int32)
 
     def take(self, array: Array, axis: int) -> Array:
-        """Return the entries at the indices; a strided slice reads evenly spaced indices faster than a gather."""
+        """Return an array's entries at the indices. A slice reads evenly spaced entries faster than a gather."""
         indices = self.indices
         if not len(indices):
             return jax.lax.slice_in_dim(array, 0, 0, axis=axis)
@@ -65,7 +65,7 @@ class Places(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """The positions of a stage's live `a` and `b`, and of values that pass unchanged; the result has this order."""
+    """Where a stage reads `a`, `b`, and the values that pass unchanged. The stage's output has the same order."""
 
     a: Places
     b: Places
@@ -75,19 +75,19 @@ class Stage(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LearnedProgram:
-    """The program that `learned_peaks` runs, in a matrix form or a butterfly form.
+    """The program that `learned_peaks` runs. It has either the matrix form or the butterfly form.
 
-    Arrays are leaves of the pytree, and the other fields are static. Live bins are the bins that the mask keeps.
+    In this pytree, arrays are leaves, and the other fields are static. Live bins are bins whose mask is not 0.
 
     Attributes:
-        matrices: a matrix `[cone, 2 * bins]` for each cone, real parts first; empty in the butterfly form.
-        window: window of the samples that the butterfly form reads, `[samples]`.
-        twiddles: twiddles of each stage in the butterfly form, `[butterflies, 2]`.
-        scales: factors of the live bins in the butterfly form, `[bins]`.
-        samples: indices of the samples that each matrix reads, or that the butterfly form reads.
-        stages: the stages of the butterfly form that have a live butterfly.
-        order: the output position of each live bin.
-        bins: indices of the live bins, ascending.
+        matrices: matrices `[samples, 2 * bins]`: real parts, then imaginary parts. Only in the matrix form.
+        window: the window's value at each sample that the butterfly form reads, `[samples]`.
+        twiddles: for each stage of the butterfly form, the twiddles of its butterflies, `[butterflies, 2]`.
+        scales: for the butterfly form, the factor of each live bin, `[bins]`.
+        samples: for each matrix, or for the butterfly form as a whole, the indices of the samples that it reads.
+        stages: the stages of the butterfly form that have an active butterfly.
+        order: for each live bin, its position in the output of the matrices or of the last stage.
+        bins: the indices of the live bins, in ascending order.
         n_fft: number of samples in a segment.
     """
 
@@ -104,29 +104,29 @@ class LearnedProgram:
     def peaks(
         self, signal: Array, params: WelchPeakParams, selection: str | None = None, platform: str | None = None
     ) -> Float[Array, "batch k 2"]:
-        """Return the result of `learned_peaks` for `signal`."""
+        """Return the peaks of `signal` from `learned_peaks` with this program."""
         return learned_peaks(signal, self, params, selection, platform)
 
     @property
     def work(self) -> LearnedWork:
-        """The FLOP of one segment (2 for each matrix entry, 10 for each butterfly), and the number of live bins."""
+        """FLOP per segment, and number of live bins. A matrix entry counts as 2 FLOP, a butterfly as 10 FLOP."""
         products = sum(2.0 * np.size(matrix) for matrix in self.matrices)
         butterflies = sum(10.0 * len(twiddles) for twiddles in self.twiddles)
         return LearnedWork(max(products + butterflies, 1.0), len(self.bins.indices))
 
 
 def learned_program(model: LearnedFft, params: WelchPeakParams, form: str | None = None) -> LearnedProgram:
-    """Return the program of a model, with each gate rounded to 0 or 1.
+    """Return the program that runs a model. The program uses the gates rounded to 0 or 1.
 
     Args:
-        model: the model; its arrays must be concrete.
+        model: the model. Its arrays must not be traced.
         params: segment length and number of segments.
-        form: "cones" (a matrix for each cone), "matrix" (a single matrix for all live samples and bins) or
-            "butterflies" (stage by stage). None chooses the form with the lowest estimated cost.
+        form: "cones" uses a matrix for each group of bins that depend on the same samples. "matrix" uses a single
+            matrix. "butterflies" computes stage by stage. None chooses the form with the lowest estimated cost.
 
     Returns:
-        A pytree with float32 leaves. Models with the same active gates and mask give programs of the same structure. So
-        a jitted function that takes the program as an argument compiles once for these models.
+        A pytree with float32 leaves. Two models with the same active gates and the same mask give programs of the same
+        structure, so a jitted function that takes the program as an argument compiles only once for both models.
 
     Raises:
         ValueError: `model.n_fft` differs from `params.n_fft`, or `form` is unknown.
@@ -167,8 +167,8 @@ def learned_peaks(
     """Return the peaks of rows of samples, computed with a learned FFT.
 
     `program` is the result of `learned_program` for the same `params`. The other arguments and the result are those of
-    `fused_peaks`. Masked bins have power 0. Samples that affect no live bin are not read, so a NaN in these samples has
-    no effect.
+    `fused_peaks`. A bin whose mask is 0 has power 0. Samples that affect only such bins are not read, so a NaN in
+    these samples has no effect.
 
     Raises:
         ValueError: `program.n_fft` differs from `params.n_fft`.
@@ -191,7 +191,7 @@ def _(model: LearnedFft, params: WelchPeakParams) -> LearnedProgram:
 
 
 def _select(power: Float[Array, "batch live"], bins: np.ndarray, params: WelchPeakParams, selection: str) -> Array:
-    """Return the peaks among all live bins and the k lowest masked bins; other bins cannot be peaks."""
+    """Return the peaks among all live bins and the first k masked bins. Later masked bins cannot be peaks."""
     k = min(params.k, params.n_bins)
     masked = np.setdiff1d(np.arange(params.n_bins), bins)[:k]
     candidates = np.union1d(bins, masked)
@@ -229,7 +229,7 @@ def _run_butterflies(segment: Float[Array, "batch n_fft"], program: LearnedProgr
 
 
 def _cones(on: np.ndarray, bins: np.ndarray) -> list[_Cone]:
-    """Return the samples of each cone, with the bins that have this cone."""
+    """Return a pair for each cone: the indices of its samples, and the bins that have this cone."""
     order = bit_reversal(2 * on.shape[1])
     cones = np.zeros((len(order), -(-len(order) // 8)), np.uint8)  # a row of bits, a bit for each sample
     cones[np.arange(len(order)), order // 8] = 1 << order % 8

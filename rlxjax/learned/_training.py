@@ -1,4 +1,4 @@
-"""Train a learned FFT on tones: prune whole halves of the network, add single gates, then fine-tune the parameters."""
+"""Train a learned FFT on tones: switch off halves of the network, switch on single gates, fine-tune the numbers."""
 
 import dataclasses
 import functools
@@ -17,15 +17,15 @@ from rlxjax.welch import hann_window
 
 from ._model import LearnedFft, butterfly_places, learned_spectrum
 
-#: The number of bins on each side of a peak that the loss compares too.
+#: For each peak, the loss compares the bin of the peak and this number of bins on each side.
 BAND_HALF_WIDTH = 3
-#: The loss adds this share of a row's mean power to each power, so that its logarithm stays finite.
+#: The loss adds this share of a row's mean power to each power of the row, so that each logarithm stays finite.
 POWER_FLOOR = 1e-6
-#: The numbers of rows for a training step, for choosing a cut, for choosing the mask, and for validation.
+#: The numbers of rows that serve for a training step, for the choice of a cut, for the mask, and for validation.
 TRAINING_ROWS, CUT_ROWS, MASK_ROWS, VALIDATION_ROWS = 64, 256, 2048, 512
-#: A bin is masked if its count of peaks is below this share of the largest count of a bin.
+#: A bin is masked if its number of peaks is below this share of the number of peaks in the most frequent bin.
 LEAST_WANTED = 0.01
-#: The number of rounds of growth, and the weight of the mean gate in the loss.
+#: The number of rounds of growth, and the factor of the mean of all gates in the loss of growth.
 GROWTH_ROUNDS, GATE_WEIGHT = 10, 0.02
 #: The initial step size of Adam in fine-tuning, and the number of validations during fine-tuning.
 FINE_TUNING_RATE, COMPARISONS = 0.002, 10
@@ -33,19 +33,19 @@ FINE_TUNING_RATE, COMPARISONS = 0.002, 10
 
 @dataclasses.dataclass(frozen=True)
 class ToneSignals:
-    """Random sums of tones in white noise, for training and validating a learned FFT.
+    """A source of random signals that train and validate a learned FFT. Each signal is a sum of tones and white noise.
 
-    The number, frequencies and phases of the tones are uniform. The amplitudes are log-uniform.
+    The number of tones, their frequencies and their phases are drawn uniformly, and their amplitudes log-uniformly.
 
     Attributes:
         low: lowest frequency of a tone in cycles per sample (a fraction of the sampling rate), at least 0.
         high: highest frequency of a tone in cycles per sample, above `low` and at most 0.5.
-        tones: smallest and largest number of tones in a row.
-        amplitude: smallest and largest amplitude of a tone, in the unit of the samples.
+        tones: the smallest and the largest number of tones in a row.
+        amplitude: the smallest and the largest amplitude of a tone, in the unit of the samples.
         noise_sd: standard deviation of the noise, in the unit of the samples.
 
     Raises:
-        ValueError: a frequency is outside 0 to 0.5, or a range is empty or negative.
+        ValueError: `0 <= low < high <= 0.5` is false, or another field is an empty range or has an invalid value.
 
     Examples:
         >>> ToneSignals(high=0.125).sample(jax.random.key(0), 4, 64).shape
@@ -71,7 +71,7 @@ class ToneSignals:
             raise ValueError(f"noise_sd: expected a number of at least 0, got {self.noise_sd}")
 
     def sample(self, key: Array, count: int, n_fft: int) -> Float[Array, "count n_fft"]:
-        """Draw rows of samples.
+        """Return random rows of samples.
 
         Args:
             key: a JAX random key; the same key gives the same rows.
@@ -79,7 +79,7 @@ class ToneSignals:
             n_fft: number of samples in a row.
 
         Returns:
-            float32 `[count, n_fft]`.
+            The rows, float32 `[count, n_fft]`.
         """
         keys = jax.random.split(key, 5)
         shape = (count, self.tones[1], 1)
@@ -96,7 +96,7 @@ class ToneSignals:
 
 
 def peak_loss(model: LearnedFft, segments: Real[Array | np.ndarray, "rows n_fft"], k: int) -> Float[Array, ""]:
-    """Return the mean cross entropy between the exact amplitudes around the k strongest bins and the model's."""
+    """Return the mean cross entropy between a model's amplitudes and the exact amplitudes near the k strongest bins."""
     reference, power = power_of(segments), power_of(segments, model)
     _, bins = jax.lax.top_k(reference, min(k, model.n_bins))
     distance = jnp.abs(bins[..., None] - jnp.arange(model.n_bins, dtype=bins.dtype)[None, None])
@@ -109,12 +109,12 @@ def peak_loss(model: LearnedFft, segments: Real[Array | np.ndarray, "rows n_fft"
 
 
 def peak_recall(model: LearnedFft, segments: Real[Array | np.ndarray, "rows n_fft"], k: int) -> Float[Array, ""]:
-    """Return the share of the exact k strongest bins that are also among the model's k strongest bins.
+    """Return the share of the k strongest bins of the exact FFT that are also among the k strongest bins of a model.
 
     Args:
-        model: the model; its gates are not rounded.
-        segments: samples before windowing, `[rows, n_fft]`; the function applies the symmetric Hann window.
-        k: number of peaks in a row; a larger number than all bins means all bins.
+        model: the model. Its gates are not rounded.
+        segments: samples without a window, `[rows, n_fft]`. The function applies the symmetric Hann window.
+        k: number of peaks in a row. If `k` exceeds the number of bins, all bins are peaks.
 
     Examples:
         >>> segments = ToneSignals().sample(jax.random.key(0), 8, 16)
@@ -127,7 +127,7 @@ def peak_recall(model: LearnedFft, segments: Real[Array | np.ndarray, "rows n_ff
 
 
 def power_of(segments: RealLike, model: LearnedFft | None = None) -> Float[Array, "rows n_bins"]:
-    """Window segments and return their one-sided power, computed by a model or by the exact transform."""
+    """Apply the window to segments, and return their one-sided power by `model`, or else by the exact FFT."""
     segments = jnp.asarray(segments)
     dtype = jnp.float64 if segments.dtype == jnp.float64 else jnp.float32
     windowed = segments.astype(dtype) * hann_window(segments.shape[-1]).astype(dtype)[None]
@@ -141,7 +141,7 @@ _loss = jax.jit(peak_loss, static_argnames="k")
 
 
 class TrainingRound(NamedTuple):
-    """The result of a round of training steps; `gate_weight` is the weight of the mean gate in the loss."""
+    """The result of a round of training steps. `gate_weight` is the factor of the mean of all gates in the loss."""
 
     step: int
     loss: float
@@ -153,12 +153,12 @@ class TrainingRound(NamedTuple):
 @by_value
 @dataclasses.dataclass(frozen=True)
 class TrainingResult:
-    """A trained model, with the record of its training.
+    """A trained model and the record of its training.
 
     Attributes:
-        model: the model, with float32 NumPy arrays; each gate is 0 or 1.
-        history: a record for the exact transform, for the mask, for each cut and for each round.
-        message: the number of active gates and where they come from, in a sentence.
+        model: the trained model. Its arrays are NumPy arrays of float32, and each gate is 0 or 1.
+        history: a `TrainingRound` for the exact FFT, the mask, each cut, and each round of growth and fine-tuning.
+        message: a sentence that says how many gates are on, and how many of these gates the cuts left and growth added.
     """
 
     model: LearnedFft
@@ -176,23 +176,23 @@ def train_learned_fft(
     fine_tuning_steps: int = 1000,
     seed: int = 0,
 ) -> TrainingResult:
-    """Prune the exact transform to a share of its gates, and train the pruned transform to find the same peaks.
+    """Switch off gates of the exact FFT, and train the rest of the network to find the same peaks as the exact FFT.
 
     1. *Mask*: bins that are almost never among the k strongest bins of training rows are masked.
-    2. *Cuts*: a cut switches off half of the network's positions, and with them each butterfly that touches these
-       positions. Each cut is the cut with the highest recall on training rows. Cuts end when the number of gates is
-       within the limit.
-    3. *Growth*: single gates fill the rest of the limit in equal rounds. Each round switches on the gates whose
-       derivative promises the largest decrease of the loss. The round with the best recall on validation rows is kept.
-    4. *Fine-tuning*: Adam adjusts twiddles and mask, and the model with the best recall on validation rows is kept.
+    2. *Cuts*: a cut switches off half of the network's positions, and each butterfly that touches these positions.
+       Of all possible cuts, the cut with the highest `peak_recall` on training rows is made. Cuts are repeated until
+       the share of active gates is below `active_share`.
+    3. *Growth*: rounds of equal size switch on the gates whose derivative promises the largest decrease of the loss,
+       while the share stays below `active_share`. The model with the highest recall on validation rows is kept.
+    4. *Fine-tuning*: Adam adjusts twiddles and mask. Again the model with the highest validation recall is kept.
 
     Args:
-        n_fft: samples in a segment, a power of two.
-        signals: the training signals; by default tones over all frequencies.
-        active_share: upper limit for the share of active gates, above 0 and at most 1. The result is below the limit.
+        n_fft: number of samples in a segment, a power of two.
+        signals: the source of training and validation rows; by default `ToneSignals()`, with tones at all frequencies.
+        active_share: a number above 0 and at most 1. The share of active gates in the result is below this number.
         k: number of peaks to match, at least 1.
-        steps: steps of pruning, at least 1. Mask and cuts always run; growth takes the remaining steps.
-        fine_tuning_steps: steps of fine-tuning, at least 0.
+        steps: number of steps before fine-tuning, at least 1. Mask and cuts always run; growth takes the other steps.
+        fine_tuning_steps: number of steps of fine-tuning, at least 0.
         seed: random seed of training and validation rows; the same seed gives the same model.
 
     Raises:
@@ -229,7 +229,7 @@ def train_learned_fft(
 
 
 def _cut(exact: LearnedFft, rows: Array, budget: int, k: int) -> tuple[LearnedFft, list[TrainingRound]]:
-    """Return the model after mask and cuts, with at most `budget` gates, and the history."""
+    """Return the model after mask and cuts, which has at most `budget` active gates. Also return the history."""
     stages = exact.stages
     first_place = np.array([butterfly_places(stage, gates)[0] for stage, gates in enumerate(exact.gates)])
     history: list[TrainingRound] = []
@@ -260,7 +260,7 @@ def _cut(exact: LearnedFft, rows: Array, budget: int, k: int) -> tuple[LearnedFf
 def _grow(
     model: LearnedFft, signals: ToneSignals, validation: Array, budget: int, k: int, steps: int, key: Array
 ) -> tuple[LearnedFft, list[TrainingRound]]:
-    """Return the model after the best round of growth, and the history; the model is unchanged if no round helps."""
+    """Return the model after the best round of growth, or the given model if no round helps, and the history."""
 
     def loss(gates: Array, segments: Array) -> Array:
         return peak_loss(dataclasses.replace(model, gates=gates), segments, k) + GATE_WEIGHT * jnp.mean(gates)
@@ -293,7 +293,7 @@ def _grow(
 def _fine_tune(
     model: LearnedFft, signals: ToneSignals, validation: Array, k: int, steps: int, key: Array
 ) -> tuple[LearnedFft, list[TrainingRound]]:
-    """Return the best model of fine-tuning, and the history; the gates stay fixed."""
+    """Return the best model of fine-tuning, which does not change the gates. Also return the history."""
     import optax
 
     optimiser = optax.adam(optax.cosine_decay_schedule(FINE_TUNING_RATE, max(steps, 1)))
@@ -329,7 +329,7 @@ def _fine_tune(
 
 
 class _Best:
-    """The model with the highest recall on validation rows, and the history."""
+    """The model with the highest recall on validation rows so far, and the history of all models that were tried."""
 
     def __init__(self, model: LearnedFft, validation: Array, k: int):
         self.model, self.validation, self.k = model, validation, k

@@ -1,8 +1,8 @@
-"""Welch peaks: the k strongest bins of a signal's mean power spectrum.
+"""Welch peaks: the k bins with the largest power in a signal's mean power spectrum.
 
-`welch_peaks` returns the peaks of a signal, `stream_welch_peaks` the peaks of many signals. `choose_variant` returns
-the program that `welch_peaks` runs, and the basis of the choice. `estimate_welch_peaks_costs` and
-`pick_welch_peaks_strategy` use the formulas of the reference, the published design behind this package.
+`welch_peaks` returns the peaks of a signal. `stream_welch_peaks` returns the peaks of each of many signals.
+`choose_variant` returns the program that `welch_peaks` runs, and the basis of the choice. `estimate_welch_peaks_costs`
+and `pick_welch_peaks_strategy` use the cost formulas of the reference, the published design behind this package.
 """
 
 from rlxjax._schedule import RUNNER_VERSION as RUNNER_VERSION

@@ -1,7 +1,7 @@
 """Check the arguments of a `welch_peaks` call, and choose the variant that runs.
 
-A remembered choice comes first, then a sure calibration, then timing if the caller asks for timing, as in
-`rlxjax.choose`. The reference's built-in costs decide if no calibration is known.
+As in `rlxjax.choose`, a remembered choice decides first, then a calibration that is sure of the fastest variant, then
+timing if the caller asks for it. Otherwise the calibration decides, or the built-in costs if there is no calibration.
 """
 
 import dataclasses
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from rlxjax.calibration import CalibratedModel, Calibration
     from rlxjax.choices import Choice, Work
 
-#: The name of this workload's model in a calibration, and the word for built-in coefficients.
+#: The name of the latency model of Welch peaks in a calibration, and the name of the built-in coefficients.
 MODEL_NAME, REFERENCE = "welch", "reference"
-#: The names in `RUNS` that each reference strategy, or "auto", allows. Ties go to the earlier name.
+#: For each strategy of the reference and for "auto": its allowed names in `RUNS`. A tie goes to the earlier name.
 CANDIDATES: Mapping[str, tuple[str, ...]] = FrozenDict(
     {
         ReferenceStrategy.ULTRA: ("host",),
@@ -52,7 +52,7 @@ CANDIDATES: Mapping[str, tuple[str, ...]] = FrozenDict(
         AUTO: ("host", "fused", "block", "learned"),
     }
 )
-#: Peaks smaller than this number of bytes are not checked against free memory.
+#: Only arrays of peaks that take at least this number of bytes are compared with the memory of the machine.
 LEAST_CHECKED_BYTES = 2**26
 #: The largest number of copies of the peaks that a run holds at the same time.
 COPIES_OF_PEAKS = 2
@@ -63,7 +63,7 @@ _WHY_NOT_TRACED = {
 
 
 class Call(NamedTuple):
-    """The parts of a call that determine the allowed variants; all parts are hashable."""
+    """The properties of a call that determine which variants are allowed. All properties are hashable."""
 
     shape: tuple[Any, ...]  # the signal's shape, `[batch, length]` or `[length]`
     dtype: np.dtype
@@ -76,7 +76,7 @@ class Call(NamedTuple):
 
     @property
     def platform(self) -> str | None:
-        """The platform that holds the rows; None for NumPy arrays and traced arrays."""
+        """The platform of the device that holds the rows; None for NumPy arrays and traced arrays."""
         return None if self.where is None else next(iter(self.where.device_set)).platform
 
     @property
@@ -84,7 +84,7 @@ class Call(NamedTuple):
         return self.where is not None and len(self.where.device_set) > 1
 
 
-#: The variant and program for each call, calibration, model and `measure`; the newest entry comes last.
+#: The chosen variant and program, by call, calibration, model and `measure`. The newest entry comes last.
 _choices: dict[Any, tuple[WelchVariant, Callable[[], Any] | None]] = {}
 _lock = threading.Lock()
 
@@ -92,7 +92,7 @@ _lock = threading.Lock()
 def choice(
     call: Call, calibration: "Calibration | str | None", model: Any, measure: str | None, run: Callable[[str], Any]
 ) -> tuple[WelchVariant, Callable[[], Any] | None]:
-    """Return a call's variant, and the program's recipe if the program takes the signal unchanged."""
+    """Return the variant for a call, and a function that gives its program, or None if the signal must be prepared."""
     try:
         key = *call, handle(calibration), handle(model), measure or os.environ.get("RLXJAX_MEASURE")
         if (known := _choices.get(key)) is not None:
@@ -116,14 +116,14 @@ def choice(
 
 
 def forget_choices() -> None:
-    """Forget the kept variants, so that the next calls choose again."""
+    """Forget the chosen variants of all calls, so that later calls choose again."""
     with _lock:
         _choices.clear()
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A call whose arguments are checked and whose variant is open."""
+    """A call of `welch_peaks` whose arguments are checked, and whose variant is not chosen yet."""
 
     call: Call
     model: Any
@@ -136,7 +136,7 @@ class Question:
     is_open: bool  # whether measurements in this process may decide
 
     def work(self) -> "Work":
-        """Return the allowed variants as the alternatives of a choice."""
+        """Return the alternatives of a choice: the allowed variants, and how to predict their times."""
         from rlxjax.choices import Way, Work, digest, predicted_variants
 
         call, sizes, ways = self.call, {name: float(size) for name, size in self.sizes.items()}, []
@@ -156,7 +156,7 @@ class Question:
         return Work(ways, predict, calibrated, MODEL_NAME, label, workload, runner=RUNNER_VERSION)
 
     def decided(self) -> "Choice":
-        """Return the choice; a measurement clears the kept variants of all calls."""
+        """Return the choice. If the choice was measured, forget the chosen variants of all calls."""
         from rlxjax.choices import decide, measure_word
 
         word = measure_word(self.measure, "never") if self.sizes["batch"] else "never"
@@ -166,7 +166,7 @@ class Question:
         return found
 
     def decided_name(self) -> str:
-        """Return the variant that memory, a measurement or a sure model decides; empty if none of these decides."""
+        """Return the variant that a remembered choice, a measurement or a sure model decides on, or else ""."""
         if not (self.is_open and len(self.variants) > 1 and self.sizes["batch"]):
             return ""
         from rlxjax.choices import Memory, measure_word, recalled  # loaded when first used
@@ -179,7 +179,7 @@ class Question:
         return "" if found is None else found.name
 
     def predicted_name(self) -> str:
-        """Return the name with the lowest time, predicted by the calibration or by built-in costs."""
+        """Return the name of the variant with the lowest time, as predicted by the calibration or by built-in costs."""
         if len(self.names) == 1:
             return self.names[0]
         if self.calibration is None:
@@ -187,7 +187,7 @@ class Question:
         return self._own(self.calibration.of(MODEL_NAME)).pick(candidates=self.names, **self.sizes)
 
     def _own(self, calibrated: "CalibratedModel") -> "CalibratedModel":
-        """Return the latency model; if the call may run a learned FFT, the model has the work of that learned FFT."""
+        """Return the latency model. If the call may run a learned FFT, the model knows the work of that learned FFT."""
         if "learned" not in self.names:
             return calibrated
         n_fft = self.call.params.n_fft
@@ -210,7 +210,7 @@ def _with_work(calibrated: "CalibratedModel", n_fft: int, work: Any) -> "Calibra
 def question(
     call: Call, calibration: "Calibration | str | None", model: Any, measure: str | None, run: Callable[[str], Any]
 ) -> Question:
-    """Return the question of a call; raise a ValueError if the call cannot run."""
+    """Check a call, and return it as a `Question`. Raise a `ValueError` if the call cannot run."""
     params, where = call.params, call.where
     _check_signal(call)
     _check_model(model, params)
@@ -288,7 +288,7 @@ def _check_signal(call: Call) -> None:
 
 
 def _check_peaks_fit(shape: tuple[Any, ...]) -> None:
-    """Raise `MemoryError` if the peaks do not fit in memory: a device's program would end the process."""
+    """Raise a `MemoryError` if the peaks do not fit in memory. Otherwise a program would end the process."""
     n_bytes = 4 * math.prod(shape)
     if is_symbolic(n_bytes) or n_bytes < LEAST_CHECKED_BYTES:
         return
@@ -309,7 +309,7 @@ def _check_model(model: Any, params: WelchPeakParams) -> None:
 def built_in_pick(
     candidates: tuple[str, ...], batch: int, params: WelchPeakParams, model: Any, platform: str | None
 ) -> str:
-    """Return the candidate with the lowest built-in cost; the cost includes the upload to a separate memory."""
+    """Return the candidate with the lowest built-in cost. If the device has its own memory, the upload counts too."""
     device = Device.CPU if platform == "cpu" else jax_device()
     row = backend_coefficients(device.value)
     upload_ns = 0.0 if row.unified_memory else 4.0 * batch * params.frame_len / float(row.readback_bw)

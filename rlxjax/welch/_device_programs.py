@@ -1,4 +1,4 @@
-"""The device programs of the strategies "fused" and "block"."""
+"""The programs that devices run for the strategies "fused" and "block"."""
 
 import functools
 import warnings
@@ -19,23 +19,23 @@ from ._kernels import KERNEL_COMPILERS, has_kernel, kernel_peaks
 from ._selection import default_selection, selected_peaks
 from ._workload import WelchPeakParams, hann_window, host_peaks, one_sided_weights
 
-#: The relative tolerance of a kernel's powers, and the least share of bins that must agree with the host. Rounding may
-#: exchange two peaks of nearly equal power.
+#: A kernel is right if its powers agree with the host's to this relative tolerance, and at least this share of its bins
+#: agrees. Some bins may differ, because rounding may exchange two peaks of nearly equal power.
 RIGHT_RTOL, RIGHT_SHARE = 1e-4, 0.95
-#: The index of a first row, known at tracing or at run time.
+#: The index of a first row: a Python integer, or a traced integer.
 Start = int | Int[Array, ""]
 
 
 def padded_batch(batch: int | np.integer) -> int:
     """Return the number of rows to which a device program pads a batch.
 
-    Each doubling of the batch has four sizes, so batches of many sizes need only a few programs.
+    Each doubling has only four padded sizes, so a few programs can run batches of many sizes.
 
     Args:
         batch: number of rows, at least 0.
 
     Raises:
-        ValueError: `batch` is negative or no whole number.
+        ValueError: `batch` is negative or not a whole number.
 
     Examples:
         >>> [padded_batch(batch) for batch in (0, 3, 9, 33, 8192)]
@@ -45,7 +45,7 @@ def padded_batch(batch: int | np.integer) -> int:
 
 
 def piece_rows(batch: Any, params: WelchPeakParams, platform: str) -> Any:
-    """Return the rows in a piece: the largest divisor of the batch from half the limit to the limit, or the limit."""
+    """Return the number of rows in a piece: the limit, or a divisor of the batch if one is above half the limit."""
     if is_symbolic(batch):
         return batch
     plan = schedule(platform)
@@ -60,7 +60,7 @@ def piece_rows(batch: Any, params: WelchPeakParams, platform: str) -> Any:
 def segment_spectra(
     signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams
 ) -> Complex[Array, "batch n_segments n_bins"]:
-    """Return the one-sided spectra of the windowed segments as complex64."""
+    """Return the one-sided spectra of a signal's windowed segments as complex64."""
     window = hann_window(params.n_fft)[None]
     segments = [segment * window for segment in _segments(signal, params, 0, signal.shape[0])]
     return jnp.fft.rfft(jnp.stack(segments, axis=1))
@@ -69,16 +69,16 @@ def segment_spectra(
 def mean_power(
     signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams, start: Start = 0, count: Any = None
 ) -> Float[Array, "count n_bins"]:
-    """Return the mean one-sided power of the windowed segments.
+    """Return the one-sided power of each row, averaged over the windowed segments of the row.
 
-    A single complex transform handles two real segments: `|X1[b]|^2 + |X2[b]|^2 = (|Z[b]|^2 + |Z[n-b]|^2) / 2`, if `Z`
-    is the transform of `x1 + i x2`. If the number of segments is odd, the last segment has its own transform.
+    A single complex transform `Z`, of `x1 + i x2`, gives the power of two real segments `x1` and `x2` of `n` samples:
+    `|X1[b]|^2 + |X2[b]|^2 = (|Z[b]|^2 + |Z[n-b]|^2) / 2`. The last of an odd number of segments has its own transform.
 
     Args:
         signal: real `[batch, length]`; the first `params.frame_len` samples of each row are used.
         params: segment length and number of segments.
-        start: index of the first row.
-        count: number of rows; all rows by default.
+        start: index of the first row to compute.
+        count: number of rows to compute; by default all rows.
     """
     window = hann_window(params.n_fft)
     segments = _segments(signal, params, start, signal.shape[0] if count is None else count)
@@ -106,19 +106,17 @@ def fused_peaks(
     selection: str | None = None,
     platform: str | None = None,
 ) -> Float[Array, "batch k 2"]:
-    """Return the peaks of rows of samples, computed by a single program.
-
-    The program computes the rows in pieces, one piece after the other.
+    """Return the peaks of rows of samples. A single program computes pieces of rows, one piece after the other.
 
     Args:
         signal: real `[batch, length]`; the first `params.frame_len` samples of each row are used.
         params: segment length, number of segments and number of peaks.
-        selection: how the program selects peaks, "maxima" or "top_k", or "kernel" for one kernel that computes
-            everything. The default is the schedule's selection for the platform.
+        selection: how the program selects peaks: "maxima" or "top_k", or "kernel" for a single kernel that computes
+            everything. The default depends on the platform and on the sizes.
         platform: platform that runs the program; by default the platform of JAX's default device.
 
     Returns:
-        float32 `[batch, k, 2]` of (bin, power), as from `welch_peaks`.
+        The peaks, as from `welch_peaks`: (bin, power), float32 `[batch, k, 2]`.
     """
     platform, batch = platform or jax.default_backend(), signal.shape[0]
     selection = selection or default_fused_selection(batch, params, platform)
@@ -140,7 +138,7 @@ def fused_peaks(
 
 
 def default_fused_selection(batch: Any, params: WelchPeakParams, platform: str) -> str:
-    """Return how the fused program selects peaks if no calibration decides."""
+    """Return the `selection` of `fused_peaks` that is used if no calibration decides."""
     if has_kernel(batch, params, platform) and _is_right_here(params, platform):
         return "kernel"
     return default_selection(batch, params.n_bins, platform)
@@ -148,7 +146,7 @@ def default_fused_selection(batch: Any, params: WelchPeakParams, platform: str) 
 
 @functools.lru_cache(maxsize=2**14)
 def _is_right_here(params: WelchPeakParams, platform: str) -> bool:
-    """Whether the kernel finds the right peaks on a device of this process; True without a device to try."""
+    """Whether the kernel finds the right peaks on a device of this process. True if there is no device to try."""
     try:
         device = jax.local_devices(backend=platform)[0]
     except RuntimeError:  # the program is for another machine
@@ -165,7 +163,7 @@ def _is_right_here(params: WelchPeakParams, platform: str) -> bool:
 
 
 def is_right(peaks_of: Callable[[np.ndarray], Any], params: WelchPeakParams) -> bool:
-    """Whether a program and the host find the same peaks in rows of noise; warn if the peaks differ."""
+    """Return whether a program and the host find the same peaks in rows of noise. If not, warn."""
     rows = np.random.default_rng(0).standard_normal((64, params.frame_len), np.float32)
     try:
         found, expected = np.asarray(peaks_of(rows)), np.asarray(host_peaks(rows, params))
@@ -183,7 +181,7 @@ def is_right(peaks_of: Callable[[np.ndarray], Any], params: WelchPeakParams) -> 
 def one_kernel_peaks(
     signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams, platform: str, interpret: bool = False
 ) -> Float[Array, "batch k 2"]:
-    """Return the peaks from a single kernel; `mean_power` at the selected bins gives the derivative."""
+    """Return the peaks, computed by a single kernel. The derivative comes from `mean_power` at the peaks' bins."""
     peaks = jax.custom_jvp(functools.partial(kernel_peaks, params=params, platform=platform, interpret=interpret))
 
     @peaks.defjvp
@@ -199,7 +197,7 @@ def one_kernel_peaks(
 def _few_rows_at_a_time(
     signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams, start: Start, count: Any, platform: str
 ) -> Float[Array, "count n_bins"]:
-    """Return `mean_power` of rows; a tile with more samples than a piece is computed in parts."""
+    """Return `mean_power` of rows. If the rows have more samples than a piece may have, compute them in parts."""
     rows = max(1, schedule(platform).piece_samples // (params.n_segments * params.n_fft))
     rows = 1 << (rows.bit_length() - 1)  # a power of two divides a tile
     if is_symbolic(count) or count <= rows or count % rows:

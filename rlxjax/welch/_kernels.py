@@ -1,7 +1,7 @@
-"""A single kernel for Welch peaks on GPUs and TPUs: it reads samples, writes peaks, and keeps the rest on the chip.
+"""A single kernel for Welch peaks on GPUs and TPUs. It reads samples and writes peaks; all else stays on the chip.
 
-Matrix units compute the transforms as products with cosines and sines. Bins are stored in the order that needs the
-least work; a table holds the number of each bin.
+The chip's matrix units compute the transforms as products with matrices of cosines and sines. The powers are stored in
+the order that needs the least work, and a table holds the bin number of each power.
 """
 
 import functools
@@ -19,22 +19,22 @@ from rlxjax._schedule import schedule
 
 from ._workload import WelchPeakParams, hann_window
 
-#: JAX's name for the compiler of kernels on each platform.
+#: For each platform that has kernels: the name of the platform in `lax.platform_dependent`.
 KERNEL_COMPILERS = {"gpu": "cuda", "tpu": "tpu"}
-#: The compute capability of NVIDIA's Ampere GPUs.
+#: The least compute capability of an NVIDIA GPU that runs the kernel: that of Ampere GPUs.
 LEAST_COMPUTE_CAPABILITY = 8.0
-#: The number of rows in a vector register of a TPU.
+#: The number of lanes in a vector register of a TPU. Each lane holds a row.
 TPU_LANES = 128
-#: A TPU multiplies segments of at most this many samples; longer segments are halved first.
+#: The largest number of samples in a segment that a TPU multiplies by a matrix. Longer segments are halved first.
 MOST_WHOLE_SAMPLES = 256
-#: The values that replace a NaN power, and the power of a selected bin; no power is below zero.
+#: Two values below all powers: the first replaces a NaN power, and the second replaces the power of a selected bin.
 _NAN, _FOUND = -1.0, -2.0
 #: A 32-bit zero, because kernels on TPUs have no 64-bit integers.
 _ZERO = np.int32(0)
 
 
 def has_kernel(batch: Any, params: WelchPeakParams, platform: str) -> bool:
-    """Whether a platform has a kernel for these peaks."""
+    """Whether a platform has a kernel for peaks of these sizes."""
     plan, n_fft = schedule(platform), params.n_fft
     is_sized = n_fft & (n_fft - 1) == 0 and plan.least_n_fft_kernel <= n_fft <= plan.most_n_fft_kernel
     is_counted = params.k <= plan.most_k_kernel and not is_symbolic(batch) and batch > 0
@@ -49,7 +49,7 @@ def kernel_rows(params: WelchPeakParams, platform: str) -> int:
 
 @functools.cache
 def _compiles_kernels(platform: str) -> bool:
-    """Whether kernels compile for a platform's devices; True if this machine has no device of the platform."""
+    """Whether kernels compile for the devices of a platform. True if this machine has no device of the platform."""
     if platform != "gpu":
         return platform in KERNEL_COMPILERS
     try:
@@ -62,12 +62,12 @@ def _compiles_kernels(platform: str) -> bool:
 def kernel_peaks(
     signal: Float[Array, "batch length"], params: WelchPeakParams, platform: str, interpret: bool = False
 ) -> Float[Array, "batch k 2"]:
-    """Return the peaks of rows from a platform's kernel, without a derivative; `has_kernel` must be true."""
+    """Return the peaks of rows from a platform's kernel, which has no derivative. `has_kernel` must be true."""
     return {"gpu": _on_gpu, "tpu": _on_tpu}[platform](signal, params, interpret)
 
 
 def _select(powers: tuple[Array, Array], bins: Array, k: int, axis: int, kept: Any, keep: Any) -> Any:
-    """Pass the k largest powers and their bins to `keep`; `powers` holds the bins in any order, then Nyquist."""
+    """Pass the k largest powers and their bins to `keep`. `powers` holds the powers of `bins`, and that of Nyquist."""
     nyquist_bin = bins.shape[axis]
     others, nyquist = (jnp.where(power != power, _NAN, power) for power in powers)
 
@@ -85,7 +85,7 @@ def _select(powers: tuple[Array, Array], bins: Array, k: int, axis: int, kept: A
 
 
 def _waves(bins: np.ndarray, places: np.ndarray, period: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the cosine and the sine of each bin at each sample, `[bins, places]`."""
+    """Return the cosines and the sines of bins at the samples `places`, each `[bins, places]`."""
     angle = 2 * np.pi * (np.outer(bins, places) % period) / period
     return np.cos(angle), np.sin(angle)
 
@@ -102,13 +102,13 @@ def _called(kernel: Any, batch: int, rows: int, tables: list[np.ndarray], interp
 
 
 def _like(shape: tuple[int, ...], signal: Array) -> Any:
-    """Return the type of float32 results; the results vary over the same mesh axes as the signal."""
+    """Return the shape and dtype of float32 results that vary over the same mesh axes as the signal."""
     return jax.eval_shape(lambda rows: jnp.broadcast_to(rows[0, 0], shape), signal)
 
 
 @functools.lru_cache(maxsize=8)
 def _tpu_tables(params: WelchPeakParams) -> list[np.ndarray]:
-    """Return the window, the number of each bin, and the matrices `[cosines then sines, samples]`."""
+    """Return the window, the bin numbers, and matrices `[rows, samples]` whose rows are cosines, then sines."""
     # The sum of a segment's two halves gives the even bins, and the difference gives the odd bins. The row of DC's
     # sine, which is zero, holds Nyquist instead.
     n_fft, matrices, bins = params.n_fft, [], []
@@ -129,7 +129,7 @@ def _tpu_tables(params: WelchPeakParams) -> list[np.ndarray]:
 
 
 def _on_tpu(signal: Array, params: WelchPeakParams, interpret: bool) -> Array:
-    """Return the peaks of rows on a TPU. A register holds one bin of many rows, so a maximum compares registers."""
+    """Return the peaks of rows on a TPU. A register holds one bin of many rows, so maxima compare registers."""
     from jax.experimental import pallas as pl
 
     n_fft, hop, k = params.n_fft, params.hop, params.k
@@ -173,7 +173,7 @@ def _on_tpu(signal: Array, params: WelchPeakParams, interpret: bool) -> Array:
 
 @functools.lru_cache(maxsize=8)
 def _gpu_tables(params: WelchPeakParams) -> list[np.ndarray]:
-    """Return the tables of a transform of `first * second` samples, from sample `second*i + j` to bin `k + first*m`."""
+    """Return the tables of a two-step transform of samples `second*i + j`, with `i < first`, to bins `k + first*m`."""
     # The window `[j, i]`; cosines and sines of the first factor `[i, k]`, and of the twiddles `[j, k]`; matrices of the
     # second factor for real and for imaginary input, `[j, real then imaginary m]`.
     n_fft = params.n_fft

@@ -1,4 +1,4 @@
-"""Run a variant: a small batch by a single program, a large batch in chunks on all processors."""
+"""Run a variant. A small batch runs as a single program. A large batch runs in chunks on all processors."""
 
 import contextlib
 import functools
@@ -20,17 +20,17 @@ from ._device_programs import default_fused_selection, fused_peaks, padded_batch
 from ._selection import default_selection
 from ._workload import RUNS, WelchPeakParams, WelchVariant, host_peaks, spectrum_peaks
 
-#: The most memory for compiled programs, in bytes. So many programs take half of the 65,530 memory maps that Linux
-#: allows a process. XLA ends a process that needs more maps.
+#: The largest memory of all compiled programs, in bytes. Programs of this size take half of the 65,530 memory maps that
+#: Linux allows a process. XLA ends a process that needs more maps than Linux allows.
 MOST_PROGRAM_BYTES = 2**30
-#: The most calls whose variant is kept; a call takes about 1 kB.
+#: The largest number of calls whose chosen variants are kept. Each of them takes about 1 kB.
 MOST_CALLS = 2**14
 #: The names of the mesh axes over which rows are sharded, in order.
 Axes = tuple[str, ...]
 
 
 def row_axes(where: Any, shape: tuple[Any, ...]) -> Axes:
-    """Return the mesh axes over which the rows of a signal are sharded; empty if each device has all rows."""
+    """Return the mesh axes over which the rows of a signal are sharded. Empty if each device has all rows."""
     if not isinstance(where, NamedSharding):
         raise ValueError(
             f"signal: expected an array on one device or with a NamedSharding, got {type(where).__name__}; "
@@ -49,7 +49,7 @@ def row_axes(where: Any, shape: tuple[Any, ...]) -> Axes:
 
 
 def split_rows(axes: Axes) -> PartitionSpec:
-    """Return the partition that shards the first axis of an array over mesh axes."""
+    """Return the `PartitionSpec` that shards the first axis of an array over mesh axes."""
     return PartitionSpec(axes) if axes else PartitionSpec()
 
 
@@ -72,16 +72,16 @@ def on_each_device(program: Callable[..., jax.Array], mesh: Any, axes: Axes) -> 
 
 @functools.singledispatch
 def program_of(model: object, params: WelchPeakParams) -> Any:
-    """Return the program of a learned FFT. Register a function of your own for another type of model.
+    """Return the program that runs a learned FFT. For another type of model, register a function of your own.
 
-    A program is a pytree of arrays. `program.peaks(signal, params, selection, platform)` returns the peaks of rows of
-    samples in traced code. `program.work` has the fields `flop` and `live_bins`, the inputs of latency models.
+    A program is a pytree of arrays. Its method `peaks(signal, params, selection, platform)` returns the peaks of rows
+    in traced code. Its attribute `work` has the fields `flop` and `live_bins`, which are inputs of latency models.
     """
     raise ValueError(f"model: expected a LearnedFft (load_learned_fft), got {type(model).__name__}")
 
 
 class Plan(NamedTuple):
-    """The rows of a chunk, the shape of the program's argument, and the program's options."""
+    """How to run a batch: the number of rows in a chunk, the shape of the program's argument, and its options."""
 
     rows: int
     shape: tuple[int, int]
@@ -92,7 +92,7 @@ class Plan(NamedTuple):
 def whole_program(
     shape: tuple[int, ...], params: WelchPeakParams, variant: WelchVariant, where: Sharding | None
 ) -> Callable[[], Any] | None:
-    """Return the recipe of the program for a small float32 signal; None if the signal must be padded or divided."""
+    """Return the recipe of the program for a small float32 signal, or None if the signal must be padded or divided."""
     devices, (batch, length) = () if where is None else where.device_set, (1, *shape)[-2:]
     platform, device = _place(*devices)
     if len(devices) > 1 or batch * length > schedule(platform).piece_samples:
@@ -106,7 +106,7 @@ def whole_program(
 def run_variant(
     variant: WelchVariant, signal: np.ndarray | jax.Array, params: WelchPeakParams, model: Any
 ) -> np.ndarray | jax.Array:
-    """Return the peaks of concrete rows, computed on the rows' own device or JAX's default device."""
+    """Return the peaks of concrete rows, computed on their own device, or for NumPy rows on JAX's default device."""
     if variant.transform == "numpy":
         return host_peaks(np.asarray(signal), params)
     platform, device = _place(*signal.devices() if isinstance(signal, jax.Array) else ())
@@ -140,7 +140,7 @@ def run_variant(
 def run_sharded(
     variant: WelchVariant, signal: jax.Array, params: WelchPeakParams, model: Any
 ) -> np.ndarray | jax.Array:
-    """Return the peaks of rows on several devices. The host reads all rows if the host selects the peaks."""
+    """Return the peaks of rows on several devices. If the host selects the peaks, it reads the rows of all devices."""
     if variant.selection == "numpy":
         return run_variant(variant, np.asarray(signal), params, model)
     where: Any = signal.sharding
@@ -152,7 +152,7 @@ def run_sharded(
 
 
 def run_program(program: Callable[..., jax.Array], *arguments: Any) -> jax.Array:
-    """Run a compiled program in any mode of JAX. With `jax_debug_nans`, a NaN raises a `FloatingPointError`."""
+    """Run a compiled program, also under `jax_disable_jit`. Under `jax_debug_nans`, NaN raises `FloatingPointError`."""
     try:
         return program(*arguments)
     except Exception as error:
@@ -166,7 +166,7 @@ def run_program(program: Callable[..., jax.Array], *arguments: Any) -> jax.Array
 
 
 def _place(*devices: Any) -> tuple[str, Any]:
-    """Return the platform and the device that compute an array: the array's own device, or JAX's default device."""
+    """Return the platform and the device that compute peaks: the given device, or else JAX's default device."""
     default = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if devices and devices[0] != (default or jax.devices()[0]):
         return devices[0].platform, devices[0]
@@ -174,7 +174,7 @@ def _place(*devices: Any) -> tuple[str, Any]:
 
 
 def run_traced(variant: WelchVariant, signal, params: WelchPeakParams, model: Any) -> jax.Array:
-    """Return the peaks of traced rows, sharded like the rows; the device selects the peaks."""
+    """Return the peaks of traced rows. The peaks are sharded like the rows, and the devices select the peaks."""
     platform, where = jax.default_backend(), jax.typeof(signal).sharding
     axes = row_axes(where, signal.shape)
     variant = _by_default(variant, rows_of_a_device(where, signal.shape), params, platform)
@@ -183,12 +183,12 @@ def run_traced(variant: WelchVariant, signal, params: WelchPeakParams, model: An
     return (on_each_device(program, where.mesh, axes) if axes else program)(signal, *arrays)
 
 
-#: For each learned FFT: its program's arrays and shapes by parameters and device. An entry lives as long as the model.
+#: For each learned FFT: the results of `_placed`, by parameters and device. An entry lives as long as the learned FFT.
 _models: "weakref.WeakKeyDictionary[Any, Kept]" = weakref.WeakKeyDictionary()
 
 
 def _placed(variant: WelchVariant, model: Any, params: WelchPeakParams, device: Any) -> tuple[tuple, tuple]:
-    """Return the program of a learned FFT with arrays on a device, and the same program with shapes for arrays."""
+    """Return a learned FFT's program as arrays on a device, and as shapes. Both tuples are empty for other variants."""
     if variant.transform != "learned":
         return (), ()
     if model not in _models:
@@ -204,7 +204,7 @@ def _placed(variant: WelchVariant, model: Any, params: WelchPeakParams, device: 
 
 
 def _by_default(variant: WelchVariant, rows: Any, params: WelchPeakParams, platform: str) -> WelchVariant:
-    """Return a variant with a selection: the variant's own selection, else the schedule's."""
+    """Return a variant that has a selection. If the variant has none, add the default selection of the platform."""
     if variant.selection is not None:
         return variant
     if variant.transform == "learned":
@@ -216,7 +216,7 @@ def _by_default(variant: WelchVariant, rows: Any, params: WelchPeakParams, platf
 def plan_of(
     variant: WelchVariant, batch: int, params: WelchPeakParams, platform: str, n_processors: int, stays: bool
 ) -> Plan:
-    """Return the plan of a batch; a single program computes a signal that stays on an accelerator."""
+    """Return the plan of a batch. A signal that stays on an accelerator runs as a single program, except by "block"."""
     facts, row_samples = schedule(platform)._asdict(), params.n_segments * params.n_fft
     if is_block := variant == RUNS["block"]:  # the program returns spectra; the host selects the peaks
         params = WelchPeakParams(params.n_fft, params.n_segments, k=1)
@@ -234,7 +234,7 @@ def plan_of(
 def _compiled(
     variant: WelchVariant, params: WelchPeakParams, platform: str, signal: jax.ShapeDtypeStruct, shapes: tuple[Any, ...]
 ) -> Callable[..., jax.Array]:
-    """Return a compiled program for a signal's shape; any thread may run the program."""
+    """Return a compiled program for the shape of a signal. Any thread may run the program."""
     # JAX keeps a compiled program while its jitted function lives, so each program has a jitted function of its own.
     rows = program = _program.__wrapped__(variant, params, platform)
     mesh, where = contextlib.nullcontext(), signal.sharding
@@ -250,18 +250,18 @@ def _compiled(
 
 
 def _bytes_of(program: Any, recipe: Any) -> int:
-    """Return an estimate of a program's memory in bytes; the estimate includes the window."""
+    """Return the estimated memory of a program in bytes. The estimate includes the window that the program holds."""
     return 2**18 + 28 * len(program.as_text() or "") + 12 * recipe.args[1].n_fft
 
 
-#: `_recipe` returns the same recipe for equal arguments. `compiled` returns the program of a recipe.
+#: A recipe is a function that compiles a program; equal arguments give the same recipe. `compiled` keeps the programs.
 _recipe = functools.lru_cache(maxsize=MOST_CALLS)(functools.partial(functools.partial, _compiled))
 compiled = Kept(lambda recipe: recipe(), MOST_PROGRAM_BYTES, _bytes_of)
 
 
 @functools.lru_cache(maxsize=256)  # a program takes 4 MB if a caller transforms the program outside jit
 def _program(variant: WelchVariant, params: WelchPeakParams, platform: str) -> Any:
-    """Return the jitted program of a variant; JAX inlines the program in a caller's jitted function."""
+    """Return the jitted program of a variant. JAX inlines the program if a caller's jitted function calls it."""
     static: dict[str, Any] = {"params": params, "selection": variant.selection, "platform": platform}
     if variant.selection == "numpy":
         function = functools.partial(segment_spectra, params=params)
@@ -283,7 +283,7 @@ def _sharding(device: Any) -> Sharding | None:
 
 
 def _prepared(rows: np.ndarray | jax.Array, shape: tuple[int, int], stays: bool) -> np.ndarray | jax.Array:
-    """Return rows as float32 of a shape. The last row pads the batch, because rows of zeros are slow to select."""
+    """Return rows as float32 in the given shape. Copies of the last row pad the batch; zeros are slow to select."""
     if rows.shape == shape and rows.dtype == np.float32:
         return rows
     if stays:

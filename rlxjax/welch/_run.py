@@ -32,56 +32,57 @@ def welch_peaks(
     model: Any = None,
     measure: str | None = None,
 ) -> np.ndarray | jax.Array:
-    """Return the k strongest bins of each row's mean windowed power spectrum.
+    """Return the k bins with the largest power in the mean power spectrum of each row of a signal.
 
-    Segments overlap by half and have a symmetric Hann window. The one-sided power is `|X|^2` at DC and Nyquist and
-    `2|X|^2` between, averaged over segments, without further scaling.
+    A row consists of segments that overlap by half. `X` is the transform of a segment times a symmetric Hann window.
+    The one-sided power is `|X|^2` at DC and Nyquist, and `2|X|^2` at the bins between. It is averaged over the segments
+    of the row, and not scaled further.
 
     Args:
-        signal: `[batch, length]` or one row `[length]`, any real dtype, converted to float32. The first
-            `params.frame_len` samples of each row are used.
+        signal: `[batch, length]` or a single row `[length]`, of any real dtype; samples are converted to float32. Only
+            the first `params.frame_len` samples of each row are used.
         params: number of segments, segment length and number of peaks.
         strategy: how to compute the peaks. All strategies except "learned" find the same peaks.
 
             - "host": NumPy computes everything, without a device.
-            - "fused": one program on the device returns only peaks. "fused_maxima" and "fused_top_k" are two forms of
-              "fused". "fused" runs the form that is faster by the calibration that you give, or else by measurements
-              on similar devices.
-            - "block": the device computes the spectrum, and the host selects the peaks.
-            - "learned": as "fused", but with the learned FFT `model`; the peaks are approximate.
-            - "auto": the strategy that is fastest by the calibration, "learned" included if you give a model. Auto
-              means "fused" in traced code (jit, grad, vmap) and for rows on several devices, and "host" in a forked
-              process, in which JAX cannot run.
-            - any name that `parse_welch_peaks_strategy` knows: ultra and fast mean "host"; rlx means the faster of
-              "fused" and "block".
+            - "fused": a single program on the device computes everything. "fused_maxima" and "fused_top_k" are its two
+              forms, which select the peaks in different ways. "fused" runs the form that the given calibration expects
+              to be faster, or else the form that was faster on similar devices.
+            - "block": the device computes the spectra of the segments, and the host selects the peaks.
+            - "learned": like "fused", but with the learned FFT `model`. The peaks are approximate.
+            - "auto": the strategy that the calibration expects to be the fastest; "learned" only if you give a model.
+              In traced code (jit, grad, vmap) and for rows on several devices, "auto" means "fused". In a forked
+              process, in which JAX cannot run, "auto" means "host".
+            - any name that `parse_welch_peaks_strategy` knows: "ultra" and "fast" mean "host"; "rlx" means the faster
+              of "fused" and "block".
 
             Only "fused" and "learned" run in traced code.
-        calibration: calibration of this machine, for auto and rlx. The default is `default_calibration()`: the
-            calibration that `rlxjax calibrate` saved, else an average over known CPUs. "reference" means the
-            reference's built-in coefficients. Platforms without a calibration use them too.
-        model: a learned FFT for `params.n_fft`.
-        measure: "undecided" times the variants of auto, rlx and fused on these rows if the calibration is not sure of
-            the fastest. "always" times these variants in any case, "never" in no case. Later calls with any `measure`
-            use the measurements, as in `rlxjax.choose`. The default is the environment variable `RLXJAX_MEASURE`, else
-            "never".
+        calibration: the calibration of this machine, by which "auto" and "rlx" choose. The default is
+            `default_calibration()`: the calibration that `rlxjax calibrate` saved, or else an average over known CPUs.
+            "reference" means the reference's built-in coefficients, which also serve platforms without a calibration.
+        model: a learned FFT whose segments have `params.n_fft` samples.
+        measure: "undecided" times, on these rows, the variants that the strategy allows, if the calibration is not sure
+            which variant is the fastest. "always" times them in any case, and "never" times nothing. Later calls use
+            the measurements, whatever their own `measure`, as in `rlxjax.choose`. The default is the environment
+            variable `RLXJAX_MEASURE`, or else "never".
 
     Returns:
-        float32 `[batch, k, 2]` of (bin, power), the largest power first. The lower bin comes first among equal powers.
-        NaN powers come last, and slots beyond the bins are (0, 0.0). Infinite samples make some bins infinite or NaN;
-        the strategy determines these bins. The peaks of a NumPy signal are a NumPy array. The peaks of a JAX signal
-        are a JAX array on the same devices, sharded like the rows.
+        The peaks (bin, power), float32 `[batch, k, 2]`. Larger powers come first. Among equal powers, lower bins come
+        first. NaN powers come last. If `k` exceeds the number of bins, the last peaks are (0, 0.0). Infinite samples
+        make some powers infinite or NaN; the strategy determines at which bins. The peaks of a NumPy signal are a
+        NumPy array. The peaks of a JAX signal are a JAX array on the same devices, sharded like the rows.
 
     Raises:
-        ValueError: the signal is complex or masked, has three or more axes, sharded samples, or rows shorter than
-            `frame_len`; the strategy is unknown, or cannot run in traced code or in a forked process; "learned" comes
-            without a model; the model is for another segment length; or `calibration` or `measure` is invalid.
+        ValueError: the signal is complex or masked, or has three or more axes, sharded samples, or rows shorter than
+            `params.frame_len`; the strategy is unknown, cannot run in traced code or in a forked process, or needs a
+            `model`; the model is for another segment length; or `calibration` or `measure` is invalid.
         MemoryError: the peaks do not fit in memory.
 
     A small batch is padded (`padded_batch`) and runs as one program. A large batch runs in chunks on all processors, so
-    the extra memory does not grow with the batch. A gradient keeps the transforms of all rows in memory.
+    the working memory does not grow with the batch. A gradient keeps the transforms of all rows in memory.
 
-    Rows with a `NamedSharding` stay on their devices, and other processes may hold some of the rows; "host" and "block"
-    read all rows. Traced rows stay sharded over explicit axes of a mesh, and inside `jax.shard_map`.
+    Rows with a `NamedSharding` stay on their devices, which may belong to other processes, but "host" and "block" read
+    all rows on the host. Traced rows stay sharded over explicit axes of a mesh, and inside `jax.shard_map`.
 
     Examples:
         >>> params = WelchPeakParams.fast(n_fft=256, k=1)
@@ -128,10 +129,10 @@ def choose_variant(
 ) -> "Choice":
     """Return the variant that `welch_peaks` runs for these arguments, and the basis of the choice.
 
-    Call the result with a signal to compute peaks by that variant. The arguments are those of `welch_peaks`.
+    Call the result with a signal to compute its peaks by that variant. The arguments are those of `welch_peaks`.
 
     Raises:
-        ValueError: as in `welch_peaks`; or the signal is traced or sharded; or there is no basis for a choice.
+        ValueError: as in `welch_peaks`; or the signal is traced or sharded; or nothing is known by which to choose.
 
     Examples:
         >>> params = WelchPeakParams.fast(n_fft=256, k=16)
@@ -159,18 +160,18 @@ def stream_welch_peaks(
     model: Any = None,
     measure: str | None = None,
 ) -> Iterator[np.ndarray | jax.Array]:
-    """Yield the peaks of each signal of a stream, in order; meanwhile the source makes the next signal.
+    """Yield the peaks of each signal in `signals`, in order. Meanwhile, `signals` makes the next signal.
 
-    At most two signals are in memory: the signal being computed and the next signal. Each NumPy signal is copied, so
-    the source may reuse its buffer. Signals may differ in their number of rows. The other arguments are those of
-    `welch_peaks`.
+    At most two signals are in memory: the signal whose peaks are being computed, and the next signal. NumPy signals are
+    copied, so `signals` may yield the same buffer again. Signals may differ in their number of rows. The other
+    arguments are those of `welch_peaks`.
 
     Yields:
         The result of `welch_peaks` for each signal.
 
     Raises:
         ValueError: as in `welch_peaks`, or a signal is traced.
-        Exception: any error of the source. Errors are raised after the peaks of all earlier signals.
+        Exception: any error that `signals` raises. It is raised after the peaks of all earlier signals are yielded.
 
     Examples:
         >>> params = WelchPeakParams.fast(n_fft=64, k=1)
@@ -194,14 +195,14 @@ def stream_welch_peaks(
 
 
 def keep_programs(most_bytes: int) -> None:
-    """Set the most memory that compiled programs of Welch peaks may take, 1 GB by default.
+    """Set the largest memory that all compiled programs of Welch peaks together may take. The default is 1 GB.
 
-    The most recently used programs stay. A program takes an estimated 0.3 to 6 MB. The next call of a dropped program
-    compiles the program again, or reads it from JAX's persistent cache if `jax_compilation_cache_dir` is set.
+    Beyond this memory, the least recently used programs are dropped. A program takes about 0.3 to 6 MB. A call that
+    needs a dropped program compiles it again, or reads it from JAX's cache if `jax_compilation_cache_dir` is set.
 
     Args:
-        most_bytes: memory in bytes, at least 1 MB. With more than about 2 GB the process needs more memory maps than
-            Linux allows (`vm.max_map_count`), and ends.
+        most_bytes: memory in bytes, at least 1 MB. Programs of more than about 2 GB in total need more memory maps than
+            Linux allows a process (`vm.max_map_count`), and the process ends.
 
     Raises:
         ValueError: `most_bytes` is less than 1 MB.

@@ -22,13 +22,13 @@ _HIGHEST = np.uint32(2**32 - 1)
 def selected_peaks(
     power: Float[Array, "batch bins"], k: int, selection: str, bins: np.ndarray | None = None
 ) -> Float[Array, "batch k 2"]:
-    """Return (bin, power) of the k largest powers; slots beyond the bins are (0, 0.0).
+    """Return the k largest powers of each row as (bin, power). If there are fewer than k bins, the rest is (0, 0.0).
 
     Args:
-        power: float32; each power is at least 0, or NaN.
-        k: number of slots.
+        power: the powers of each row, float32. Each power is at least 0, or NaN.
+        k: number of powers to return.
         selection: a key of `SELECTIONS`.
-        bins: the bin number of each column, ascending; by default the index of the column.
+        bins: the bin number of each column of `power`, in ascending order; by default the index of the column.
     """
     found = min(k, power.shape[1])
     # Places are integers without a gradient. The gradient passes through the gathered powers.
@@ -40,13 +40,13 @@ def selected_peaks(
 
 
 def by_top_k(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"]:
-    """Return the columns of the k largest powers by `lax.top_k`; k is at most the number of bins."""
+    """Return the columns of the k largest powers, found by `lax.top_k`. `k` is at most the number of bins."""
     # top_k puts the lower column first among equal powers, but ranks NaN highest, so NaN becomes -1.
     return lax.top_k(jnp.where(jnp.isnan(power), -1.0, power), k)[1]
 
 
 def by_maxima(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"]:
-    """Return the columns of the k largest powers: each step finds the largest key below the previous key."""
+    """Return the columns of the k largest powers. Each power has an integer key. Each step finds the next key."""
     # A key holds the leading bits of a power, and the bin. So all keys of a row differ, and a maximum carries its bin.
     # One vector instruction handles many rows. A key lacks the power's last bits, so the full powers are compared
     # afterwards: neighbouring candidates swap if they are out of order, and a proof checks that no bin is missing. The
@@ -111,9 +111,9 @@ SELECTIONS: Mapping[str, Callable[..., Int[Array, "batch k"]]] = FrozenDict({"ma
 
 
 def default_selection(rows: Any, n_bins: int, platform: str) -> str:
-    """Return the form of the selection if no calibration decides: a key of `SELECTIONS`.
+    """Return the form of the selection that is used if no calibration decides. It is a key of `SELECTIONS`.
 
-    The form is "maxima" on CPUs, and "top_k" for few rows, for very many bins and on other platforms. With few rows,
+    The form is "maxima" on CPUs, except for few rows and for very many bins. Otherwise it is "top_k". For few rows,
     "top_k" is about as fast as "maxima" and compiles in a tenth of the time.
 
     Examples:
@@ -127,18 +127,18 @@ def default_selection(rows: Any, n_bins: int, platform: str) -> str:
 
 
 def _ranked_bits(power: Float[Array, "*batch"]) -> Int[Array, "*batch"]:
-    """Return the bits of powers as integers, which have the same order as the powers; NaN becomes -1."""
+    """Return the bits of powers as integers. The integers sort in the same order as the powers. NaN becomes -1."""
     return jnp.where(jnp.isnan(power), -1, lax.bitcast_convert_type(power, jnp.int32))
 
 
 def _leading_bits(bits: Int[Array, "*batch"], n_places: int) -> UInt[Array, "*batch"]:
-    """Return the leading bits that a key holds: a multiple of the number of places, which is 0 only for NaN."""
+    """Return the part of each power's bits that a key holds: a multiple of `n_places`, which is 0 only for NaN."""
     unsigned = lax.bitcast_convert_type(bits, jnp.uint32) << 1  # powers have no sign bit
     return (unsigned & np.uint32(2**32 - n_places)) + np.uint32(n_places)
 
 
 def _largest_below(keys: UInt[Array, "tiles bins rows"], limit: UInt[Array, "tiles rows"]) -> UInt[Array, "tiles rows"]:
-    """Return the largest key below a limit; at least one key must be below the limit."""
+    """Return the largest key of each row that is below the row's limit. Each row must have such a key."""
     # An unsigned difference `key - limit` wraps around, so the largest key below the limit has the largest difference.
     # XLA's CPU compiler makes no vector code for a plain maximum over bins, but makes vector code for maxima over
     # overlapping blocks of bins, if the blocks are wide and many enough.

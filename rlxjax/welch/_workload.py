@@ -1,4 +1,4 @@
-"""Parameters and variants of Welch peaks, and the variant that NumPy computes on the host."""
+"""The parameters and variants of Welch peaks, and the code of the variant that NumPy computes on the host."""
 
 import dataclasses
 import functools
@@ -18,12 +18,12 @@ from rlxjax._schedule import rows_of_a_processor, schedule
 from rlxjax._typing import RealLike
 from rlxjax._values import FrozenDict
 
-#: The longest segment: float32 cannot hold the bin numbers of longer segments.
+#: The largest number of samples in a segment. float32 cannot hold all bin numbers of longer segments.
 MOST_N_FFT = 2**25
-#: The number of segments of each preset.
+#: The numbers of segments of the presets `ultra`, `fast` and `reference`.
 ULTRA_SEGMENTS, FAST_SEGMENTS, REFERENCE_SEGMENTS = 1, 2, 8
 _SCHEDULE = schedule("cpu")
-#: The sizes of scratch arrays that are kept. Smaller arrays are quick to allocate; larger arrays are rare.
+#: Only scratch arrays of these sizes are kept. Smaller arrays are quick to allocate, and larger arrays are rare.
 LEAST_SCRATCH_SIZE, MOST_SCRATCH_SIZE = 2**12, 4 * _SCHEDULE.host_chunk_samples
 
 #: The scratch arrays of each thread, by name.
@@ -32,12 +32,12 @@ _thread = threading.local()
 
 @dataclasses.dataclass(frozen=True)
 class WelchPeakParams:
-    """Segment length, number of segments and number of peaks; segments overlap by half.
+    """The parameters of Welch peaks: segment length, number of segments and number of peaks. Segments overlap by half.
 
     Attributes:
-        n_fft: samples in a segment, even, from 2 to 2**25.
-        n_segments: segments in a row, at least 1.
-        k: peaks to find in a row, at least 1; slots beyond the bins are (0, 0.0).
+        n_fft: number of samples in a segment: an even number from 2 to 2**25.
+        n_segments: number of segments in a row, at least 1.
+        k: number of peaks to find in a row, at least 1. If `k` exceeds the number of bins, the last peaks are (0, 0.0).
 
     Raises:
         ValueError: `n_fft` is odd or out of range, or `n_segments` or `k` is below 1.
@@ -93,7 +93,7 @@ class WelchPeakParams:
         return self.n_fft // 2 + 1
 
     def bin_frequencies_hz(self, bins: RealLike, sample_rate_hz: float) -> RealLike:
-        """Return the centre frequencies of bins in Hz, in the shape of `bins`.
+        """Return the centre frequency of each bin in Hz, as an array of the shape of `bins`.
 
         Examples:
             >>> float(WelchPeakParams.fast(256, 1).bin_frequencies_hz(32, 16_000.0))
@@ -105,12 +105,12 @@ class WelchPeakParams:
 
 
 class WelchVariant(NamedTuple):
-    """A method to compute Welch peaks. All variants give the same peaks, except those with a learned transform.
+    """A way to compute Welch peaks. All variants give the same peaks, except variants with a learned FFT.
 
     Attributes:
-        transform: "numpy" for the host, "fft" for the exact transform on a device, "learned" for a learned FFT.
-        selection: "numpy" selects peaks on the host. "maxima" and "top_k" select on the device. "kernel" is a single
-            kernel that computes everything. None leaves the selection to the schedule.
+        transform: "numpy" for NumPy on the host, "fft" for the exact FFT on a device, "learned" for a learned FFT.
+        selection: "numpy" selects peaks on the host. "maxima" and "top_k" select peaks on the device. "kernel" is a
+            single kernel that computes everything. None stands for the default selection of the platform.
     """
 
     transform: Literal["numpy", "fft", "learned"]
@@ -127,7 +127,7 @@ VARIANTS: Mapping[str, WelchVariant] = FrozenDict(
         "learned": WelchVariant("learned"),
     }
 )
-#: The variants, by the names that a call may give; "fused" leaves the selection open.
+#: The variants, by the names that a call may give. The variant of "fused" has no selection of its own.
 RUNS: Mapping[str, WelchVariant] = FrozenDict({**VARIANTS, "fused": WelchVariant("fft")})
 
 
@@ -147,9 +147,9 @@ def hann_window(n_fft: int) -> np.ndarray:
 
 @functools.partial(Kept, most_bytes=2**25, bytes_of=lambda array, *_: array.nbytes)
 def one_sided_weights(params: WelchPeakParams) -> np.ndarray:
-    """Return the weight of `|X|^2` in the mean one-sided power, float32 `[n_bins]`.
+    """Return each bin's weight of `|X|^2` in the mean one-sided power, float32 `[n_bins]`. `X` is a segment's spectrum.
 
-    The weight is `1 / n_segments` at DC and Nyquist, and `2 / n_segments` between.
+    The weight is `1 / n_segments` at DC and Nyquist, and `2 / n_segments` at the bins between.
     """
     weights = np.full(params.n_bins, 2.0)
     weights[[0, -1]] = 1.0
@@ -160,14 +160,14 @@ def one_sided_weights(params: WelchPeakParams) -> np.ndarray:
 
 @functools.lru_cache(maxsize=2**10)
 def _host_chunk_rows(params: WelchPeakParams, batch: int, processors: int) -> int:
-    """Return the number of rows in a chunk on the host."""
+    """Return the number of rows that NumPy computes in each chunk."""
     row_samples = params.n_segments * params.n_fft
     most = max(1, _SCHEDULE.host_chunk_samples // row_samples)
     return max(1, int(rows_of_a_processor(batch, _SCHEDULE.alone_samples_host // row_samples, most, processors)))
 
 
 def host_peaks(signal: np.ndarray, params: WelchPeakParams) -> np.ndarray:
-    """Return the peaks of rows of samples."""
+    """Return the peaks of rows of samples, computed by NumPy on all processors."""
     peaks = np.zeros((signal.shape[0], params.k, 2), np.float32)
     window = hann_window(params.n_fft)
 
@@ -187,7 +187,7 @@ def host_peaks(signal: np.ndarray, params: WelchPeakParams) -> np.ndarray:
 
 
 def spectrum_peaks(spectrum: NDArray[np.complexfloating], params: WelchPeakParams) -> np.ndarray:
-    """Return the peaks of one-sided spectra, complex64 `[batch, n_segments, n_bins]`."""
+    """Return the peaks of rows, given their segments' one-sided spectra, complex64 `[batch, n_segments, n_bins]`."""
     peaks = np.zeros((spectrum.shape[0], params.k, 2), np.float32)
 
     def run(start: int, stop: int) -> None:
@@ -198,7 +198,7 @@ def spectrum_peaks(spectrum: NDArray[np.complexfloating], params: WelchPeakParam
 
 
 def mean_power(spectrum: NDArray[np.complexfloating], params: WelchPeakParams) -> np.ndarray:
-    """Return the mean one-sided power `[batch, n_bins]` in a scratch array, which the next call overwrites."""
+    """Return the mean one-sided power, `[batch, n_bins]`. The next call in this thread overwrites the result."""
     with np.errstate(all="ignore"):
         power = np.square(spectrum.real, out=_scratch("power", spectrum.shape, np.float32))
         power += np.square(spectrum.imag, out=_scratch("square", spectrum.shape, np.float32))
@@ -211,7 +211,7 @@ def mean_power(spectrum: NDArray[np.complexfloating], params: WelchPeakParams) -
 
 
 def select_peaks(power: np.ndarray, params: WelchPeakParams, out: np.ndarray) -> None:
-    """Write the top k bins of each row of powers, descending, into `out` `[batch, k, 2]`."""
+    """Write the k largest powers of each row, the largest first, as (bin, power) into `out`, `[batch, k, 2]`."""
     # Each bin has the integer key `power bits * 2**32 + (n_bins - 1 - bin)`. The bits of non-negative float32 numbers
     # have the same order as the numbers. So the largest key has the largest power, and the lower bin among equal
     # powers. A NaN gets the bits -1, which are below all other bits and are again a NaN.
@@ -234,7 +234,7 @@ def select_peaks(power: np.ndarray, params: WelchPeakParams, out: np.ndarray) ->
 
 
 def _scratch(role: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
-    """Return an uninitialised array in memory that this thread keeps under a name."""
+    """Return an uninitialised array in memory that this thread keeps for arrays of the same role."""
     # New memory comes page by page from the system, which takes longer than the computation.
     size = math.prod(shape)
     if not LEAST_SCRATCH_SIZE <= size <= MOST_SCRATCH_SIZE:

@@ -1,4 +1,4 @@
-"""The reference's costs of Welch peaks, the gate's breakdown and the pick, for a single workload or a table."""
+"""The reference's formulas for Welch peaks: strategy costs, the gate's decision to fuse, and the cheapest strategy."""
 
 from ._estimates import block_graph_ns as block_graph_ns
 from ._estimates import estimate_welch_peaks_costs as estimate_welch_peaks_costs

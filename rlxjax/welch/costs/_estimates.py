@@ -1,4 +1,4 @@
-"""Strategy costs, the gate's breakdown and the pick, for a single workload or a table."""
+"""Functions for users: strategy costs, the gate's decision to fuse, and the cheapest strategy."""
 
 import functools
 from collections.abc import Callable
@@ -41,17 +41,17 @@ def estimate_welch_peaks_costs(
 ) -> WelchPeaksCostEstimates:
     """Return the cost of each strategy by the reference's formulas.
 
-    Every argument except `coefficients` is a scalar or an array `[*batch]`, so a single call evaluates a whole table.
+    Every argument except `coefficients` is a scalar or an array `[*batch]`, so a single call can compute a whole table.
 
     Args:
         device: a device name, or device codes.
         batch: number of rows of the signal, at least 0.
-        n_fft: samples in a segment, an even number.
+        n_fft: number of samples in a segment, an even number.
         k: number of peaks in a row, at least 1.
         learned_available: whether a learned FFT is available.
         learned_active_gates: number of the learned FFT's active gates; None or a negative number means unknown.
         learned_total_gates: number of all gates of the learned FFT.
-        coefficients: "arch", "portable", or a `CoefficientSet`, in which you can differentiate.
+        coefficients: "arch", "portable", or a `CoefficientSet`, by which you can differentiate the costs.
 
     Raises:
         ValueError: the device or coefficient set is unknown, `n_fft` is odd, or a size is too small.
@@ -77,10 +77,10 @@ def soft_estimate_welch_peaks_costs(
     *,
     temperature_ns: RealLike,
 ) -> WelchPeaksEvaluation:
-    """Return the smooth form of `estimate_welch_peaks_costs` and of the gate.
+    """Return the smooth form of the costs of `estimate_welch_peaks_costs`, and of the gate's decision.
 
-    `temperature_ns` is the temperature in ns, positive, a scalar or `[*batch]`. Thresholds in the number of rows are
-    smooth too. Other arguments and errors are those of `estimate_welch_peaks_costs`.
+    `temperature_ns` is the temperature in ns, positive, a scalar or `[*batch]`. Thresholds on the number of rows become
+    smooth functions of that number. Other arguments and errors are those of `estimate_welch_peaks_costs`.
 
     Examples:
         >>> soft = soft_estimate_welch_peaks_costs("cuda", 8192, 256, 16, temperature_ns=1e3)
@@ -103,10 +103,10 @@ def evaluate_welch_peaks(
     *,
     temperature_ns: RealLike,
 ) -> WelchPeaksEvaluation:
-    """Return the gate's breakdown, its probability and the strategy costs of a whole table.
+    """Return, for a table of workloads, the gate's decision with its reasons and probability, and the strategy costs.
 
-    `temperature_ns` is the temperature of the probability in ns, positive, a scalar or `[*batch]`. All counts are
-    floats. Other arguments and errors are those of `estimate_welch_peaks_costs`.
+    `temperature_ns` is the temperature of the probability in ns, positive, a scalar or `[*batch]`. Numbers of launches,
+    syncs and bytes are floats. Other arguments and errors are those of `estimate_welch_peaks_costs`.
 
     Examples:
         >>> table = evaluate_welch_peaks("cuda", jnp.array([64, 8192]), 256, 16, temperature_ns=1e6)
@@ -120,7 +120,7 @@ def evaluate_welch_peaks(
 def welch_peaks_fusion_gate_breakdown(
     device: str | Code, batch: RealLike, n_fft: RealLike, k: RealLike, coefficients: str | CoefficientSet = "arch"
 ) -> WelchPeaksGateBreakdown:
-    """Return the gate's decision to fuse a run of two segments, with the reasons, each `[*batch]`.
+    """Return whether the gate fuses a run of two segments, and the numbers that decide it, each `[*batch]`.
 
     The arguments and errors are those of `estimate_welch_peaks_costs`.
 
@@ -146,11 +146,11 @@ def pick_welch_peaks_strategy(
     coefficients: str | CoefficientSet = "arch",
     legacy: bool = False,
 ) -> ReferenceStrategy | Code:
-    """Return the cheapest strategy; on ties the earliest of ultra, fast, rlx, learned.
+    """Return the cheapest strategy. Among equal costs, the order is ultra, fast, rlx, learned.
 
     The result is a `ReferenceStrategy` for scalar sizes, and an array of codes, `[*batch]`, for arrays and traced
-    values. If `legacy` is true, thresholds pick instead of costs. Other arguments and errors are those of
-    `estimate_welch_peaks_costs`.
+    values. If `legacy` is true, thresholds on sizes pick the strategy, not costs. Other arguments and errors are those
+    of `estimate_welch_peaks_costs`.
 
     Examples:
         >>> print(pick_welch_peaks_strategy("metal", 8192, 256, 16))
@@ -175,14 +175,13 @@ def soft_pick_welch_peaks_strategy(
     temperature_ns: RealLike,
     straight_through_gradient: bool = False,
 ) -> StrategyWeights:
-    """Return the weight of each strategy, `[*batch, 4]` in the order of `ReferenceStrategy`.
+    """Return the weight of each strategy, `[*batch, 4]`, in the order of `ReferenceStrategy`.
 
-    The gate allows fusion with probability `p`. The weights are `p` times the softmin over all available strategies,
-    plus `1 - p` times the softmin over ultra and fast. The limit of the weights at temperature 0 is the hard pick.
-
-    If `straight_through_gradient` is true, the result is the hard pick as a one-hot row, with the gradient of the
-    weights. `temperature_ns` is the temperature in ns, positive, a scalar or `[*batch]`. Other arguments and errors are
-    those of `estimate_welch_peaks_costs`.
+    The gate allows fusion with a probability `p`. The weights are `p` times the softmin of the costs of all available
+    strategies, plus `1 - p` times the softmin of the costs of ultra and fast. Towards temperature 0, all
+    weight goes to the pick of `pick_welch_peaks_strategy`. If `straight_through_gradient` is true, the result is a
+    one-hot row with weight 1 for this pick, but with the gradient of the weights. `temperature_ns` is the temperature
+    in ns, positive, a scalar or `[*batch]`. Other arguments and errors are those of `estimate_welch_peaks_costs`.
 
     Examples:
         >>> soft_pick_welch_peaks_strategy("metal", 8192, 256, 16, temperature_ns=1.0).round(3).tolist()
@@ -200,13 +199,13 @@ def soft_pick_welch_peaks_strategy(
 def pick_weights(
     costs: WelchPeaksCostEstimates | Columns, *, temperature_ns: RealLike, log_availability: RealLike = 0.0
 ) -> jax.Array:
-    """Return weights proportional to `exp(-cost / temperature) * availability`; each row sums to 1.
+    """Return weights proportional to `exp(-cost / temperature) * availability`. The weights of a row sum to 1.
 
     Args:
-        costs: `WelchPeaksCostEstimates`, or an array `[*batch, n]` of costs in ns. An infinite cost has weight 0, and
-            no NaN in its gradient. If all costs are infinite, all weights are 0.
+        costs: `WelchPeaksCostEstimates`, or an array `[*batch, n]` of costs in ns. A strategy of infinite cost has
+            weight 0, and no NaN in its gradient. If all costs of a row are infinite, all its weights are 0.
         temperature_ns: the temperature in ns, positive, a scalar or `[*batch]`.
-        log_availability: logarithm of each availability, `[*batch, n]`; minus infinity rules a strategy out.
+        log_availability: logarithm of each strategy's availability, `[*batch, n]`; minus infinity rules a strategy out.
 
     Raises:
         ValueError: `costs` is a scalar, shapes do not agree, or the temperature is not positive.
@@ -239,17 +238,17 @@ def fused_graph_ns(
     *,
     temperature_ns: RealLike | None = None,
 ) -> Nanoseconds:
-    """Return the cost of the fused graph in ns, `[*batch]`.
+    """Return the cost of the fused graph, in which the device computes everything, in ns, `[*batch]`.
 
     Args:
         device: a device name, or device codes.
         batch: number of rows of the signal.
-        n_fft: samples in a segment.
+        n_fft: number of samples in a segment.
         k: number of peaks in a row.
         scale: factor of the device's work; a pruned learned FFT has a factor below 1.
         coefficients: "arch", "portable", or a `CoefficientSet`.
         n_segments: number of segments in a row.
-        temperature_ns: temperature of the smooth form in ns, positive, a scalar or `[*batch]`; None for the hard form.
+        temperature_ns: temperature of the smooth form in ns, positive, a scalar or `[*batch]`; None means not smooth.
 
     Raises:
         ValueError: the device or coefficient set is unknown, or a size is invalid.

@@ -50,14 +50,14 @@ from ._reference import (
     total,
 )
 
-#: The least value of each size of a workload.
+#: The smallest allowed value of each size of a workload.
 _LEAST_SIZES = {"batch": 0, "n_fft": 2, "k": 1, "n_segments": 1}
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """The sizes and device codes of runs, and the coefficients of all devices, as floats `[*batch]`."""
+    """A table of runs: their sizes as floats and their device codes, each `[*batch]`, and all devices' coefficients."""
 
     codes: Code
     table: CoefficientSet
@@ -83,7 +83,7 @@ class Workload:
         temperature_ns: RealLike | None = None,
         **others: RealLike,
     ) -> "Workload":
-        """Return the checked arguments as floats; the shapes of all arguments, `others` included, must broadcast."""
+        """Check the arguments and return them as floats. The shapes of all arguments and of `others` must broadcast."""
         cpu = "cpu"
         if isinstance(device, str) and normalised(device) == "cpu-apple":
             device, cpu = Device.CPU, "cpu-apple"
@@ -115,7 +115,7 @@ class Workload:
         return take_row(self.table.strategy, self.codes)
 
     def rates(self, of: Callable[[CoefficientSet], list[RealLike]], rules: Choices) -> list[RealLike]:
-        """Return the rates of each run's device. The hard form computes the rates of all devices, then selects."""
+        """Return the rates of each run's device. The hard form computes the rates of all devices, and then selects."""
         if rules.temperature_ns is None:
             return take_row(of(self.table), self.codes)
         parts = {name: getattr(self.table, name) for name in ("backend", "gate", "strategy")}
@@ -123,12 +123,12 @@ class Workload:
 
     @property
     def gates_known(self) -> Flag:
-        """Whether the numbers of gates are known; a negative number of active gates means unknown."""
+        """Whether both numbers of gates are known. A negative number of active gates stands for an unknown number."""
         return (jnp.asarray(self.active_gates) >= 0) & (jnp.asarray(self.total_gates) > 0)
 
     @property
     def learned_usable(self) -> Flag:
-        """Whether a learned FFT is available and has fewer than a quarter of its gates on."""
+        """Whether a learned FFT is available and fewer than a quarter of its gates are active."""
         sparse = jnp.asarray(4.0 * self.active_gates < self.total_gates)
         return self.gates_known & sparse & (jnp.asarray(self.learned_available) >= 0.5)
 
@@ -145,7 +145,7 @@ def _all_even(numbers: np.ndarray) -> bool:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WelchPeaksCostEstimates:
-    """Cost of each strategy in ns, `[*batch]`; infinite if the strategy is ruled out."""
+    """The cost of each strategy in ns, `[*batch]`. A strategy that is ruled out has an infinite cost."""
 
     ultra_ns: Nanoseconds
     fast_ns: Nanoseconds
@@ -158,13 +158,13 @@ class WelchPeaksCostEstimates:
         return jnp.stack(jnp.broadcast_arrays(*fields), -1)
 
     def pick_index(self) -> Code:
-        """Return the code of the cheapest strategy, `[*batch]`. Ties go to the earlier strategy."""
+        """Return the code of the cheapest strategy, `[*batch]`. Among equal costs, the earlier strategy is returned."""
         return jnp.argmin(self.stack(), -1)
 
 
 @by_value
 class WelchPeaksGateBreakdown(NamedTuple):
-    """The gate's decision to fuse a run, with the reasons; every field `[*batch]`."""
+    """Whether the gate fuses a run, and the numbers that decide it. Every field has the shape `[*batch]`."""
 
     score_ns: Nanoseconds
     min_gain_ns: Nanoseconds
@@ -179,20 +179,20 @@ class WelchPeaksGateBreakdown(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WelchPeaksEvaluation:
-    """The gate's results and the strategy costs for a table of runs of two segments; every field `[*batch]`.
+    """The gate's decisions and the strategy costs for a table of runs of two segments. Fields have shape `[*batch]`.
 
     Attributes:
-        benefit: the launches, syncs and bytes that fusing saves, as floats.
-        score_ns: the gate's score of the benefit.
-        min_gain_ns: the gate's minimum gain.
-        should_fuse_io: whether the score reaches the minimum gain.
+        benefit: the numbers of launches, syncs and bytes that fusing saves, as floats.
+        score_ns: the gate's score of the benefit in ns.
+        min_gain_ns: the smallest score in ns that the gate accepts.
+        should_fuse_io: whether `score_ns` is at least `min_gain_ns`.
         should_fuse: whether `should_fuse_io` and `compute_floor_ok` are both true.
         compute_floor_ok: whether the fused cost is low enough compared with the block cost.
-        fuse_probability: the smooth form of `should_fuse_io`.
-        costs: cost of each strategy, infinite if the strategy is ruled out. All costs of the smooth form are finite.
-        log_fuse_probability: log-probability of `should_fuse`, only in the smooth form.
-        log_keep_probability: log-probability that `should_fuse` is false, only in the smooth form.
-        available: 1.0 or 0.0 for each strategy, `[*batch, 4]`, only in the smooth form.
+        fuse_probability: the smooth form of `should_fuse_io`, a number from 0 to 1.
+        costs: the cost of each strategy. A strategy that is ruled out has an infinite cost, except in the smooth form.
+        log_fuse_probability: logarithm of the probability that `should_fuse` is true; only in the smooth form.
+        log_keep_probability: logarithm of the probability that `should_fuse` is false; only in the smooth form.
+        available: 1.0 for each available strategy, 0.0 for each other one, `[*batch, 4]`; only in the smooth form.
     """
 
     benefit: FusionBenefit
@@ -208,14 +208,14 @@ class WelchPeaksEvaluation:
     available: StrategyWeights | None = None
 
     def log_availability(self) -> StrategyLogWeights:
-        """Return each strategy's log-availability: `log_fuse_probability` for rlx and learned, 0 for ultra and fast."""
+        """Return the logarithm of each strategy's availability. The gate decides on rlx and learned only."""
         fuse = jnp.asarray(self.log_fuse_probability)
         always = jnp.zeros_like(fuse)
         return jnp.where(jnp.asarray(self.available) > 0.5, jnp.stack([always, always, fuse, fuse], -1), -jnp.inf)
 
 
 def learned_scale(active_gates: RealLike, total_gates: RealLike) -> RealLike:
-    """Return the work of a pruned learned FFT as a share of the fused graph's work, at least 0.3."""
+    """Return the work of a pruned learned FFT divided by the work of the fused graph. The result is at least 0.3."""
     return 0.30 + 0.70 * active_gates / total_gates
 
 
@@ -322,7 +322,7 @@ def hard_costs(work: Workload) -> WelchPeaksCostEstimates:
 
 
 def _log_share(share: jax.Array) -> LogProbability:
-    """Return the logarithm of a share; at 0 the value is minus infinity and the derivative is finite."""
+    """Return the logarithm of a share. At 0, the logarithm is minus infinity, and its derivative is finite."""
     positive = share > 0.0
     return jnp.where(positive, jnp.log(jnp.where(positive, share, 1.0)), -jnp.inf)
 

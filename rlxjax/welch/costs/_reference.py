@@ -1,4 +1,4 @@
-"""The reference's strategies, their coefficients, and its graphs with closed forms of the counts."""
+"""The reference's strategies with their coefficients, and its graphs with formulas for launches, FLOP and bytes."""
 
 import dataclasses
 import functools
@@ -43,7 +43,7 @@ _SCALES = {
 
 
 class ReferenceStrategy(NamedCode):
-    """The strategies of the reference. Ties go to the earlier strategy."""
+    """The strategies of the reference. Among strategies of equal cost, the earlier strategy is picked."""
 
     ULTRA = "ultra"
     FAST = "fast"
@@ -66,10 +66,10 @@ _ALIASES: Mapping[str, str] = FrozenDict(
 
 
 def parse_welch_peaks_strategy(name: str) -> str:
-    """Return the strategy that a name means, or "auto".
+    """Return the strategy that a name stands for, or "auto" if the name is "auto" or empty.
 
     Args:
-        name: name or alias of a strategy, in any case, with `-` or `_`.
+        name: name or alias of a strategy, in upper or lower case, with `-` or `_` between words.
 
     Raises:
         ValueError: the name is unknown.
@@ -89,21 +89,21 @@ def parse_welch_peaks_strategy(name: str) -> str:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StrategyCoefficients(Coefficients):
-    """The reference's hand-set coefficients of the strategies on a device; every field `[*batch]`.
+    """The reference's hand-set coefficients of the strategies on a device. Every field has the shape `[*batch]`.
 
     Attributes:
-        log_batch_slope: `a`, the relative increase of the host cost per `ln(batch / 512)`, from 512 rows.
-        log2_batch_slope: `b`, the relative increase of the host cost per `log2(batch / 2048)`, from 2048 rows.
-        fused_scale: `S`, factor of the fused graph's cost.
-        block_scale: factor of the fft-only graph's cost, on every device except cpu.
-        block_peak_ns: time in ns to select a peak on the host, on every device except cpu.
-        fused_floor_ns: least cost in ns of a fused run of fewer than 512 rows, on every device except cpu.
-        slack: largest allowed ratio of the fused cost to the block cost, below 8192 rows.
+        log_batch_slope: `a`. From 512 rows on, the host cost is multiplied by `1 + a * ln(batch / 512)`.
+        log2_batch_slope: `b`. From 2048 rows on, the host cost is also multiplied by `1 + b * log2(batch / 2048)`.
+        fused_scale: `S`, the factor of the fused graph's cost.
+        block_scale: factor of the cost of the graph with only the fft, on every device except cpu.
+        block_peak_ns: time in ns in which the host selects one peak; it counts for every device except cpu.
+        fused_floor_ns: lowest possible cost in ns of a fused run of fewer than 512 rows, on every device except cpu.
+        slack: largest ratio of fused cost to block cost that the gate allows, for fewer than 8192 rows.
         large_slack: the same ratio for 8192 rows or more.
         is_gpu: 1 for every device except cpu.
         is_fused_viable: 1 for every device except cpu and tpu.
         has_native_kernel: 1 if a fused run of 2048 rows or more saves its sync point.
-        falls_back: 1 if the set has no row for the device.
+        falls_back: 1 if the coefficient set has no row of its own for the device.
     """
 
     log_batch_slope: RealLike
@@ -124,12 +124,12 @@ class StrategyCoefficients(Coefficients):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CoefficientSet:
-    """All coefficients of the strategy costs; arrays `[12]` are indexed by device code.
+    """All coefficients of the strategy costs. An array of shape `[12]` has an entry for each device code.
 
     Attributes:
-        host: the backend coefficients of the cpu, scalars.
+        host: the backend coefficients of the cpu, as scalars.
         backend: the backend coefficients of all devices, `[12]`.
-        gate: the gates of all devices, `[12]`.
+        gate: the gate's coefficients for all devices, `[12]`.
         strategy: the strategy coefficients of all devices, `[12]`.
     """
 
@@ -144,7 +144,7 @@ def coefficient_set(name: str = "arch", cpu: str = "cpu") -> CoefficientSet:
 
     Args:
         name: "arch" or "portable".
-        cpu: the backend row that describes the cpu, "cpu" or "cpu-apple".
+        cpu: name of the row of backend coefficients that describes the cpu, "cpu" or "cpu-apple".
 
     Raises:
         ValueError: `name` or `cpu` is unknown.
@@ -158,7 +158,7 @@ def coefficient_set(name: str = "arch", cpu: str = "cpu") -> CoefficientSet:
 
 @functools.cache
 def _coefficient_set(name: str, cpu: str, dtype: np.dtype) -> CoefficientSet:
-    """Return the same set at each call, because JAX caches NumPy arguments by identity."""
+    """Return the coefficient set. Each call returns the same object, because JAX caches NumPy arguments by identity."""
     if cpu not in ("cpu", "cpu-apple"):
         raise ValueError(f"cpu: expected 'cpu' or 'cpu-apple', got {cpu!r}")
     rows = {device: backend_coefficients(cpu if device is Device.CPU else device, name) for device in Device}
@@ -187,11 +187,11 @@ def _coefficient_set(name: str, cpu: str, dtype: np.dtype) -> CoefficientSet:
 
 
 def welch_peaks_graph(batch: int, params: WelchPeakParams, fused: bool = True) -> Graph:
-    """Return the graph of a Welch-peaks run, float32.
+    """Return the graph of a run of Welch peaks in float32.
 
-    The input has `R = batch * n_segments` segments, `[R, n]`. A subtraction makes zeros, and a concatenation makes rows
-    of n real and n imaginary numbers. The fft returns spectra in the same layout, `[R, 2n]`. The output is the spectra,
-    or the peaks `[batch, k, 2]` if `fused` is true.
+    The input is all segments, `[R, n]` with `R = batch * n_segments`. A subtraction makes zeros, and a concatenation
+    appends the zeros, so that a row is n real parts, then n imaginary parts. The fft returns spectra in this layout,
+    `[R, 2n]`. The output is the peaks, `[batch, k, 2]`, if `fused` is true, and the spectra otherwise.
 
     Args:
         batch: number of rows of the signal.
@@ -217,7 +217,7 @@ def welch_peaks_graph(batch: int, params: WelchPeakParams, fused: bool = True) -
     return graph
 
 
-#: The work of the fft-only graph and the fused graph: a constant part, a part per sample, and a part per peak.
+#: The work of the graph with only the fft, and of the fused graph: a constant part, then parts per sample and per peak.
 FFT_WORKS = (GraphWork(GraphIoProfile(3, 0, 0, 0), 0, 0, 3, 3), GraphWork(GraphIoProfile(0, 0, 8, 44), 19, 20, 0, 0))
 FUSED_WORKS = (
     GraphWork(GraphIoProfile(4, 1, 0, 0), 0, 0, 4, 4),
@@ -240,7 +240,7 @@ def columns_of(batch: RealLike, n_fft: RealLike, k: RealLike, n_segments: RealLi
 
 
 def total(parts: Sequence[_Part], columns: Sequence[RealLike]) -> _Part:
-    """Return the sum of parts, each times its column; exact for integers on the host."""
+    """Return the sum of all parts, each multiplied by its column. The sum is exact for integers on the host."""
 
     def add(*counts: RealLike) -> RealLike:
         return sum(count * column for count, column in zip(counts, columns, strict=False) if count)
@@ -249,9 +249,10 @@ def total(parts: Sequence[_Part], columns: Sequence[RealLike]) -> _Part:
 
 
 def host_fft_profile(batch: RealLike, params: WelchPeakParams) -> GraphIoProfile:
-    """Return the counts of the host path: `R + batch` launches for `R = batch * n_segments` segments, and no syncs.
+    """Return the launches, syncs and bytes of the host path, which returns the peaks.
 
-    The output is the peaks. The memory traffic is `4Rn + 8Rn + 8*batch*k` bytes for segments of n samples.
+    For `R = batch * n_segments` segments of n samples, there are `R + batch` launches and `4Rn + 8Rn + 8*batch*k` bytes
+    of memory traffic. There are no syncs.
 
     Args:
         batch: number of rows of the signal, a scalar or `[*batch]`.
@@ -270,13 +271,13 @@ def host_fft_profile(batch: RealLike, params: WelchPeakParams) -> GraphIoProfile
 
 
 def readback_bytes_saved(batch: RealLike, n_fft: RealLike, k: RealLike) -> Count:
-    """Return the readback bytes that fusing a run of two segments saves; exact for integers on the host."""
+    """Return how many bytes of readback fusing saves in a run of two segments, exactly for integers on the host."""
     columns = (1, *columns_of(*_exact_sizes(batch, n_fft, k, FAST_SEGMENTS)))
     return _packed(total(FUSION_BENEFITS, columns).host_readback_bytes_saved)
 
 
 def useful_bytes_touched(batch: RealLike, params: WelchPeakParams) -> Count:
-    """Return the bytes that any implementation must read and write: `4Rn + 8*batch*k`.
+    """Return the number of bytes that every implementation must read and write: `4Rn + 8*batch*k`.
 
     The names, arguments and errors are those of `host_fft_profile`.
 
@@ -289,7 +290,7 @@ def useful_bytes_touched(batch: RealLike, params: WelchPeakParams) -> Count:
 
 
 def algorithm_bandwidth_gbps(useful_bytes: RealLike, time_ns: RealLike) -> jax.Array:
-    """Return the useful bytes per time in GB/s, `[*batch]`; 0 for a time that is not positive.
+    """Return the useful bytes divided by the time, in GB/s, `[*batch]`. The result is 0 if the time is not positive.
 
     Args:
         useful_bytes: the result of `useful_bytes_touched`, a scalar or `[*batch]`.
@@ -310,7 +311,7 @@ def algorithm_bandwidth_gbps(useful_bytes: RealLike, time_ns: RealLike) -> jax.A
 
 
 def _exact_sizes(batch: RealLike, *others: RealLike) -> list:
-    """Return sizes as exact integers if the host can read all of them, else as floats."""
+    """Return the sizes as exact integers if the host can read all sizes, or else as floats."""
     check_at_least(batch, "batch", what="size")
     if all(is_exact(value) for value in (batch, *others)):
         return [exact(value) for value in (batch, *others)]
@@ -319,7 +320,7 @@ def _exact_sizes(batch: RealLike, *others: RealLike) -> list:
 
 
 def _packed(counts: _Part) -> _Part:
-    """Return counts or a profile, with each column of exact counts as 64-bit integers."""
+    """Return counts, or a profile of counts, in which exact counts are stored as 64-bit integers."""
 
     def pack(count: Count) -> Count:
         is_object = getattr(count, "dtype", None) == np.dtype(object)
