@@ -1,12 +1,12 @@
 """Built-in coefficients of devices, the IO fusion gate, the cost of profiles and graphs, and the ranking of devices.
 
-An `IoFusionGate` computes the ns that a `FusionBenefit` saves; `io_fusion_gate_for_target` returns built-in gates. With
-a row of `BackendCoefficients`, `io_cost_ns` gives the cost of a profile, and `graph_cost_ns` the cost of a graph.
-`rank_devices` compares devices. A temperature argument selects the smooth form of a score or cost.
+An `IoFusionGate` computes the time that a fusion saves, and `io_fusion_gate_for_target` returns the built-in gates.
+`io_cost_ns` computes the cost of a profile, and `graph_cost_ns` the cost of a graph, from the `BackendCoefficients` of
+a device. `rank_devices` compares devices by cost. With a temperature, a score or cost is computed in a smooth form.
 
-Derive your own coefficients from `Coefficients`. A `NamedCode` is an enum with an integer code for each name.
-`stack_rows` makes a table from rows, and `take_row` takes the rows of some codes. `parts_ns`, `gate_rates` and
-`added_syncs` are parts of the formulas, for formulas of your own.
+`Coefficients` is the base class for your own coefficients. `NamedCode` is the base class of enums with integer codes.
+`stack_rows` makes a table of coefficients, and `take_row` returns the rows of a table at given codes. `parts_ns`,
+`gate_rates` and `added_syncs` compute parts of the built-in formulas, for use in formulas of your own.
 """
 
 from rlxjax._typing import Provenance as Provenance

@@ -1,4 +1,4 @@
-"""Devices and fusion targets as enums with integer codes, and built-in coefficients of devices."""
+"""Enums of devices and of fusion targets, with integer codes, and the built-in cost coefficients of devices."""
 
 import copy
 import dataclasses
@@ -23,21 +23,21 @@ _NamedCode = TypeVar("_NamedCode", bound="NamedCode")
 
 
 def normalised(name: object) -> str:
-    """Return a name in lower case, with `-` for `_` and without outer spaces, for comparison with other names."""
+    """Return a name in a form for comparison: in lower case, with `-` instead of `_`, and without outer spaces."""
     return str(name).strip().lower().replace("_", "-")
 
 
 class NamedCode(enum.StrEnum):
-    """An enum of names with integer codes, for tables and traced code. A code is the position of the name."""
+    """The base class of enums whose names have integer codes, for tables and traced code. A code is a position."""
 
     @property
     def code(self) -> int:
-        """The integer code of this member: its position in the enum."""
+        """The integer code of this member: the member's position in the enum, counted from 0."""
         return list(type(self)).index(self)
 
     @classmethod
     def parse(cls: type[_NamedCode], name: object) -> _NamedCode:
-        """Return the member with a name, in lower or upper case.
+        """Return the member whose name is `name`. Lower and upper case make no difference.
 
         Raises:
             ValueError: no member has this name.
@@ -50,10 +50,10 @@ class NamedCode(enum.StrEnum):
 
     @classmethod
     def codes(cls, value: "str | Code | Sequence[str] | Sequence[int]") -> Code:
-        """Return the integer codes of names. Integer codes are returned unchanged, and are checked unless traced.
+        """Return the integer codes of names. Integer codes are returned unchanged; they are checked unless traced.
 
         Raises:
-            ValueError: a name is unknown, a code is outside the enum, or an array does not hold integers.
+            ValueError: a name is unknown, a code is outside the enum, or `value` holds neither names nor integers.
         """
         if isinstance(value, str):
             return cls.parse(value).code
@@ -70,12 +70,12 @@ class NamedCode(enum.StrEnum):
 
 
 def _noun(codes: type[NamedCode]) -> str:
-    """Return the last word of a class name, in lower case, for messages."""
+    """Return the last word of the name of an enum class, in lower case, for use in error messages."""
     return re.split("(?=[A-Z])", codes.__name__)[-1].lower()
 
 
 class FusionTarget(NamedCode):
-    """A kind of backend that has a built-in gate."""
+    """A kind of backend. Each kind has a built-in `IoFusionGate`."""
 
     METAL = "metal"
     MLX = "mlx"
@@ -87,9 +87,9 @@ class FusionTarget(NamedCode):
 
 
 class Device(NamedCode):
-    """A device that may run a graph. `gpu` is the default adapter of wgpu.
+    """A kind of device that can run a graph. The device `gpu` is the default adapter of wgpu.
 
-    `target` is the target whose gate applies to the device, and `row` is the device's row in the set "arch".
+    `target` is the fusion target whose gate applies to the device. `row` names the device's row in `BACKEND_ROWS`.
     """
 
     CPU = "cpu", FusionTarget.CPU, "cpu"
@@ -115,12 +115,12 @@ class Device(NamedCode):
 
     @classmethod
     def parse(cls, name: object) -> "Device":
-        """Return the device with a name, in lower or upper case; `wgpu` means `gpu`."""
+        """Return the device whose name is `name`; `wgpu` means `gpu`. Lower and upper case make no difference."""
         return cls.GPU if normalised(name) == "wgpu" else super().parse(name)
 
 
 def jax_device() -> Device:
-    """Return the `Device` that stands for JAX's default device."""
+    """Return the `Device` that corresponds to JAX's default device."""
     device = jax.devices()[0]
     if device.platform == "gpu":
         is_rocm = "rocm" in getattr(device.client, "platform_version", "").lower()
@@ -129,13 +129,13 @@ def jax_device() -> Device:
 
 
 def fusion_target(device: "str | Code") -> "FusionTarget | Code":
-    """Return the fusion target of a device: a `FusionTarget` for a name, or target codes for device codes.
+    """Return the fusion target of a device. A device name gives a `FusionTarget`; device codes give target codes.
 
     Args:
         device: a device name, or device codes `[*batch]`.
 
     Raises:
-        ValueError: an unknown device.
+        ValueError: the device is unknown.
 
     Examples:
         >>> print(fusion_target("ane"))
@@ -147,13 +147,13 @@ def fusion_target(device: "str | Code") -> "FusionTarget | Code":
 
 
 def is_fused_viable(device: "str | Code") -> bool | jax.Array:
-    """Return whether fusion can save time on a device. The result is False for cpu and tpu, and True otherwise.
+    """Return whether fusion can save time on a device: False for cpu and tpu, and True for all other devices.
 
     Args:
         device: a device name, or device codes `[*batch]`.
 
     Raises:
-        ValueError: an unknown device.
+        ValueError: the device is unknown.
 
     Examples:
         >>> is_fused_viable("cuda"), is_fused_viable("tpu")
@@ -163,18 +163,18 @@ def is_fused_viable(device: "str | Code") -> bool | jax.Array:
 
 
 def _of_device(device: "str | Code", property_of: Callable[[Device], Any]) -> Any:
-    """Return a property of a device given by name, or of devices given by codes, `[*batch]`."""
+    """Return the property of a device for a device name, or an array `[*batch]` of properties for device codes."""
     if isinstance(device, str):
         return property_of(Device.parse(device))
     return jnp.asarray([property_of(member) for member in Device])[Device.codes(device)]
 
 
-#: Endings of coefficient names that may be infinite: work at an infinite rate is free; an infinite penalty forbids.
+#: A coefficient whose name has one of these endings may be infinite, for example a rate at which work takes no time.
 _MAY_BE_INFINITE = ("_bw", "_gflops", "_per_ns", "_penalty_ns")
 
 
 class Coefficients:
-    """The base class for frozen dataclasses of coefficients, which are pytrees of floats, `[*batch]` each."""
+    """The base class of frozen dataclasses that hold coefficients. Each dataclass is a pytree of floats `[*batch]`."""
 
     def __post_init__(self) -> None:
         # `jax.grad` needs floats, so integers and booleans become floats.
@@ -191,17 +191,17 @@ class Coefficients:
 
     @classmethod
     def checked(cls: type[_Coefficients], **values: Any) -> _Coefficients:
-        """Build coefficients and check their values, which the constructor does not check.
+        """Build the coefficients and check their values. The constructor does not check values.
 
         Raises:
-            ValueError: a coefficient is negative, NaN or infinite. The message names the coefficient.
+            ValueError: the value of a coefficient is impossible, for example NaN. The message names the coefficient.
         """
         made = cls(**values)
         made.check()
         return made
 
     def check(self, prefix: str = "") -> None:
-        """Raise a ValueError for an impossible coefficient. Arrays on a device are not fetched, and not checked."""
+        """Raise a ValueError if the value of a coefficient is impossible. Arrays on a device are not checked."""
         for name, value in vars(self).items():
             if name == "provenance":
                 for one in [value] if isinstance(value, str) else value:
@@ -216,17 +216,17 @@ class Coefficients:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BackendCoefficients(Coefficients):
-    """The cost of a backend's launches, syncs, bytes and FLOP; every field is `[*batch]`.
+    """The coefficients for the cost of launches, syncs, bytes and FLOP on a backend. Each coefficient is `[*batch]`.
 
     Attributes:
         dispatch_ns: time of a kernel launch, in ns.
         roundtrip_ns: time of a synchronisation between host and device, in ns.
-        memory_bw: bandwidth of device memory, bytes per ns.
-        readback_bw: bandwidth from device to host, bytes per ns.
+        memory_bw: bandwidth of device memory, in bytes per ns.
+        readback_bw: bandwidth from device to host, in bytes per ns.
         unified_memory: 1 if host and device share memory, else 0.
-        sgemm_gflops: rate of float32 matrix products, FLOP per ns.
-        small_sgemm_gflops: rate of float32 matrix products with `m * k * n < 32768`, FLOP per ns.
-        provenance: the source of the coefficients, a `Provenance`, or a tuple with the source of each row.
+        sgemm_gflops: rate of float32 matrix products, in FLOP per ns.
+        small_sgemm_gflops: rate of small float32 matrix products (`m * k * n < 32768`), in FLOP per ns.
+        provenance: the source of the coefficients, a `Provenance`. In a table, a tuple with the source of each row.
     """
 
     dispatch_ns: RealLike
@@ -240,7 +240,7 @@ class BackendCoefficients(Coefficients):
 
 
 def without_provenance(row: BackendCoefficients) -> BackendCoefficients:
-    """Return a row with a fixed provenance, because rows with the same pytree structure share compiled programs."""
+    """Return a copy of a row with a fixed provenance, so that rows of different provenance share compiled programs."""
     bare = copy.copy(row)  # the leaves are floats already
     object.__setattr__(bare, "provenance", Provenance.UNCALIBRATED)
     return bare
@@ -248,7 +248,7 @@ def without_provenance(row: BackendCoefficients) -> BackendCoefficients:
 
 _DEFAULT, _GUESS = Provenance.ARCH_DEFAULT, Provenance.UNCALIBRATED
 
-#: Built-in rows by name.
+#: The built-in coefficients by name. The coefficients under each name are called a row.
 BACKEND_ROWS: Mapping[str, BackendCoefficients] = FrozenDict(
     {
         "cpu": BackendCoefficients(300, 3_000, 30, 30, False, 200, 200, _DEFAULT),
@@ -264,14 +264,14 @@ BACKEND_ROWS: Mapping[str, BackendCoefficients] = FrozenDict(
 
 
 def backend_coefficients(device: "str | Code | Sequence[int]", coefficients: str = "arch") -> BackendCoefficients:
-    """Return the built-in row of a device, or a row of arrays for device codes.
+    """Return the built-in coefficients of a device. For device codes `[*batch]`, each coefficient is `[*batch]`, too.
 
-    `cpu-apple` is the name of Apple's arm64 processors. No device name returns the row `BACKEND_ROWS["mlx"]`, which is
-    for a machine with MLX.
+    The name `cpu-apple` stands for Apple's arm64 processors. The coefficients for a machine with MLX are
+    `BACKEND_ROWS["mlx"]`; no device name returns them.
 
     Args:
         device: a device name, or device codes `[*batch]`.
-        coefficients: the set of rows, "arch" or "portable". In "portable", all devices except the cpu share a row.
+        coefficients: the set, "arch" or "portable". In "portable", all devices but the cpu have the same coefficients.
 
     Raises:
         ValueError: the device or the set is unknown.
@@ -293,7 +293,7 @@ def backend_coefficients(device: "str | Code | Sequence[int]", coefficients: str
 
 
 def stack_rows(rows: Sequence[_Coefficients]) -> _Coefficients:
-    """Return a table of rows: a row whose fields are NumPy arrays `[rows]`, with the provenance of each row."""
+    """Stack rows into a table: an object of the same class as the rows, in which each field is an array `[rows]`."""
     if isinstance(rows[0], BackendCoefficients):
         provenance = tuple(str(vars(row)["provenance"]) for row in rows)
         rows = [dataclasses.replace(row, provenance=provenance) for row in rows]  # pyright: ignore
@@ -301,7 +301,7 @@ def stack_rows(rows: Sequence[_Coefficients]) -> _Coefficients:
 
 
 def take_row(table: _Row, codes: Code) -> _Row:
-    """Return the rows of a table at integer codes. A table is a pytree of arrays `[rows]`, and a code is an index."""
+    """Return the rows of a table at integer codes. A table is a pytree of arrays `[rows]`. A code is a row's index."""
     index = jnp.asarray(codes)
     leaves, structure = jax.tree.flatten(table)
     columns = [jnp.asarray(leaf) for leaf in leaves]

@@ -1,4 +1,4 @@
-"""The cost in ns of a profile or a graph on a backend, with a smooth form, and a ranking of devices by cost."""
+"""The cost of a profile or a graph on a backend, in ns, in a hard or smooth form; and a ranking of devices by cost."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,24 +19,24 @@ from rlxjax.units import time_text
 
 from ._backends import BACKEND_ROWS, BackendCoefficients, Device, backend_coefficients, without_provenance
 
-#: Matrix products with fewer multiply-adds run at `small_sgemm_gflops`.
+#: Matrix products with fewer multiply-adds than this number run at the rate `small_sgemm_gflops`.
 SMALL_SGEMM = 32_768
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GraphWork:
-    """The counts that determine the cost of a graph on a backend; every field is `[*batch]`.
+    """The counts that determine the cost of a graph on a backend. Each count is `[*batch]`.
 
     Attributes:
         io: the graph's profile.
-        readback_bytes: `io.host_readback_bytes` without unified memory.
-        output_bytes: 4 bytes for each element of the output of each node, except inputs, params, constants, matrix
-            products and attention.
-        costed_nodes: number of nodes, except inputs, params and constants.
-        dispatched_nodes: number of nodes, except inputs and params.
-        sgemm_flop: FLOP of attention and of matrix products with at least 32768 multiply-adds.
-        small_sgemm_flop: FLOP of matrix products with fewer than 32768 multiply-adds.
+        readback_bytes: the result of `io.host_readback_bytes` for a backend without unified memory.
+        output_bytes: 4 times the number of output elements, summed over all nodes except inputs, params, constants,
+            matrix products and attention nodes.
+        costed_nodes: number of nodes that are not inputs, params or constants.
+        dispatched_nodes: number of nodes that are not inputs or params.
+        sgemm_flop: number of FLOP in attention nodes and in matrix products with at least 32768 multiply-adds.
+        small_sgemm_flop: number of FLOP in matrix products with fewer than 32768 multiply-adds.
     """
 
     io: GraphIoProfile
@@ -49,7 +49,7 @@ class GraphWork:
 
 
 def graph_work(graph: Graph) -> GraphWork:
-    """Return the counts that determine the cost of a graph. The counts are exact integers."""
+    """Return the counts that determine the cost of a graph, as exact integers."""
     profile = profile_graph_io(graph)
     output_bytes = costed = large_flop = small_flop = 0
     for node in graph.nodes:
@@ -79,25 +79,25 @@ def graph_work(graph: Graph) -> GraphWork:
 
 
 def profile_work(io: GraphIoProfile, sgemm_flop: int = 0) -> GraphWork:
-    """Return the work of a profile, plus matrix products with this number of FLOP."""
+    """Return the work that a profile describes, plus matrix products with `sgemm_flop` FLOP in total."""
     return GraphWork(io, io.host_readback_bytes(False), 0, io.kernel_launches, 0, sgemm_flop)
 
 
 def io_cost_ns(
     profile: GraphIoProfile, row: BackendCoefficients, *, temperature_ns: RealLike | None = None
 ) -> Nanoseconds:
-    """Return the cost of a profile's launches, sync points and bytes on a backend, in ns, `[*batch]`.
+    """Return the cost of the launches, sync points and bytes in a profile on a backend, in ns, `[*batch]`.
 
     The cost is `roundtrip + launches * dispatch + sync_points * roundtrip + traffic / max(memory_bw, 1)
-    + readback / max(readback_bw, 1)`.
+    + readback / max(readback_bw, 1)`. `traffic` is `device_traffic_bytes`; `readback` is `host_readback_bytes`.
 
     Args:
-        profile: the counts.
+        profile: the counts of launches, sync points and bytes.
         row: the backend's coefficients.
-        temperature_ns: a positive temperature that makes `max` smooth, a scalar or `[*batch]`; None for the hard cost.
+        temperature_ns: a positive temperature, a scalar or `[*batch]`, that makes `max` smooth; None for the hard cost.
 
     Raises:
-        ValueError: a count is negative or NaN, a temperature is not positive, or shapes do not broadcast.
+        ValueError: a count is negative or NaN, the temperature is not positive, or argument shapes do not broadcast.
 
     Examples:
         >>> print(io_cost_ns(GraphIoProfile(3, 0, 128, 6272), BACKEND_ROWS["cpu"]))
@@ -113,18 +113,18 @@ def io_cost_ns(
 
 
 def graph_cost_ns(graph: Graph, row: BackendCoefficients, *, temperature_ns: RealLike | None = None) -> Nanoseconds:
-    """Return the cost of a graph on a backend, in ns, with the row's shape `[*batch]`.
+    """Return the cost of a graph on a backend, in ns. The cost has the same shape `[*batch]` as the coefficients.
 
     The cost is `roundtrip + sum(node costs) + traffic / max(memory_bw, 1) + readback / max(readback_bw, 1)
-    + sync_points * roundtrip`.
+    + sync_points * roundtrip`. Inputs, params and constants cost 0; other nodes, a dispatch plus FLOP or bytes.
 
     Args:
         graph: the graph.
         row: the backend's coefficients.
-        temperature_ns: as in `io_cost_ns`.
+        temperature_ns: a temperature that makes `max` smooth, the same as in `io_cost_ns`.
 
     Raises:
-        ValueError: a matmul or attention node has unknown FLOP; otherwise as in `io_cost_ns`.
+        ValueError: the FLOP of a matmul or attention node are unknown, or a value is wrong, as in `io_cost_ns`.
 
     Examples:
         >>> g = Graph()
@@ -159,14 +159,14 @@ def _cost_ns(work: GraphWork, row: BackendCoefficients, falls_back, temperature_
 def parts_ns(
     parts: Sequence[GraphWork], whole: GraphWork, row: BackendCoefficients, rules: Choices, falls_back: RealLike = 0.0
 ) -> list[Nanoseconds]:
-    """Return the cost of each part of some work on a backend, in ns, without the first roundtrip.
+    """Return the cost of each part of a piece of work on a backend, in ns. The first roundtrip is not included.
 
     Args:
-        parts: the work of each part, with float counts. A count that is the Python number 0 adds no term.
-        whole: the whole work, whose counts set the scale of the relaxations.
+        parts: the work of each part, with floats as counts. A count that is the Python number 0 adds no term.
+        whole: the work of all parts together. The counts of this work set the scale of the smooth functions.
         row: the backend's coefficients.
-        rules: the `Choices`, hard or relaxed.
-        falls_back: 1 for the formula of devices without a row of their own (see `rank_devices`), else 0.
+        rules: the `Choices` that compute `max`, in the hard or in the smooth form.
+        falls_back: 1 for the formula for devices without a row of their own (see `rank_devices`), else 0.
     """
     traffic_bytes = whole.io.device_traffic_bytes + whole.output_bytes
     per_byte, per_readback_byte = (
@@ -209,13 +209,13 @@ def parts_ns(
 @by_value
 @dataclasses.dataclass(frozen=True)
 class DeviceRanking:
-    """The cheapest device and the cost of each ranked device; unpacks into `device, costs, left_out`.
+    """The result of `rank_devices`. It can be unpacked: `device, costs, left_out = ranking`.
 
     Attributes:
-        device: the cheapest device. Among devices of equal cost, the first in the given order wins.
-        costs: the cost of each ranked device in ns, the cheapest first.
-        left_out: the reason for each device that is not ranked.
-        provenance: the provenance of each ranked device's coefficients.
+        device: the cheapest device. If several devices have this cost, the device that was given first.
+        costs: a dict from each ranked device to its cost in ns, with the lowest cost first.
+        left_out: a dict from each device that is not ranked to the reason.
+        provenance: a dict from each ranked device to the provenance of its coefficients.
         reason: a sentence that names the cheapest device and explains the ranking.
     """
 
@@ -239,24 +239,24 @@ def rank_devices(
 ) -> DeviceRanking:
     """Rank devices by the cost of a piece of work.
 
-    A device whose coefficients are uncalibrated is left out. If all devices are uncalibrated, all devices are ranked.
+    A device is left out if its coefficients are uncalibrated. If this is true of all devices, all devices are ranked.
 
     Args:
-        work: a graph, a profile or a JAX function. `graph_cost_ns` gives the cost of a graph. On a device without a row
-            of its own, the cost of a graph is `io_cost_ns` plus a dispatch for each node except inputs and params.
-            `io_cost_ns` gives the cost of a profile. The cost of a function comes from its `profile_function`: launches
-            and bytes after fusion, FLOP at the rate of matrix products, and readback of the results.
-        devices: the names of the devices to rank; by default, all devices.
-        args: arguments of the function, arrays or `jax.ShapeDtypeStruct`.
-        coefficients: the set of built-in rows, "arch" or "portable".
-        rows: rows by device name that replace the built-in rows. Set the `provenance` of a row that you measured.
+        work: a graph, a profile or a JAX function. The cost of a graph is `graph_cost_ns`, and the cost of a profile is
+            `io_cost_ns`. On a device without a row of its own, the cost of a graph is the `io_cost_ns` of its profile,
+            plus a dispatch for each node except inputs and params. The cost of a function comes from
+            `profile_function`: launches and bytes after fusion, FLOP at the rate of matrix products, and readback.
+        devices: the names of the devices to rank. By default, all devices are ranked.
+        args: the arguments of the function: arrays or `jax.ShapeDtypeStruct` objects.
+        coefficients: the set of built-in coefficients, "arch" or "portable".
+        rows: a dict from device name to coefficients that replace the built-in ones. If you measured, set `provenance`.
 
     Returns:
-        The ranking. For a smooth form of the choice, give the costs to `pick_weights`.
+        The ranking. For a smooth choice between the devices, give the costs to `pick_weights`.
 
     Raises:
-        ValueError: a device or set is unknown, no device is given, a row holds arrays, arguments come without a
-            function, JAX cannot trace the function, or the profile leaves work of the function uncounted.
+        ValueError: a device or set is unknown, no device is given, a row holds arrays, `args` are given without a
+            function, JAX cannot trace the function, or the profile leaves some of the function's work uncounted.
 
     Examples:
         >>> g = Graph()

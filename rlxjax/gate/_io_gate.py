@@ -17,7 +17,7 @@ from rlxjax.graph import GraphIoProfile
 
 from ._backends import Coefficients, FusionTarget, stack_rows, take_row
 
-#: The arguments of a gate: the profiles before and after the fusion, or a benefit and None.
+#: The types of the first two arguments of a gate: profiles before and after the fusion, or a `FusionBenefit` and None.
 Before: TypeAlias = "GraphIoProfile | FusionBenefit"
 After: TypeAlias = GraphIoProfile | None
 
@@ -26,7 +26,7 @@ After: TypeAlias = GraphIoProfile | None
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FusionBenefit:
-    """The counts that a fusion saves: each is a count of `GraphIoProfile` before fusion minus the same count after."""
+    """The counts that a fusion saves: each count of the `GraphIoProfile` before the fusion minus the count after it."""
 
     launches_saved: Count = 0
     sync_points_saved: Count = 0
@@ -34,15 +34,15 @@ class FusionBenefit:
     device_traffic_bytes_saved: Count = 0
 
     def score_ns(self, gate: "IoFusionGate") -> Nanoseconds:
-        """Return the saved time in ns at the gate's rates, without the penalty for added sync points."""
+        """Return the time that the fusion saves, in ns, at the gate's rates. Added sync points cost no penalty here."""
         return dataclasses.replace(gate, host_thunk_penalty_ns=0.0).score_ns(self)
 
     def should_fuse(self, gate: "IoFusionGate") -> Flag:
-        """Return whether the saved time, without the penalty, is at least the gate's minimum gain."""
+        """Return whether the result of `score_ns`, which has no penalty, is at least the gate's minimum gain."""
         return self.score_ns(gate) >= gate.min_gain_ns
 
     def astype(self, dtype: jax.typing.DTypeLike) -> "FusionBenefit":
-        """Return the counts as floats of a dtype, for use in traced code; `float` means JAX's default dtype.
+        """Return the counts, converted to a float dtype, for use in traced code. `float` means JAX's default dtype.
 
         Examples:
             >>> FusionBenefit(2**40, 0, 0, 0).astype(float).launches_saved.dtype.kind
@@ -53,16 +53,16 @@ class FusionBenefit:
 
 
 def fusion_benefit(before: GraphIoProfile, after: GraphIoProfile) -> FusionBenefit:
-    """Return the counts that a fusion saves.
+    """Return the counts that a fusion saves: the counts of `before` minus the counts of `after`.
 
-    Differences of integers are exact. NumPy floats are subtracted first and then converted to JAX's default precision.
+    Integers are subtracted exactly. NumPy floats are first subtracted and then converted to JAX's default precision.
 
     Args:
-        before: the profile without fusion, fields `[*batch]`.
-        after: the profile with fusion, fields `[*batch]`.
+        before: the profile without fusion. Each count is `[*batch]`.
+        after: the profile with fusion. Each count is `[*batch]`.
 
     Raises:
-        ValueError: a count is negative or NaN, or is a traced integer that JAX may have narrowed to 32 bits.
+        ValueError: a count is negative or NaN, or a count is a traced integer that JAX may have narrowed to 32 bits.
 
     Examples:
         >>> benefit = fusion_benefit(GraphIoProfile(2, 1, 8192, 16384), GraphIoProfile(1, 1, 512, 16384))
@@ -82,18 +82,18 @@ def fusion_benefit(before: GraphIoProfile, after: GraphIoProfile) -> FusionBenef
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class IoFusionGate(Coefficients):
-    """The cost of launches, syncs and bytes on a target, and the minimum gain of a fusion; every field is `[*batch]`.
+    """The costs on a target by which the gate decides whether a fusion is worthwhile. Each field is `[*batch]`.
 
-    `jax.grad` works with respect to a whole gate.
+    `jax.grad` can differentiate with respect to all fields of a gate at once.
 
     Attributes:
         dispatch_ns: time of a kernel launch, in ns.
         roundtrip_ns: time of a synchronisation between host and device, in ns.
-        memory_bw: bandwidth of device memory, bytes per ns; values below 1 count as 1.
-        host_readback_bw: bandwidth from device to host, bytes per ns; values below 1 count as 1.
-        unified_memory: 1 if host and device share memory, else 0. With 1, each saved readback byte saves 1 ns.
-        host_thunk_penalty_ns: penalty in ns for each sync point that the fusion adds; may be infinite.
-        min_gain_ns: the smallest saved time in ns that makes a fusion worthwhile.
+        memory_bw: bandwidth of device memory, in bytes per ns. A bandwidth below 1 counts as 1.
+        host_readback_bw: bandwidth from device to host, in bytes per ns. A bandwidth below 1 counts as 1.
+        unified_memory: 1 if host and device share memory, else 0. If 1, each saved readback byte saves 1 ns.
+        host_thunk_penalty_ns: penalty, in ns, for each sync point that the fusion adds. The penalty may be infinite.
+        min_gain_ns: the least score, in ns, at which a fusion is worthwhile.
     """
 
     dispatch_ns: RealLike = 0.0
@@ -105,12 +105,12 @@ class IoFusionGate(Coefficients):
     min_gain_ns: RealLike = 0.0
 
     def score_ns(self, before: Before, after: After = None, *, temperature_ns: RealLike | None = None) -> Nanoseconds:
-        """Return the score of a fusion: the saved time minus the penalty, in ns, `[*batch]`.
+        """Return the score of a fusion, in ns, `[*batch]`: the saved time minus the penalty for added sync points.
 
         Args:
             before: the profile without fusion, or a `FusionBenefit`. In traced code, give a `FusionBenefit`.
             after: the profile with fusion, or None if `before` is a `FusionBenefit`.
-            temperature_ns: a temperature that makes the penalty and the bandwidths smooth; None gives the hard score.
+            temperature_ns: a temperature, in ns, that makes each `max` in the score smooth; None gives the hard score.
 
         Examples:
             >>> gate = io_fusion_gate_for_target("metal")
@@ -123,19 +123,19 @@ class IoFusionGate(Coefficients):
         return _score_ns(self, _checked(self, before, after, temperature_ns)[1], temperature_ns)
 
     def should_fuse(self, before: Before, after: After = None) -> Flag:
-        """Return whether the score is at least the minimum gain, `[*batch]`."""
+        """Return whether the score of a fusion is at least the gate's minimum gain, `[*batch]`."""
         return self.score_ns(before, after) >= self.min_gain_ns
 
     def fuse_log_odds(self, before: Before, after: After = None, *, temperature_ns: RealLike) -> LogOdds:
-        """Return `(score - min_gain) / temperature`, `[*batch]`. The result is always finite, for use in losses."""
+        """Return `(score - min_gain) / temperature`, `[*batch]`. The result is always finite, so losses can use it."""
         return self._of_margin(log_odds, before, after, temperature_ns)
 
     def fuse_probability(
         self, before: Before, after: After = None, *, temperature_ns: RealLike, straight_through_gradient: bool = False
     ) -> Probability:
-        """Return the smooth form of `should_fuse`, the sigmoid of `fuse_log_odds`, `[*batch]`.
+        """Return the smooth form of `should_fuse`, `[*batch]`: the sigmoid of `fuse_log_odds`.
 
-        With `straight_through_gradient`, the value is the hard decision (0 or 1), with the gradient of the smooth form.
+        With `straight_through_gradient`, the value is the hard decision (0 or 1) and the gradient is the smooth form's.
 
         Examples:
             >>> gate = IoFusionGate(dispatch_ns=500.0, min_gain_ns=1_000.0)
@@ -148,13 +148,13 @@ class IoFusionGate(Coefficients):
         return straight_through(jnp.broadcast_to(self.should_fuse(before, after), soft.shape), soft)
 
     def fuse_log_probability(self, before: Before, after: After = None, *, temperature_ns: RealLike) -> LogProbability:
-        """Return the logarithm of `fuse_probability`, without underflow."""
+        """Return the logarithm of `fuse_probability`, computed without underflow, `[*batch]`."""
         return self._of_margin(log_soft_step, before, after, temperature_ns)
 
     def evaluate(self, before: Before, after: After = None, *, temperature_ns: RealLike) -> "GateEvaluation":
-        """Return benefit, score, decision and probability of many fusions, computed in a single program.
+        """Return the benefit, score, decision and probability of many fusions. A single program computes all results.
 
-        `before` and `after` are the same as in `score_ns`. The temperature applies to the probability only.
+        `before` and `after` are the same as in `score_ns`. The temperature affects only the probability.
 
         Examples:
             >>> gate = IoFusionGate(dispatch_ns=500.0, min_gain_ns=1_000.0)
@@ -167,7 +167,7 @@ class IoFusionGate(Coefficients):
         return GateEvaluation(benefit, *_evaluate(self, counts, temperature_ns))
 
     def _of_margin(self, relaxed: Callable[..., Any], before: Before, after: After, temperature_ns: Any) -> Any:
-        """Return the function `relaxed` of the score minus the minimum gain."""
+        """Return `relaxed(margin, temperature_ns)`. The margin is the score minus the minimum gain."""
         temperature_ns = as_temperature(temperature_ns)
         return _relaxed_margin(relaxed, self, _checked(self, before, after, temperature_ns)[1], temperature_ns)
 
@@ -176,9 +176,9 @@ class IoFusionGate(Coefficients):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GateEvaluation:
-    """A gate's results for many fusions; every field is `[*batch]`.
+    """The results of `IoFusionGate.evaluate` for many fusions. Each field is `[*batch]`.
 
-    `benefit` is from `fusion_benefit`. Each other field is from the method of `IoFusionGate` with the same name.
+    `benefit` holds the counts that the fusions save. Each other field is the result of the method of its name.
     """
 
     benefit: FusionBenefit
@@ -187,7 +187,7 @@ class GateEvaluation:
     fuse_probability: Probability
 
 
-#: Built-in gates by target.
+#: A dict from each fusion target to its built-in gate.
 GATES: Mapping[FusionTarget, IoFusionGate] = FrozenDict(
     {
         FusionTarget.METAL: IoFusionGate(500, 5_000, 200, 200, True, 2_000_000, 1_000),
@@ -202,7 +202,7 @@ GATES: Mapping[FusionTarget, IoFusionGate] = FrozenDict(
 
 
 def io_fusion_gate_for_target(target: "str | Code | Sequence[int]") -> IoFusionGate:
-    """Return the built-in gate of a target, or a gate of arrays for target codes.
+    """Return the built-in gate of a target. For target codes `[*batch]`, each field of the gate is an array `[*batch]`.
 
     Args:
         target: a target name, or target codes `[*batch]`.
@@ -220,7 +220,7 @@ def io_fusion_gate_for_target(target: "str | Code | Sequence[int]") -> IoFusionG
 
 
 def gate_rates(gate: IoFusionGate, benefit: FusionBenefit, rules: Choices) -> list[RealLike]:
-    """Return the ns that a gate gives to a unit of each count, in the order of the fields of `FusionBenefit`."""
+    """Return the time, in ns, that a gate assigns to a unit of each count, in the field order of `FusionBenefit`."""
     is_unified = jnp.asarray(gate.unified_memory) >= 0.5
     transfers = (
         (jnp.where(is_unified, 0.0, gate.host_readback_bw), benefit.host_readback_bytes_saved),
@@ -231,7 +231,7 @@ def gate_rates(gate: IoFusionGate, benefit: FusionBenefit, rules: Choices) -> li
 
 
 def added_syncs(sync_points_saved: Count, penalty_ns: RealLike, rules: Choices) -> jax.Array:
-    """Return the number of sync points that a fusion adds; 0 if the fusion saves sync points."""
+    """Return the number of sync points that a fusion adds, or 0 if the fusion saves sync points."""
     syncs, is_finite = -jnp.asarray(sync_points_saved), jnp.isfinite(penalty_ns)
     relaxed = rules.relu(syncs, scale=jnp.where(is_finite, penalty_ns, 1.0))
     # The relaxed count is always above 0, and its product with an infinite penalty would always be infinite.
@@ -261,7 +261,7 @@ def _evaluate(gate: IoFusionGate, benefit: FusionBenefit, temperature_ns: RealLi
 
 
 def _checked(gate: IoFusionGate, before: Before, after: After, temperature_ns: Any) -> tuple[Any, Any]:
-    """Return the exact benefit and the same benefit in floats, after a check of all values and shapes."""
+    """Check all values and shapes. Return the benefit with exact counts, and the same benefit with float counts."""
     if isinstance(before, FusionBenefit):
         benefit = before
         if after is not None:

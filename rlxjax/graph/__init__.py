@@ -1,7 +1,7 @@
-"""Graphs written by hand, and their exact profiles.
+"""Graphs that you build node by node, and their exact profiles.
 
-A `Graph` lists the nodes that run. `profile_graph_io` counts a graph's launches, sync points and bytes as a
-`GraphIoProfile`. The counts are exact integers and the same on every machine. `OPS` maps the name of an op to its `Op`.
+A `Graph` is a list of nodes that each run an op. `profile_graph_io` counts the launches, sync points and bytes of a
+graph, and returns a `GraphIoProfile`. The counts are exact integers. `OPS` maps the name of each op to its `Op`.
 """
 
 from ._graph import Graph as Graph

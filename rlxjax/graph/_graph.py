@@ -1,4 +1,4 @@
-"""A graph of nodes in topological order, and its profile, which consists of four exact counts."""
+"""The graph, which is a list of nodes in topological order, and its profile, which holds four exact counts."""
 
 import dataclasses
 import difflib
@@ -18,11 +18,11 @@ from ._ops import OPS, Node, indices, parse_dtype, parse_shape
 
 
 def tensor_bytes(shape: Sequence[int | None], dtype: str) -> int:
-    """Return the bytes of a tensor: elements times the size of the dtype, at most `2**64 - 1`.
+    """Return the number of bytes in a tensor: its elements times the size of the dtype, at most `2**64 - 1`.
 
     Args:
-        shape: dimensions; None means that a dimension is unknown. The result is then 0.
-        dtype: name of the dtype, such as "f32".
+        shape: the dimensions, with None for an unknown dimension. If a dimension is unknown, the result is 0.
+        dtype: the name of the dtype, for example "f32".
 
     Raises:
         ValueError: a dimension is negative or not an integer, or the dtype is unknown.
@@ -35,7 +35,7 @@ def tensor_bytes(shape: Sequence[int | None], dtype: str) -> int:
 
 
 class Graph:
-    """A list of nodes in topological order. The nodes' ids are 0, 1, 2, ... in this order.
+    """A list of nodes, in which each node comes after its inputs. The ids of the nodes are 0, 1, 2, ... in this order.
 
     Examples:
         >>> g = Graph("gain")
@@ -53,7 +53,7 @@ class Graph:
 
     @classmethod
     def from_nodes(cls, nodes: Iterable[Node], outputs: Iterable[int] = (), name: str = "graph") -> "Graph":
-        """Build a graph from nodes in topological order, with ids 0, 1, 2, ...
+        """Build a graph from nodes. Each node must come after its inputs. The ids must be 0, 1, 2, ... in this order.
 
         Raises:
             ValueError: an id is repeated or out of order, an op or dtype is unknown, or a node comes before its inputs.
@@ -85,22 +85,22 @@ class Graph:
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """The ids of the outputs, in the order of `set_outputs`."""
+        """The ids of the output nodes, in the order that was given to `set_outputs`."""
         return self._outputs
 
     def __repr__(self) -> str:
         return f"Graph({self.name!r}, {len(self._nodes)} nodes, outputs={list(self._outputs)})"
 
     def input(self, name: str, shape: Sequence[int | None], dtype: str = "f32") -> int:
-        """Add an input and return its id."""
+        """Add an input node and return the node's id."""
         return self.add("input", [], shape=shape, dtype=dtype, name=name)
 
     def param(self, name: str, shape: Sequence[int | None], dtype: str = "f32") -> int:
-        """Add a parameter and return its id."""
+        """Add a parameter node and return the node's id."""
         return self.add("param", [], shape=shape, dtype=dtype, name=name)
 
     def constant(self, name: str, shape: Sequence[int | None], dtype: str = "f32") -> int:
-        """Add a constant and return its id."""
+        """Add a constant node and return the node's id."""
         return self.add("constant", [], shape=shape, dtype=dtype, name=name)
 
     def add(
@@ -115,13 +115,13 @@ class Graph:
         """Add a node and return its id.
 
         Args:
-            op: a name in the table `OPS`, in lower case.
-            inputs: ids of nodes already in the graph; an id may be repeated.
-            shape: the output's shape, with None for an unknown dimension. By default, the op infers the shape, if it
-                can. If you give a shape, neither the shape nor the number of operands is checked.
-            dtype: the output's dtype. By default, the op infers the dtype, or the first operand's dtype is taken.
-            **attributes: attributes of the op: `axis` (concat, narrow), `start`, `length` (narrow),
-                `permutation` (transpose), `to` (cast), `k`, `n_segments` (welch_peaks).
+            op: the name of the node's op, in lower case. The table `OPS` lists the names.
+            inputs: the ids of the operands, which must be in the graph already. An id may be repeated.
+            shape: the shape of the output, with None for an unknown dimension. By default, the op infers the shape if
+                it can. If you give a shape, neither the shape nor the number of operands is checked.
+            dtype: the dtype of the output. By default, the op infers the dtype, or takes the first operand's dtype.
+            **attributes: attributes, each for the ops in brackets: `axis` (concat, narrow), `start` (narrow),
+                `length` (narrow), `permutation` (transpose), `to` (cast), `k` and `n_segments` (welch_peaks).
 
         Raises:
             ValueError: an op, dtype or input id is unknown, a dimension is negative, or the op cannot infer the shape.
@@ -148,7 +148,7 @@ class Graph:
         return id_
 
     def set_outputs(self, ids: Iterable[int]) -> None:
-        """Set the graph's outputs to these nodes, in this order.
+        """Make the nodes with the given ids the outputs of the graph, in the given order.
 
         Raises:
             ValueError: an id is not in the graph.
@@ -160,15 +160,15 @@ class Graph:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GraphIoProfile:
-    """The counts of a graph's launches, sync points and bytes. The counts are the same on every machine.
+    """The numbers of launches, sync points and bytes of a graph. The numbers are the same on every machine.
 
     Attributes:
         kernel_launches: number of kernel launches, `[*batch]`.
         sync_points: number of points at which the device waits for the host, `[*batch]`.
-        host_output_bytes: bytes of the outputs that the host reads, `[*batch]`.
-        device_traffic_bytes: bytes that nodes read and write on the device, `[*batch]`.
+        host_output_bytes: number of bytes in the outputs that the host reads, `[*batch]`.
+        device_traffic_bytes: number of bytes that the nodes read and write on the device, `[*batch]`.
 
-    Counts are Python integers or NumPy integer arrays; in traced code, counts are floats.
+    Each count is a Python integer or a NumPy integer array. In traced code, each count is a float array.
     """
 
     kernel_launches: Count = 0
@@ -188,10 +188,10 @@ class GraphIoProfile:
         return cls(**counts)
 
     def host_readback_bytes(self, unified_memory: RealLike) -> Count:
-        """Return the bytes that the host reads back, `[*batch]`.
+        """Return the number of bytes that the host reads back from the device, `[*batch]`.
 
-        With unified memory, the result is `host_output_bytes`. Without, a quarter of the device traffic (rounded down)
-        is added, and the sum is at most `2**64 - 1`. The result is exact outside traced code.
+        With unified memory, this is `host_output_bytes`. Without unified memory, a quarter of `device_traffic_bytes`,
+        rounded down, is added, and the sum is at most `2**64 - 1`. The result is exact outside traced code.
 
         Examples:
             >>> GraphIoProfile(1, 0, 100, 41).host_readback_bytes(unified_memory=False)
@@ -217,7 +217,7 @@ class GraphIoProfile:
 
 
 def node_io_bytes(graph: Graph, node: Node) -> int:
-    """Return the bytes that a node of a graph reads and writes, at most `2**64 - 1`.
+    """Return the number of bytes that a node of a graph reads and writes, at most `2**64 - 1`.
 
     If the node reads an operand twice, the operand's bytes count twice.
 
@@ -239,18 +239,18 @@ def profile_graph_io(
 ) -> GraphIoProfile:
     """Count a graph's launches, sync points, host output bytes and device traffic.
 
-    A node counts as a launch with `node_io_bytes` of traffic, and as a sync point if its op has `host_sync`. The bytes
-    of an output node count as host output. A node whose op has `metadata` counts nothing.
+    Each node adds a launch and its `node_io_bytes` of traffic, and also a sync point if `host_sync` is True for its op.
+    Each output node adds its bytes to the host output. A node adds nothing if `metadata` is True for its op.
 
     Args:
         graph: the graph.
         fft_host_sync: whether each fft node also counts as a sync point.
         output_indices: the positions in `graph.outputs` of the outputs that the host reads. The host output is then 4
-            bytes for each element of these outputs, for every op and dtype. An empty list selects no output.
-        output_ids: the ids of the outputs that the host reads; their bytes count as by default.
+            bytes for each element of these outputs, whatever their op and dtype. An empty list selects no output.
+        output_ids: the ids of the outputs that the host reads. By default, the host reads all outputs of the graph.
 
     Raises:
-        ValueError: both selections are given, or a position or id is not in the graph.
+        ValueError: `output_indices` and `output_ids` are both given, or a position or id is not in the graph.
 
     Examples:
         >>> g = Graph()

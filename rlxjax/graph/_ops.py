@@ -1,4 +1,4 @@
-"""The node of a graph, and a table of ops with the rules that infer output shapes."""
+"""The class of a graph's nodes, and the table of ops, with the rules that infer the shape and dtype of an output."""
 
 import dataclasses
 import math
@@ -35,12 +35,12 @@ class Node:
 
     @property
     def elements(self) -> int:
-        """The number of elements in the output; 0 if a dimension is unknown."""
+        """The number of elements in the node's output, or 0 if a dimension is unknown."""
         return 0 if None in self.shape else math.prod(dim for dim in self.shape if dim is not None)
 
     @property
     def bytes(self) -> int:
-        """The bytes of the output, at most `2**64 - 1`; 0 if a dimension is unknown."""
+        """The number of bytes in the node's output, at most `2**64 - 1`, or 0 if a dimension is unknown."""
         return saturate(self.elements * DTYPE_BYTES[self.dtype])
 
 
@@ -132,13 +132,13 @@ class Op:
 
     Attributes:
         arity: the number of operands that shape inference needs; None means one or more.
-        infer: the function that infers the output's shape and dtype.
-        metadata: whether profiles ignore the op, because the op moves no data.
-        host_sync: whether each node of the op is a sync point.
-        elementwise: whether the op is unary or binary, and operands and output have the same shape.
-        reduction: whether the op reduces all elements to a single element.
-        fusable: whether the op may share a kernel with other ops.
-        may_be_source: whether a node without operands is a source. You give the source's array under the node's id.
+        infer: the function that infers the shape and dtype of the output.
+        metadata: whether the op moves no data, so that profiles ignore the op's nodes.
+        host_sync: whether each node with this op is a sync point.
+        elementwise: whether the op has one or two operands, all of the same shape as the output.
+        reduction: whether the op reduces all elements of its operand to a single element.
+        fusable: whether a node with this op may share a kernel with other nodes.
+        may_be_source: whether a node with this op may have no operands. You then supply its array under the node's id.
     """
 
     arity: int | None
@@ -206,7 +206,7 @@ def listed(values: Any, name: str) -> list[Any]:
 
 
 def indices(chosen: Any, name: str, what: str, count: int) -> list[int]:
-    """Return positions in a list of `count` entries. Raise a ValueError for a position that is not in the list."""
+    """Return the chosen positions in a list of `count` entries. Raise a ValueError if a position is not in the list."""
     found = [as_index(index, name) for index in listed(chosen, name)]
     if any(index >= count for index in found):
         raise ValueError(f"{name}: no {what} {max(found)}; the graph has {count} {what}s")

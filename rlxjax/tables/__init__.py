@@ -1,7 +1,7 @@
-"""Parquet files larger than memory: evaluate a gate or a calibrated model for every row.
+"""Evaluate a gate or a calibrated model for every row of Parquet files that may be larger than memory.
 
-`evaluate` reads, evaluates and writes; an `Evaluation` is its summary. `fleet_of` opens the timings of many devices,
-and reads the rows of a few devices at a time. `on_ray` runs independent work items on a Ray cluster.
+`evaluate` reads the files, writes the answers, and returns an `Evaluation`, a summary. `fleet_of` returns a `Fleet`,
+which reads the timings of a few of many devices at a time. `on_ray` runs independent work items on a Ray cluster.
 """
 
 from ._evaluate import ROWS_PER_BATCH as ROWS_PER_BATCH

@@ -1,4 +1,4 @@
-"""Evaluate a gate or a latency model for the rows of files larger than memory."""
+"""Evaluate a gate or a latency model for each row of files that may be larger than memory."""
 
 import dataclasses
 import os
@@ -14,7 +14,7 @@ from rlxjax.gate import IoFusionGate
 
 from ._rows import STRATEGY, gate_rows, model_rows
 
-#: Rows in memory at a time, for each processor.
+#: The default number of rows that each processor holds in memory at a time.
 ROWS_PER_BATCH = 2**17
 
 
@@ -23,16 +23,16 @@ class Evaluation:
     """The summary of a call of `evaluate`.
 
     Attributes:
-        sink: the folder of the output.
-        rows: number of rows of the input, including the rows of resumed parts.
+        sink: the folder with the output.
+        rows: number of rows in the input, including the rows that an earlier call evaluated.
         rejected: number of rows without an answer.
-        rejects: the folder of the rejected rows, each with its place and the reason; None without rejected rows.
-        parts: number of files of the output.
-        resumed: number of parts that an earlier call had written.
-        seconds: duration of the call.
-        decode_s: seconds of reading, summed over all processors.
-        evaluate_s: seconds of evaluating, summed over all processors.
-        encode_s: seconds of writing, summed over all processors.
+        rejects: the folder with the rejected rows, each with its place and the reason; None if no row was rejected.
+        parts: number of files in the output. Each file is called a part.
+        resumed: number of parts that an earlier call wrote.
+        seconds: duration of the call, in seconds.
+        decode_s: time that was spent on reading, in seconds, summed over all processors.
+        evaluate_s: time that was spent on evaluating, in seconds, summed over all processors.
+        encode_s: time that was spent on writing, in seconds, summed over all processors.
     """
 
     sink: FilePath
@@ -47,7 +47,7 @@ class Evaluation:
     encode_s: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON has them."""
+        """Return the fields as a dict that can be written as JSON. Paths become strings."""
         return dataclasses.asdict(self) | {"sink": str(self.sink), "rejects": self.rejects and str(self.rejects)}
 
 
@@ -70,42 +70,42 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate a gate or a latency model for every row of Parquet files, and write the answers as Parquet.
 
-    All processors read, evaluate and write at the same time; `rows_per_batch` bounds the memory, whatever the size of
-    the files. The output is a folder of parts, in the order of the input. A part is either whole or absent; `resume`
-    continues a job that was stopped. The rows of a batch are split over all devices.
+    All processors read, evaluate and write at the same time. `rows_per_batch` bounds the memory, whatever the size of
+    the files. The output is a folder of files (parts), in the order of the input. A stopped job leaves no unfinished
+    parts, and can be continued with `resume`. The rows of a batch are split over all JAX devices.
 
-    A row has no answer if a value is null, negative, NaN or impossible for the model. The output leaves such rows out.
-    The folder `SINK.rejected` has these rows, each with its file, row group, row number and reason.
-    `SINK.manifest.json` describes the job.
+    A row has no answer if a value is null, negative, NaN or impossible for the model. The output leaves these rows out.
+    The folder `SINK.rejected` holds these rows, each with its file, its row group, its row number and the reason.
+    The file `SINK.manifest.json` describes the job.
 
     Args:
-        source: a file, a glob or a folder, or several of these; a folder `name=value` in a path gives a column.
-        sink: the folder to write.
-        what: a gate, for rows of two profiles (`before_kernel_launches`, ..., `after_device_traffic_bytes`), or a
-            calibrated model, for rows of the model's inputs; an input that is a list needs a column of lists.
+        source: a file, a glob or a folder, or several of these. A folder `name=value` in a path gives a column `name`.
+        sink: the folder to which the output is written.
+        what: a gate, which needs columns of counts `before_kernel_launches`, ..., `after_device_traffic_bytes`; or a
+            calibrated model, which needs a column for each input without a default. A list input needs a list column.
         want: the columns to add. For a gate: score_ns, should_fuse, fuse_probability, fuse_log_odds. For a model: pick,
-            time_ns, low_ns, high_ns, terms (a column for each), margin_ns, probability, undecided, in_domain.
-        columns: a dict from field to column, for fields whose column has another name. A model has the optional field
-            `strategy`: the strategy to predict in each row. The output keeps all columns except a gate's counts.
-        temperature_ns: temperature of a gate's probability and log-odds, in ns.
-        strategy: the strategy of a model to predict; by default the fastest strategy of each row.
-        level: level of a model's interval, between 0 and 1.
-        rows_per_batch: rows that each processor holds at a time, and rows in a row group of the output; at least 1.
-        strict: stop at the first row without an answer.
-        resume: continue a stopped job.
+            time_ns, low_ns, high_ns, terms (one column per term), margin_ns, probability, undecided, in_domain.
+        columns: a dict from a count or input to its column, if the names differ. For a model, the entry `strategy`
+            names the column of strategies to predict. The output keeps all input columns, except a gate's counts.
+        temperature_ns: the temperature of a gate's probability and log-odds, in ns.
+        strategy: the strategy for which a model predicts the time. By default, it is the fastest strategy in each row.
+        level: the level of a model's interval from low_ns to high_ns, between 0 and 1.
+        rows_per_batch: number of rows (at least 1) that each processor holds at a time, and of each output row group.
+        strict: whether to stop with an error at the first row without an answer.
+        resume: whether to continue a job that was stopped.
         engine: "local" for threads of this process, or "ray" for a Ray cluster, with one worker for each processor or
-            GPU. All machines of the cluster need the input and the output under the same paths, and the module that
-            defines a model of your own. A part whose worker dies is evaluated again.
-        address: the address of a Ray cluster, as for `ray.init`. The default is the cluster of this process, else
-            `RAY_ADDRESS`, else a cluster that the job starts on this machine.
-        advance: a function that the job calls with the number of finished rows and the number of all rows.
+            GPU. All machines of the cluster need the input and the output under the same paths. If you defined the
+            model, they also need your module. If a worker dies, its part is evaluated again.
+        address: the address of a Ray cluster, in the form for `ray.init`. By default, the job uses the cluster of this
+            process, else the cluster at `RAY_ADDRESS`, else a new cluster on this machine.
+        advance: a function that the job calls with two numbers: the number of finished rows and the number of all rows.
 
     Returns:
-        A summary; `rejected` counts the rows without an answer.
+        A summary. The field `rejected` of the summary is the number of rows without an answer.
 
     Raises:
-        ValueError: wrong files, columns or arguments, or a folder that holds another job; one line.
-        OSError: a file cannot be written, or no Ray cluster answers; one line.
+        ValueError: files, columns or arguments are wrong, or the folder holds another job. The message is one line.
+        OSError: a file cannot be written, or no Ray cluster answers. The message is one line.
         ImportError: pyarrow or Ray is not installed.
 
     Examples:

@@ -1,4 +1,4 @@
-"""Read the timings of a fleet, a few devices at a time, from Parquet files with a column of devices."""
+"""Read the timings of many devices from Parquet files, a few devices at a time. A column names each row's device."""
 
 import contextlib
 import dataclasses
@@ -15,20 +15,20 @@ from rlxjax.fit import UNITS_NS, LatencyModel, Table, Timings, check_enough, run
 
 from ._rows import Field
 
-#: The column in which pyarrow gives the file of each row.
+#: The name that pyarrow gives to the column with the file of each row.
 FILE = "__filename"
 
 
 @dataclasses.dataclass(frozen=True)
 class Fleet:
-    """Files with timings of many devices; a fleet holds no rows, and can be pickled.
+    """Parquet files with the timings of many devices. A fleet keeps no rows in memory, and can be pickled.
 
     Attributes:
-        model: the model of the timed runs.
-        files: absolute paths, in order.
-        columns: the column of each field (`device`, `variant`, the inputs, `time_ns`); a missing field has a default.
-        schema: the pyarrow schema of these columns.
-        keys: the pyarrow schema of the columns that come from the paths of the files.
+        model: the model whose runs were timed.
+        files: the absolute paths of the files, in order.
+        columns: a dict from field (`device`, `variant`, `time_ns`, an input) to column, without fields at a default.
+        schema: the pyarrow schema of the columns in `columns`.
+        keys: the pyarrow schema of the columns whose values come from the paths of the files.
     """
 
     model: LatencyModel
@@ -38,10 +38,10 @@ class Fleet:
     keys: Any
 
     def counts(self) -> dict[str, int]:
-        """Return the number of timings of each device, in the order of the devices in the files.
+        """Return a dict from device to its number of timings, in the order of the devices in the files.
 
         Raises:
-            ValueError: a row without a device; one line with the file and row.
+            ValueError: a row names no device. The message is one line that names the file and the row.
         """
         found: dict[str, int] = {}
         name = self.columns["device"]
@@ -58,11 +58,11 @@ class Fleet:
         return found
 
     def timings(self, devices: Sequence[str], min_timings: int) -> dict[str, Timings | str]:
-        """Return the timings of each device, or the reason why no fit is possible, in the order of `devices`.
+        """Return a dict from device to its timings, or to the reason why no fit is possible, in the order of `devices`.
 
         Args:
-            devices: names of devices; only their rows are in memory.
-            min_timings: the least number of timings for a fit.
+            devices: the names of devices. Only the rows of these devices are read into memory.
+            min_timings: the least number of timings that a fit needs.
         """
         import pyarrow as pa
         import pyarrow.compute
@@ -87,7 +87,7 @@ class Fleet:
 
     @contextlib.contextmanager
     def _read(self, files: Sequence[str]) -> Iterator[Any]:
-        """Yield a pyarrow dataset of files; an unreadable column raises an error that names the place."""
+        """Yield a pyarrow dataset of files. If a column cannot be read, raise an error that names the place."""
         import pyarrow as pa
         import pyarrow.dataset as of
 
@@ -127,14 +127,14 @@ def fleet_of(
     columns: Mapping[str, str] | None = None,
     without: str | os.PathLike[str] = "",
 ) -> Fleet:
-    """Return the timings of a fleet in Parquet files; this call reads the footers and no rows.
+    """Return a `Fleet` for Parquet files with timings. This call reads only the footers of the files, and no rows.
 
     Args:
-        source: a file, a glob or a folder, or several of these. All files need the same schema; a device may have rows
-            in several files.
-        model: the model of the timed runs.
+        source: a file, a glob or a folder, or several of these. All files need the same schema. The rows of a device
+            may be in several files.
+        model: the model whose runs were timed.
         columns: a dict from field (`device`, `variant`, `time_ns` or an input) to column, if the two names differ.
-        without: a folder to leave out.
+        without: a folder whose files are left out.
 
     Raises:
         ValueError: there are no files or no rows; a file is not a Parquet file or has another schema; or a column is

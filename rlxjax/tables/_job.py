@@ -1,4 +1,4 @@
-"""Run a job: check its manifest, and evaluate its missing parts on threads or Ray workers."""
+"""Run a job: check the job's manifest, and evaluate the parts that are not yet written, on threads or Ray workers."""
 
 import contextlib
 import functools
@@ -39,12 +39,12 @@ from ._source import (
 
 SCHEMA_VERSION = 2
 _RESUME = "go on with --resume (resume=True)"
-#: Numbers of rows and rejected rows, and seconds of decoding, evaluating and encoding, `[5]`.
+#: An array `[5]`: the numbers of rows and of rejected rows, and the seconds of decoding, evaluating and encoding.
 Totals = np.ndarray
 
 
 class Manifest(Sealed):
-    """The description of a job, in a file beside the output folder; only the same job may be resumed."""
+    """A description of a job, in a file beside the output folder. Only a job with the same description is resumed."""
 
     schema_version: Literal[2] = SCHEMA_VERSION
     what: str  # the gate or model, in words
@@ -58,7 +58,7 @@ class Manifest(Sealed):
 
 
 class Job(NamedTuple):
-    """The data that every part of a job needs; it can be sent to other processes."""
+    """The data that every part of a job needs. A job can be pickled and sent to other processes."""
 
     program: RowProgram
     source: Source
@@ -81,7 +81,7 @@ class Job(NamedTuple):
 def job_of(
     program: RowProgram, source: Any, sink: FilePath, columns: Mapping[str, str] | None, rows: int, is_strict: bool
 ) -> tuple[Job, list[Part]]:
-    """Return a job and its parts, in order, after all checks that need only the files' footers."""
+    """Make all checks that need only the footers of the files. Return the job and its parts, in order."""
     rejects, manifest = (sink.with_name(f"{sink.name}.{end}") for end in ("rejected", "manifest.json"))
     for folder in (sink, rejects):
         if folder.exists() and not folder.is_dir():
@@ -100,7 +100,7 @@ def run_job(
     engine: str = "local",
     address: str | None = None,
 ) -> tuple[Totals, int]:
-    """Evaluate the missing parts; return the totals and the number of parts that existed already."""
+    """Evaluate the parts that are not yet written. Return the totals, and the number of parts that existed already."""
     cluster = connected(address) if engine == "ray" else contextlib.nullcontext()
     lock, total = threading.Lock(), job.source.rows
     with locked(job.sink / "part"), contextlib.ExitStack() as end, cluster:
@@ -124,7 +124,7 @@ def run_job(
 
 
 def _begin(job: Job, parts: Sequence[Part], resume: bool) -> None:
-    """Write the manifest of a new job, or check that an existing manifest describes the same job, to be resumed."""
+    """Write the manifest of a new job. If a manifest exists, check that the job is the same and `resume` is True."""
     sink = job.sink
     manifest = Manifest(
         what=job.program.name,
@@ -167,7 +167,7 @@ def _remove_leftovers(job: Job) -> None:
 
 
 def _rejects_of(job: Job, part: Part) -> int | None:
-    """Return the number of rejected rows of a part; None for a part that is missing or incomplete."""
+    """Return the number of rejected rows in a part, or None if the part is missing or incomplete."""
     try:
         rejected = part.rows - pq.read_metadata(job.file(part)).num_rows
         is_whole = not rejected or pq.read_metadata(job.rejected(part)).num_rows == rejected
@@ -177,7 +177,7 @@ def _rejects_of(job: Job, part: Part) -> int | None:
 
 
 def _on_threads(job: Job, parts: Sequence[Part], say: Callable[[int], None]) -> Iterator[Totals]:
-    """Evaluate parts on threads, one more than the processors; an error ends all threads."""
+    """Evaluate parts on threads, one more than there are processors. Yield totals. An error ends all threads."""
     compiled, ended = Compiled(job.program), threading.Event()
 
     def advance(rows: int) -> None:
@@ -213,7 +213,7 @@ def _on_ray(job: Job, parts: Sequence[Part], say: Callable[[int], None]) -> Iter
 
 
 def _part_worker(job: Job) -> Callable[[Part], Totals]:
-    """Return the function that evaluates parts in a Ray worker, whose machine needs the files."""
+    """Return the function that evaluates parts in a Ray worker. The worker's machine needs the input and output."""
     compiled = Compiled(job.program)
 
     def work(part: Part) -> Totals:
@@ -227,7 +227,7 @@ def _part_worker(job: Job) -> Callable[[Part], Totals]:
 
 
 def _evaluate_part(job: Job, part: Part, compiled: Compiled, advance: Callable[[int], None]) -> Totals:
-    """Read, evaluate and write one part; `advance` gets the rows of each batch, and may end the work by raising."""
+    """Read, evaluate and write a part. `advance(rows)` is called after each batch, and may end the work by raising."""
     totals, clock, rejects, first_row = np.zeros(5), time.perf_counter, [], part.first_row
     carried = [(n, job.keys[n]) if n in job.keys else job.source.schema.field(n) for n in job.carried]
     kinds = {name: pa.string() if isinstance(kind, tuple) else kind for name, kind in job.program.outputs.items()}
@@ -260,7 +260,7 @@ def _evaluate_part(job: Job, part: Part, compiled: Compiled, advance: Callable[[
 
 
 def _batches(job: Job, part: Part) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a part in batches, with the job's columns that the file has."""
+    """Yield the rows of a part in batches. A batch has the job's columns, except the columns that come from paths."""
     wanted = {*job.columns.values(), *job.carried}
     schema = pa.schema([field for field in job.source.schema if field.name in wanted])
     groups = [*range(part.first_group, part.first_group + part.groups)]
@@ -283,7 +283,7 @@ def _check_same(job: Job, part: Part, metadata: Any) -> None:
 def _evaluated(
     job: Job, part: Part, batch: pa.RecordBatch, first_row: int, compiled: Compiled, schema: pa.Schema
 ) -> tuple[pa.Table, pa.Table | None]:
-    """Return the rows of a batch with their answers, and the rejected rows with their places and reasons."""
+    """Return two tables: the answered rows of a batch, with the answers; the rejected rows, with places and reasons."""
     columns, reasons, check = {}, {}, job.program.check
     for name, field in job.program.fields.items():
         columns[name], found = _column(job, part, batch, name, field)
@@ -328,7 +328,7 @@ def _given(job: Job, part: Part, name: str, batch: pa.RecordBatch) -> pa.Array:
 
 
 def _column(job: Job, part: Part, batch: pa.RecordBatch, name: str, field: Field) -> tuple[np.ndarray, dict[int, str]]:
-    """Return the values of a field as int64, float64 or codes, and a reason for each rejected row."""
+    """Return the values of a field, as int64, float64 or codes of names, and a dict from rejected row to reason."""
     if name not in job.columns:
         default = field.names.index(str(field.default)) if field.names else float(field.default or 0.0)
         shape = (batch.num_rows, 1) if field.is_list else batch.num_rows
@@ -369,7 +369,7 @@ def _column(job: Job, part: Part, batch: pa.RecordBatch, name: str, field: Field
 
 
 def _lengths(lists: pa.ListArray) -> np.ndarray:
-    """Return the number of entries of each list of a column; 0 for a null."""
+    """Return the number of entries in each list of a column. A null has 0 entries."""
     return lists.value_lengths().fill_null(0).to_numpy()
 
 

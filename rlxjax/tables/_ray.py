@@ -21,11 +21,11 @@ from rlxjax.extras import require
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-#: The share of a processor that a worker asks for; the rest is left for Ray itself.
+#: The share of a processor that each worker reserves. The rest is left for Ray itself.
 WORKER_CPUS = 0.8
-#: Seconds to wait for the answer of a cluster, and for free resources for one worker.
+#: Seconds to wait until a cluster answers, and seconds to wait until the resources for one worker are free.
 ANSWER_S, WAIT_S = 20.0, 30.0
-#: Tries of an item whose worker dies, for example because it runs out of memory.
+#: The number of times that an item is tried if its worker dies, for example because the worker runs out of memory.
 TRIES = 3
 
 
@@ -36,23 +36,23 @@ def on_ray(
     wait_s: float = WAIT_S,
     lost: Callable[[Item, str], Result] | None = None,
 ) -> Iterator[Result]:
-    """Call a worker for each item, with one Ray process for each processor or GPU; yield the results as they finish.
+    """Call a worker function for each item in Ray processes, one for each processor or GPU; yield results when ready.
 
-    An error of a worker is raised here, and ends all workers. If a process dies, another process repeats its item, so
+    An error in a worker is raised here, and ends all workers. If a process dies, another process repeats its item, so
     the work on an item must be repeatable.
 
     Args:
-        make_worker: a function that returns the worker; each process calls it once. All data travel by cloudpickle.
-        items: the arguments of the worker.
-        address: address of the cluster; see `connected`.
-        wait_s: seconds to wait for free resources for one worker.
-        lost: a function that receives an item whose worker died at each try, and the reason, after all other items are
-            done; it returns the item's result.
+        make_worker: a function that returns the worker. Each process calls it once. All data are sent by cloudpickle.
+        items: the items. The worker is called with one item at a time.
+        address: the address of the cluster, with the same meaning as in `connected`.
+        wait_s: seconds to wait until the resources for one worker are free.
+        lost: a function that returns the result of an item whose worker died at each try. After all other items are
+            done, it is called with the item and the reason.
 
     Raises:
         ImportError: Ray is not installed.
-        OSError: no cluster answers; the cluster ends; or, without `lost`, the worker of an item died at each try.
-        ValueError: no resources are free for a worker, or the cluster cannot be used, as `connected` says.
+        OSError: no cluster answers; the cluster ends; or the worker of an item died at each try, and `lost` is None.
+        ValueError: no resources are free for a worker, or `connected` raises a ValueError.
 
     Examples:
         >>> list(on_ray(lambda: abs, []))
@@ -97,15 +97,15 @@ def on_ray(
 
 @contextlib.contextmanager
 def connected(address: str | None = None) -> Iterator[Any]:
-    """Yield the module `ray`, connected to a cluster and without log output.
+    """Connect to a Ray cluster without log output, and yield the module `ray`.
 
-    The cluster is the cluster at `address`, else the cluster of this process, else the cluster at `RAY_ADDRESS`, else a
-    new cluster on this machine. The end of the context closes a connection that the context opened.
+    Without an `address`, the cluster is the cluster of this process, else the cluster at `RAY_ADDRESS`, else a new
+    cluster on this machine. If the context opened the connection, the end of the context closes the connection.
 
     Raises:
         ImportError: Ray is not installed.
-        OSError: no cluster answers; one line.
-        ValueError: the process is connected to another cluster, or the address is for Ray Client; one line.
+        OSError: no cluster answers. The message is one line.
+        ValueError: the process is connected to another cluster, or the address is for Ray Client.
     """
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
     os.environ.update({name: value for name, value in quiet.items() if name not in os.environ})
@@ -145,7 +145,7 @@ def connected(address: str | None = None) -> Iterator[Any]:
 
 
 def _call(made: tuple[bytes, str, Sequence[str]], item: bytes) -> bytes:
-    """Return the worker's result for an item, in a Ray process; an error of the worker is part of the result."""
+    """Return the worker's result and error for an item, pickled. One of the two is None. Ray processes call this."""
     try:
         return _dumps((_worker(*made[:2], tuple(made[2]))(_loads(item)), None))
     except Exception as error:  # noqa: BLE001
@@ -155,7 +155,7 @@ def _call(made: tuple[bytes, str, Sequence[str]], item: bytes) -> bytes:
 
 @functools.lru_cache(maxsize=1)
 def _worker(made: bytes, folder: str, modules: tuple[str, ...]) -> Callable[[Any], Any]:
-    """Return the worker of this process; the first item makes it."""
+    """Return the worker of this process. The call for the first item makes the worker."""
     with contextlib.suppress(OSError):
         os.chdir(folder)  # the start of relative paths
     sys.path += [folder for folder in modules if folder not in sys.path]
@@ -174,7 +174,7 @@ def _loads(dumped: bytes) -> Any:
 
 
 def _check_answer(address: str) -> None:
-    """Check in a process with a time limit that a cluster answers at an address, since Ray waits many minutes."""
+    """Check that a cluster answers at an address. The check has a time limit, because Ray itself waits many minutes."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
@@ -192,7 +192,7 @@ def _check_answer(address: str) -> None:
 
 
 def _share_of(ray: Any, wait_s: float) -> tuple[dict[str, float], int]:
-    """Wait for free resources for one worker; return its resources and the largest number of workers."""
+    """Wait until the resources for one worker are free. Return these resources and the largest number of workers."""
     resources = ray.cluster_resources()
     cpus, gpus = (int(resources.get(name, 0)) for name in ("CPU", "GPU"))
     gpus = 0 if os.environ.get("JAX_PLATFORMS") == "cpu" else gpus
@@ -208,5 +208,5 @@ def _share_of(ray: Any, wait_s: float) -> tuple[dict[str, float], int]:
 
 
 def said(reason: BaseException) -> str:
-    """Return the message of an error of Ray or pyarrow as one short line."""
+    """Return the message of an error from Ray or pyarrow, shortened to one line."""
     return " ".join(str(reason).split())[:160].rstrip(".")

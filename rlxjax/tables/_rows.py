@@ -1,4 +1,4 @@
-"""Programs that evaluate rows: a gate's pairs of profiles, or a model's inputs."""
+"""Programs that evaluate rows. A row holds a pair of profiles for a gate, or the inputs of a model."""
 
 import dataclasses
 import functools
@@ -21,16 +21,16 @@ from rlxjax.calibration import CalibratedModel
 from rlxjax.gate import FusionBenefit, IoFusionGate
 from rlxjax.graph import GraphIoProfile
 
-#: The columns that a gate can add, in order.
+#: The columns that a gate can add to the output, in order.
 GATE_COLUMNS = ("score_ns", "should_fuse", "fuse_probability", "fuse_log_odds")
-#: The columns that a calibrated model can add; `terms` is one column for each term, with the term's name.
+#: The columns that a calibrated model can add. `terms` stands for several columns, each with the name of a term.
 MODEL_COLUMNS = "pick", "time_ns", "low_ns", "high_ns", "terms", "margin_ns", "probability", "undecided", "in_domain"
-#: Rows of a chunk that fits a processor's cache, and of a chunk that fills an accelerator; least rows of a program.
+#: Three numbers of rows: of a chunk for a processor, of a chunk for an accelerator, and the least in a program.
 CHUNK_ROWS, ACCELERATOR_ROWS, LEAST_ROWS = 2048, 2**17, 2**14
-#: The optional field of a row that names the strategy to predict.
+#: The optional field that names the strategy to predict in each row.
 STRATEGY = "strategy"
 
-#: Columns of a batch by field, `[rows]`, or `[rows, entries]` for lists, without nulls: int64, float64, or codes.
+#: A dict from field to the field's array in a batch, `[rows]`, or `[rows, entries]` for lists: int64, float64 or codes.
 Columns = Mapping[str, Any]
 
 
@@ -47,7 +47,7 @@ class Field(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RowProgram:
-    """A traceable function from a row's fields to the row's outputs, and to whether the row has an answer."""
+    """A traceable function that takes the fields of rows, and returns outputs and whether each row has an answer."""
 
     name: str  # for messages and the manifest
     identity: Mapping[str, Any]  # everything that determines the answers, as JSON
@@ -59,7 +59,7 @@ class RowProgram:
 
 
 def gate_rows(gate: IoFusionGate, want: Sequence[str] | None = None, temperature_ns: float | None = None) -> RowProgram:
-    """Return the program for pairs of profiles, with the fields `before_kernel_launches`, `after_...` and so on."""
+    """Return a gate's program. Its fields are the counts of a profile, each with the prefix `before_` and `after_`."""
     names = _wanted(want, GATE_COLUMNS, [*GATE_COLUMNS][: 2 if temperature_ns is None else 3])
     if temperature_ns is None and (soft := [name for name in names if name.startswith("fuse_")]):
         raise ValueError(f"temperature_ns: expected a temperature for {soft[0]}, got none")
@@ -100,7 +100,7 @@ def model_rows(
     level: float = 0.9,
     has_strategy_column: bool = False,
 ) -> RowProgram:
-    """Return the program for rows with the inputs of a calibrated model."""
+    """Return the program for a calibrated model. The fields of a row are the model's inputs."""
     model, impossible = calibrated.model, calibrated.model.impossible(calibrated.posterior.facts)
     variants = tuple(n for n in calibrated.strategies if not set(model.strategies[n].variants) <= set(impossible))
     default = ("pick", "time_ns", "probability") if len(variants) > 1 else ("time_ns", "low_ns", "high_ns")
@@ -166,7 +166,7 @@ def model_rows(
 
 
 def _wanted(want: Sequence[str] | None, columns: Sequence[str], default: Sequence[str]) -> list[str]:
-    """Return the wanted columns, in order."""
+    """Return the columns in `want`, or else in `default`, in the order of `columns`."""
     chosen = [*(default if want is None else want)]
     unknown = [repr(name) for name in chosen if name not in columns]
     if unknown or not chosen:
@@ -175,13 +175,13 @@ def _wanted(want: Sequence[str] | None, columns: Sequence[str], default: Sequenc
 
 
 def _narrow(answers: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
-    """Return the wanted answers, in order, floats as float32."""
+    """Return the answers with the given names. Float answers are converted to float32."""
     own = {name: values for name, values in answers.items() if name in names}
     return {name: values.astype("float32") if values.dtype.kind == "f" else values for name, values in own.items()}
 
 
 def refused_rows(check: Callable[[Columns], None], columns: Columns) -> dict[int, str]:
-    """Find by bisection the rows that a check refuses, and return the reason for each row."""
+    """Return a dict from each row that a check refuses to the reason. The rows are found by bisection."""
     found: dict[int, str] = {}
 
     def search(rows: np.ndarray) -> None:
@@ -198,7 +198,7 @@ def refused_rows(check: Callable[[Columns], None], columns: Columns) -> dict[int
 
 
 class Compiled:
-    """A row program, compiled on all devices of this process for a few numbers of rows."""
+    """A row program, compiled for all devices of this process. Batches are padded, so that few sizes are compiled."""
 
     def __init__(self, program: RowProgram, devices: Sequence[Any] | None = None) -> None:
         self._program, self._lock = program, threading.Lock()
@@ -206,7 +206,7 @@ class Compiled:
         self._compiled: dict[Any, Any] = {}
 
     def __call__(self, columns: Columns) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Return the answers, and whether each row has an answer, `[rows]` each."""
+        """Return a dict from output to answers, `[rows]`, and whether each row has an answer, `[rows]`."""
         n_rows = len(next(iter(columns.values())))
         share = -(-n_rows // self._mesh.size)
         filled = self._mesh.size * max(LEAST_ROWS, 1 << (share - 1).bit_length())
@@ -220,7 +220,7 @@ class Compiled:
             return {name: np.asarray(own)[:n_rows] for name, own in answers.items()}, np.asarray(is_answer)[:n_rows]
 
     def _of(self, columns: Columns) -> Callable:
-        """Return the program compiled for the types and the length of the columns."""
+        """Return the program, compiled for the dtypes and shapes of the columns."""
         key = tuple((name, values.dtype, values.shape) for name, values in columns.items())
         with self._lock:
             if key not in self._compiled:

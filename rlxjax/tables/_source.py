@@ -1,4 +1,4 @@
-"""Find and check the files of a job, and divide them into parts."""
+"""Find and check the input files of a job, and divide their rows into parts."""
 
 import dataclasses
 import glob
@@ -20,14 +20,14 @@ from pyarrow.fs import FileSelector, LocalFileSystem
 from ._ray import said
 from ._rows import Field
 
-#: Rows of a part; a resumed job repeats unfinished parts.
+#: The largest number of rows in a part, unless a row group is larger. A resumed job repeats unfinished parts.
 PART_ROWS = 2**22
 #: The compression of written files.
 COMPRESSION = "zstd"
 
 
 class Part(NamedTuple):
-    """Neighbouring row groups of one file."""
+    """A part of a job: consecutive row groups of one file."""
 
     name: str  # of the written file: the part's number and a digest of the input
     file: str
@@ -39,7 +39,7 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Input files of the same schema."""
+    """The input files of a job. All files have the same schema."""
 
     schema: pa.Schema  # after `read_as`
     keys: Mapping[str, Mapping[str, str | None]]  # by path, the texts of its `name=value` folders
@@ -47,7 +47,7 @@ class Source:
     rows: int  # in all files
 
     def key_type(self, name: str, field: Field | None = None) -> pa.DataType:
-        """Return the type of a key: text for names, int64 for integers, else float64 for a field and text otherwise."""
+        """Return a key's type: text for a field of names, int64 for integers, float64 for other fields, else text."""
         paths = {text: path for path, own in self.keys.items() if (text := own[name]) is not None}
         if field is not None and field.names:
             return pa.string()
@@ -62,7 +62,7 @@ class Source:
 
 
 def source_of(given: Any, own: Sequence[FilePath]) -> tuple[Source, list[Part]]:
-    """Read the footers of files, globs and folders, except the job's `own` paths; return the source and its parts."""
+    """Return the source that files, globs and folders name, and its parts. The job's `own` paths are left out."""
     schema: pa.Schema | None = None
     first, keys, files, parts, rows = "", {}, {}, [], 0
     for path in _paths(given, own):
@@ -89,7 +89,7 @@ def source_of(given: Any, own: Sequence[FilePath]) -> tuple[Source, list[Part]]:
 
 
 def _paths(given: Any, own: Sequence[FilePath]) -> Iterator[str]:
-    """Yield the files of paths, globs and folders in order, without the files that the job writes."""
+    """Yield the files that paths, globs and folders name, in order. The files that the job writes are left out."""
     several = [given] if isinstance(given, str | os.PathLike) else list(given)
     written, found, skips = [os.path.realpath(path) for path in own], set(), False
     for one in map(os.fspath, several):
@@ -111,7 +111,7 @@ def _paths(given: Any, own: Sequence[FilePath]) -> Iterator[str]:
 
 
 def _files_of(path: str) -> list[str]:
-    """Return the files of a folder and its subfolders, without names that begin with `.` or `_`; or the file."""
+    """Return the file, or the files in a folder and its subfolders, without names that begin with `.` or `_`."""
     if not os.path.isdir(path):
         return [path]
     found = [one.path for one in LocalFileSystem().get_file_info(FileSelector(path, recursive=True)) if one.is_file]
@@ -119,7 +119,7 @@ def _files_of(path: str) -> list[str]:
 
 
 def _keys(path: str) -> dict[str, str | None]:
-    """Return the `name=value` folders in the absolute path of a file."""
+    """Return a dict from name to value for the folders `name=value` in the absolute path of a file."""
     found: dict[str, str | None] = {}
     try:
         path.encode()
@@ -155,7 +155,7 @@ def _footer(path: str) -> tuple[Any, pa.Schema]:
 
 
 def read_as(column: Any, type_: Any) -> Any:
-    """Return a column, cast to a type unless it has that type."""
+    """Return a column, cast to a type if the column has another type."""
     if column.type == type_:
         return column
     return (column.storage if isinstance(column, pa.ExtensionArray) else column).cast(
@@ -164,7 +164,7 @@ def read_as(column: Any, type_: Any) -> Any:
 
 
 def unreadable(files: Iterable[str], columns: Sequence[str], why: BaseException, groups: Sequence[int] = ()) -> str:
-    """Return the first unreadable row group and column of files, or of some row groups (`groups`) of one file."""
+    """Return a message that names the first unreadable row group and column in files. `groups` limits the search."""
     for file in files:
         place = file
         try:
@@ -209,7 +209,7 @@ def _parts(path: str, metadata: Any, name: str) -> Iterator[Part]:
 
 
 def ends_of_groups(part: Part) -> np.ndarray:
-    """Return the number of rows of a part up to the end of each of its row groups."""
+    """Return, for each row group in a part, the number of the part's rows up to the end of the row group."""
     metadata = pq.read_metadata(part.file)
     groups = range(part.first_group, part.first_group + part.groups)
     return np.cumsum([metadata.row_group(group).num_rows for group in groups])
@@ -222,7 +222,7 @@ def columns_of(
     outputs: Sequence[str] = (),
     keeps_fields: bool = False,
 ) -> tuple[dict[str, str], list[str], dict[str, Any]]:
-    """Return the column of each field, the columns that the output keeps, and the types of keys in paths."""
+    """Return a dict from field to column, the columns that the output keeps, and a dict from each key to its type."""
     given, file = dict(given or {}), next(iter(source.files))
     if unknown := [name for name in given if name not in fields]:
         raise ValueError(f"columns: expected fields among {', '.join(fields)}, got {unknown[0]!r}")
@@ -262,7 +262,7 @@ def _check_type(type_: pa.DataType, field: Field, where: str) -> None:
 
 
 def check_carried(source: Source, carried: Sequence[str]) -> None:
-    """Raise `ValueError` for a kept column whose type pyarrow cannot write."""
+    """Raise a ValueError if pyarrow cannot write the type of a column that the output keeps."""
     for field in source.schema:
         try:
             if field.name in carried:
