@@ -183,7 +183,7 @@ SPOILT = {
     "no database": (lambda path: path.write_text("once upon a time " * 100), "move it to another place"),
     "damaged": (write_over, "move it to another place"),
     "a folder": (lambda path: [path.unlink(), path.mkdir()], "set RLXJAX_HOME"),
-    "locked": (lambda path: made(path, "BEGIN EXCLUSIVE"), "another process holds it"),
+    "locked": (lambda path: made(path, "BEGIN EXCLUSIVE"), "another process holds the database"),
     "newer": (lambda path: made(path, "PRAGMA user_version = 9"), "install a newer rlxjax"),
     "another's": (lambda path: made(path, "PRAGMA application_id = 7"), "another program"),
     "without its table": (lambda path: made(path, "DROP TABLE decisions"), "move it to another place"),
