@@ -181,8 +181,8 @@ def fit_and_write(
     own = [] if header.suite in BUILT_IN else of_suite
     taken = shlex.join(["rlxjax", "refit", str(kept_at), *own, "--out", str(path), "--force"])
     said = {
-        f"Runner version {header.runner} took the samples, and the suite has version {suite.runner}: predictions are "
-        f"for version {header.runner}.": header.runner != suite.runner,
+        f"Runner version {header.runner} took the samples, but the suite's runner is version {suite.runner}: "
+        f"predictions are for version {header.runner}.": header.runner != suite.runner,
         f"Timing protocol {header.protocol} took the samples, and this version uses protocol {PROTOCOL}: the samples "
         "have fewer calls, or pauses between calls.": header.protocol != PROTOCOL,
         "No round is complete: each measured cell has one visit, and other cells have none.": rounds == 0,

@@ -140,7 +140,7 @@ def slowness(now_ns: Mapping[str, float], then_ns: Mapping[str, float]) -> float
 
 
 def used_by_others(log: SampleLog) -> float | None:
-    """Return the average number of processors that other processes used; None with fewer than two looks."""
+    """Return the average number of processors that other processes used; None with fewer than two samples."""
     others = [look.others for look in log.canaries[1:]]
     return float(np.mean(others)) if others else None
 

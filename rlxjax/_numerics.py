@@ -282,7 +282,7 @@ def _held(temperature: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """Four kinds of choice: hard if the temperature is None, else smooth. One formula can so serve both cases.
+    """Four kinds of choice: hard if the temperature is None, else smooth. In this way, one formula serves both cases.
 
     A quantity whose unit is not ns has the temperature `temperature_ns / (temperature_ns + scale)`; `scale` is the cost
     in ns that the quantity affects. `jnp.maximum` would be slow, because its derivative divides row by row.

@@ -283,7 +283,7 @@ def test_bad_input_and_no_calibration_are_one_sentence(here, tmp_path, monkeypat
         ("peak_price_ns_per_byte: expected a number of", [real(8)], {"peak_price_ns_per_byte": float("nan")}),
         ("peak_price_ns_per_byte: expected a number of", [real(8)], {"peak_price_ns_per_byte": float("inf")}),
         ("memory_bytes: expected a number of at least 0", [real(8)], {"memory_bytes": float("nan")}),
-        (r"stages: expected total \(number 2\) to take the result of square, but it raised", [real()], {}),
+        (r"stages: expected stage 2, total, to take the result of square, but it raised", [real()], {}),
         ("stages: square takes 1 argument, got 0", [], {}),
         ("trip_counts", [real(8, 8)], {"trip_counts": [-1]}),
     ):

@@ -115,7 +115,7 @@ def test_a_refit_gives_what_the_job_gave_and_says_it_as_documented(outcome, tmp_
     kept_at.write_text(kept_at.read_text().replace('"runner":1', '"runner":2', 1))
     result = command("refit", kept_at, *OF_SUITE, "--out", path)
     assert result.exit_code == 0, result.stderr
-    assert "Runner version 2 took the samples, and the suite has version 1" in " ".join(result.stdout.split())
+    assert "Runner version 2 took the samples, but the suite's runner is version 1" in " ".join(result.stdout.split())
     with pytest.raises(ValueError, match="samples of runner 2, and this is runner 1"):
         fitted(path)
 

@@ -433,7 +433,7 @@ def test_an_input_that_changes_between_stop_and_resume_or_while_it_is_read_is_fo
     write(source, {name: column[::-1] for name, column in rows.items()}, **plain)
     assert pq.read_metadata(source).equals(footer)
     assert len(source.read_bytes()) == len(good)
-    said = "the input differs; give another folder \\(.*a.parquet: size, footer or modification time, which `cp -p`"
+    said = "the input differs; give another folder \\(.*a.parquet: size, footer or modification time; `cp -p`"
     with pytest.raises(ValueError, match=said):
         evaluate(source, out, GATE, resume=True)
     # A copy that keeps its time is the same input.

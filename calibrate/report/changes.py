@@ -62,7 +62,7 @@ def measured_beside(
         if not samples.is_file():
             return None, f"The samples file {samples.name} is not beside the calibration: {show}."
         if sha256_of(samples) != fitted.sha256:
-            return None, f"{samples.name} beside the calibration is not the file of the fit: {show}."
+            return None, f"{samples.name}, in the calibration's folder, is not the file that the fit used: {show}."
     log = read_samples(samples)
     places = ("in the samples", "in the calibration")
     if differences := fingerprint_differences(log.fingerprint, section.fingerprint, MACHINE_FIELDS, places):

@@ -245,7 +245,7 @@ def flip(saved: Mapping[str, float], margin_ns: float) -> str:
         return ""
     factor, difference = (saved[most] - margin_ns) / saved[most], f"the difference in {term_in_words(most)} time"
     if factor < 0:
-        return f"break-even: none, because the decision stays even without {difference}"
+        return f"break-even: none; the decision would be the same without {difference}"
     return f"break-even: if {difference} is {factor:.2f} times the predicted difference"
 
 

@@ -198,7 +198,7 @@ def decide(
     memory, party = Memory(), Party.of(work.devices)
     if {*party.gathered(key)} != {key}:
         differ = "the processes that hold the arguments ask different questions"
-        raise ValueError(f"alternatives: {differ}; all must choose among the same programs, in the same order")
+        raise ValueError(f"alternatives: {differ}; every process must give the same programs in the same order")
     if (found := _remembered(work, memory, key, measure, regret)) is not None:
         return found
     ways, chances = _predicted(work, memory, context, party, regret)

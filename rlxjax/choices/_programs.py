@@ -89,7 +89,7 @@ def in_order(stages: Sequence[Callable[..., Any]], args: tuple[Any, ...]) -> lis
                 raise ValueError(f"stages: {wrong}{f' from {found[-1].name}' if found else ''}") from error
             given = f"the result of {found[-1].name}" if found else "these arguments"
             raised = f"but it raised {type(error).__name__}: {reason}"
-            raise ValueError(f"stages: expected {name} (number {number + 1}) to take {given}, {raised}") from error
+            raise ValueError(f"stages: expected stage {number + 1}, {name}, to take {given}, {raised}") from error
         found.append(Stage(name, jitted, given, result))
         given = as_arguments(result)
     return found

@@ -279,7 +279,7 @@ def choice_of_json(text: str) -> Choice:
         for run in own.runs:
             sizes = run.get("inputs") if isinstance(run.get("variant"), str) and len(run) == 2 else None
             if not isinstance(sizes, dict) or not all(map(_is_size, sizes.values())):
-                raise ValueError(f"runs: expected a variant and its inputs, each from 0 to {MOST_SIZE:g}, got {run}")
+                raise ValueError(f"runs: expected a variant with inputs from 0 to {MOST_SIZE:g}, got {run}")
     return one
 
 

@@ -76,8 +76,8 @@ class LatencyEstimate(NamedTuple):
 
     Attributes:
         time_ns: the predicted time in ns, `[*batch]`.
-        scores: `J @ L`, `[*batch, unknowns]`: the log prediction's derivatives by the unknowns times the posterior's
-            `factor`. The dot product of the scores of two runs is the covariance of their log predictions.
+        scores: `J @ L`, `[*batch, unknowns]`: `J` holds the log prediction's derivatives by the unknowns, and `L` is
+            the posterior's `factor`. The dot product of two runs' scores is the covariance of their log predictions.
         spread: standard deviation of each run's residual, `[*batch]`.
     """
 

@@ -250,7 +250,7 @@ def _greedy(scaled, cost, targets, n: int):
 
 
 def _after(scores, block):
-    """Return what scores become after other runs are timed. `block`, or `B`, holds their scaled scores, `[runs, u]`."""
+    """Return the updated scores after further runs are timed. `block` or `B`: their scaled scores, `[runs, u]`."""
     # The covariance becomes `I - B^T (I + B B^T)^-1 B`, with the symmetric square root
     # `I - B^T U diag((1 - (1 + e)**-0.5) / e) U^T B` for `B B^T = U diag(e) U^T`.
     values, vectors = jnp.linalg.eigh(block @ block.T)

@@ -264,7 +264,7 @@ def functions_table(profiles: Sequence[FunctionProfile]) -> Any:
 
 
 def kernel_runs(kernels: Kernels, weights: Any = None, **sizes: Any) -> Runs:
-    """Return the runs of `FUNCTIONS` for programs, from their kernels. The inputs are differentiable in the weights.
+    """Return the runs of `FUNCTIONS` for programs, from their kernels. `jax.grad` works by the weights.
 
     Args:
         kernels: the kernels of each program, `[*batch, kernels]`, padded to the same number of kernels.

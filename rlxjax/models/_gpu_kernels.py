@@ -77,7 +77,7 @@ class GpuCoefficients(Coefficients):
     triangular_column_ns: RealLike = typical(300.0, "time per column of a triangular solve.")
     cholesky_column_ns: RealLike = typical(500.0, "time per column of a Cholesky factorisation.")
     lu_column_ns: RealLike = typical(2e3, "time per column of an LU factorisation.")
-    qr_column_ns: RealLike = typical(3e3, "time per column of a QR factorisation, or of its matrix Q.")
+    qr_column_ns: RealLike = typical(3e3, "time per matrix column to compute a QR factorisation, or its Q.")
     eigen_ns: RealLike = typical(2e5, "time per library call for eigenvalues or singular values.")
     eigen_column_ns: RealLike = typical(1e4, "time per column of an eigenvalue or singular value problem.")
 

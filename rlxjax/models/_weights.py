@@ -134,7 +134,7 @@ class Weights:
     far_indexed: Column
 
     def columns(self, kernels: Kernels, static_ops: Any, trips: Any) -> dict[str, Any]:
-        """Return a dict from name to input of the functions model. The inputs are differentiable in the weights.
+        """Return a dict from name to input of the functions model. `jax.grad` works by the weights.
 
         Args:
             kernels: kernels of each program, `[*batch, kernels]`, padded to the same number of kernels.

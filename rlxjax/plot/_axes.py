@@ -139,7 +139,7 @@ def hues(model: LatencyModel, names: Sequence[str]) -> dict[str, Hue]:
 
 
 def calibrated_of(calibrated: Any, timings: Any = None, what: str = "") -> CalibratedModel:
-    """Return a calibrated model. Of a calibration, return the model of the timings or, without them, the first."""
+    """Return the calibration's model that was fitted to the timings, or its first model if no timings are given."""
     if timings is not None and not isinstance(timings, Timings):
         raise ValueError(f"timings: expected Timings, got {type(timings).__name__}")
     if isinstance(calibrated, Calibration):

@@ -151,7 +151,7 @@ def _begin(job: Job, parts: Sequence[Part], resume: bool) -> None:
             hint, ours = "", manifest.files
             if name == "files":
                 other = next(path for path in known.files | ours if known.files.get(path) != ours.get(path))
-                hint = f" ({other}: size, footer or modification time, which `cp -p` and `rsync -t` keep)"
+                hint = f" ({other}: size, footer or modification time; `cp -p` and `rsync -t` keep the time)"
             differs = names.get(name, name.replace("_", " "))
             raise ValueError(f"{sink}: holds another job: {differs} differs; give another folder{hint}")
     if not resume:
