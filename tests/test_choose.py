@@ -400,7 +400,7 @@ BAD_OPTIONS = (
     ({"calibration": "c.json"}, "calibration: expected a Calibration .*got str"),
 )
 BAD_SIZES = (
-    (3, "inputs: expected sizes by"),
+    (3, "inputs: expected a dict from name to size"),
     (None, "line: expected the inputs n; 'n' is missing"),
     ({"m": 3.0}, "line: expected the inputs n; got 'm'"),
     ({"n": [3.0, 4.0]}, "inputs: expected a single workload, got several values of n"),

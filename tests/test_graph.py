@@ -143,7 +143,7 @@ def test_a_bad_node_is_refused_by_name():
         ("matmul", [(2, 3), (4, 5)], {}, "m, k.*k, n"),
         ("matmul", [(3,), (3,)], {}, "m, k.*k, n"),
         ("attention", [(2, 2)] * 3, {}, "batch, heads, seq, head_dim"),
-        ("fft", [(8, 511)], {}, "even last axis"),
+        ("fft", [(8, 511)], {}, "last axis of even length"),
         ("welch_peaks", [(8, 512)], {"k": 16}, "expected the attribute 'n_segments'"),
         ("welch_peaks", [(8, 512)], {"k": 0, "n_segments": 2}, "k: expected an integer of at least 1"),
         ("welch_peaks", [(9, 512)], {"k": 16, "n_segments": 2}, "batch . 2"),

@@ -149,7 +149,7 @@ SLOW = {name: figures(kilocycles=300) for name in "ab"}
         ({"a": figures(kilocycles=None), "ab": figures(kilocycles=900)}, "keep", None, ""),
         # What does not fit is not advised, and is named.
         ({"ab": figures(peak=TPU.memory_bytes + 1)}, "keep", "peak_memory", ""),
-        ({"ab": 21 * GB}, "keep", "peak_memory", "needs 21 GB at once"),
+        ({"ab": 21 * GB}, "keep", "peak_memory", "needs 21 GB of memory"),
         ({"b": 21 * GB, "ab": 42 * GB}, "cannot model", "peak_memory", "second: "),
         (
             {"b": 21 * GB, "ab": figures(peak=12 * GB)},
