@@ -351,7 +351,7 @@ def test_a_prediction_for_a_target_lies_in_its_interval_and_says_what_it_stands_
     # The memory's bandwidth bounds it.
     assert found.high_ns > 2 * 4 * 4096**2 / target_device(target).bandwidth_bytes_per_ns
     assert (found.target, found.as_dict()["stands_on"]) == (target, found.stands_on)
-    assert f"on {target}, by {found.stands_on}" in str(found)
+    assert f"on {target}, based on {found.stands_on}" in str(found)
     shipped = prior_calibration("cpu")
     assert shipped.predict_function(jax.nn.softmax, rows, target=target).time_ns == found.time_ns
 
