@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from rlxjax import Timings, calibration, fit, fit_posterior
-from rlxjax.units import number_text, time_text
+from rlxjax.units import number_text, probability_text, time_text
 
 from .measure import by_work
 from .samples import SampleLog, noise_floor, quantile_ns
@@ -369,7 +369,7 @@ def _print_works(outcome: Outcome, console: Console) -> None:
             )
         if len(calibrated.strategies) > 1:
             decided, (kept, fused, *_) = calibrated.decide(**last), calibrated.strategies
-            likely = f"{100 * float(decided.probability):.0f} % likely to be faster than {kept}"
+            likely = f"{probability_text(float(decided.probability))} likely to be faster than {kept}"
             decisions.append(f"{work}: {calibrated.pick(**last)} is picked; {fused} is {likely}: {decided.verdict()}.")
     if rows:
         headings = ["work", "", "predicted", "measured", "predicted / measured", ""]

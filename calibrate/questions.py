@@ -14,7 +14,7 @@ from rich.console import Console
 from typer import Argument, Option
 
 import rlxjax
-from rlxjax.units import interval_text, time_text
+from rlxjax.units import interval_text, probability_text, time_text
 
 from .command_line import (
     AsJson,
@@ -69,7 +69,7 @@ def predict(
     say("predicted time of a call, and its 90 % interval:")
     for name, time_ns in times_ns.items():
         say(f"  {name:8}{interval_text(time_ns, *ends_ns[name])}{'  <- pick' if name == pick else ''}")
-    likely = f"{pick} is {100 * probability:.0f} % likely to be faster than {next_best}"
+    likely = f"{pick} is {probability_text(probability)} likely to be faster than {next_best}"
     said = f"{likely}; its predicted time is {ratio:.2f} times the predicted time of {next_best}"
     say(f"undecided: {said}" if verdict == "undecided" else said)
     if not in_domain:

@@ -1,4 +1,4 @@
-"""Texts for times, intervals and bytes: `19.4 ms`, `19 ms (12 to 32)`, `134 MB`."""
+"""Texts for times, intervals, bytes and probabilities: `19 ms (12 to 32)`, `134 MB`, `over 99 %`."""
 
 import math
 
@@ -73,6 +73,21 @@ def number_text(value: float, digits: int) -> str:
     if decimals > digits + 2:  # less than a thousandth of the unit
         return "0"
     return f"{value:,.{max(decimals, 0)}f}"
+
+
+def probability_text(probability: float) -> str:
+    """Return a probability in per cent, without a claim of certainty.
+
+    Args:
+        probability: a number from 0 to 1.
+
+    Examples:
+        >>> probability_text(0.643), probability_text(0.9999), probability_text(0.0)
+        ('64 %', 'over 99 %', 'under 1 %')
+    """
+    if probability < 0.005:
+        return "under 1 %"
+    return "over 99 %" if probability >= 0.995 else f"{100.0 * probability:.0f} %"
 
 
 def _unit(value: float, units: tuple[tuple[str, float], ...]) -> tuple[str, float]:

@@ -10,10 +10,10 @@ import jax
 from pydantic import ConfigDict
 
 from rlxjax._values import by_value, counted
-from rlxjax.units import bytes_text, time_text
+from rlxjax.units import bytes_text, probability_text, time_text
 
 from ._programs import Stage
-from ._way import Choice, Way, percent
+from ._way import Choice, Way
 
 #: How many groupings the text of an advice shows, and the names of the groupings that it always shows.
 MOST_SHOWN, ENDS = 8, ("apart", "together")
@@ -165,7 +165,7 @@ class Advice(Choice):
         lines += [f"{name:10}{own.times_text()}" for name, own in rows.items()]
         if self.probability is not None:
             gain = f"save more than {time_text(self.min_gain_ns)}" if self.min_gain_ns else "be faster than apart"
-            lines.append(f"{word} is {percent(self.probability)} likely to {gain}{by_model}")
+            lines.append(f"{word} is {probability_text(self.probability)} likely to {gain}{by_model}")
         if self.verdict == "undecided" or self.reason_code in ("uncosted", "unknown_loop"):
             where = "" if self.target is None else f" on a machine with {self.target}, without a target"
             lines.append(f"to decide, compile and time the programs{where}: {asking}")

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from rlxjax._values import by_value, counted
 from rlxjax.calibration import Fingerprint, Positive
 from rlxjax.fit import SURE
-from rlxjax.units import interval_text, number_text, time_text
+from rlxjax.units import interval_text, number_text, probability_text, time_text
 
 #: The values of `measure`, which say when alternatives are timed.
 MEASURES = ("never", "undecided", "always")
@@ -215,7 +215,8 @@ class Choice(Record):
     @property
     def outcome(self) -> str:
         """A sentence that says which alternative is the fastest, how probable this is, and which others tie."""
-        best, chance = self.without_pin or self.name, percent(1.0 if self.probability is None else self.probability)
+        best = self.without_pin or self.name
+        chance = probability_text(1.0 if self.probability is None else self.probability)
         others = [own for own in self.alternatives if own.name != best and not own.failed]
         said, rounds = f"{best} is the only alternative that runs", f"after {counted(self.rounds, 'round')}"
         if self.by == "model" and others:
@@ -243,11 +244,6 @@ class Choice(Record):
         if self.by == "model" and len(able) > 1 and not is_sure:
             lines.append('the model is not sure: to time the alternatives, repeat the call with measure="undecided"')
         return "\n".join(lines)
-
-
-def percent(chance: float) -> str:
-    """Return a probability as text in per cent."""
-    return "over 99 %" if chance >= 0.995 else "under 1 %" if chance < 0.005 else f"{100.0 * chance:.0f} %"
 
 
 def slower_text(own: Way, best: Way) -> str:
