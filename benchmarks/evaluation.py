@@ -65,52 +65,32 @@ def tables(columns: dict[str, jax.Array]) -> dict[str, tuple[Callable, tuple]]:
 def losses(columns: dict[str, jax.Array]) -> dict[str, tuple[Callable, tuple]]:
     """Return losses by name, each with its coefficients and its rows."""
     as_floats = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf, columns["k"].dtype), tree)  # noqa: E731
-    gate = as_floats(rx.io_fusion_gate_for_target("cuda"))
-    gates = as_floats(rx.io_fusion_gate_for_target(np.arange(len(rx.FusionTarget))))
-    row, set_ = as_floats(rx.backend_coefficients("cuda")), as_floats(rx.welch.coefficient_set("arch"))
+    gate, row = as_floats(rx.io_fusion_gate_for_target("cuda")), as_floats(rx.backend_coefficients("cuda"))
+    set_ = as_floats(rx.welch.coefficient_set("arch"))
     profile = profile_of(columns, "a")
     benefit = rx.fusion_benefit(profile, profile_of(columns, "b"))
-    scored, fused = (gate, benefit, columns["score"]), (gate, benefit, columns["fuses"])
     sizes = tuple(columns[name] for name in ("batch", "n_fft", "k"))
 
-    def log_size(gate, benefit, codes=None):
-        gate = gate if codes is None else jax.tree.map(lambda leaf: leaf[codes], gate)
-        return jnp.mean(jnp.log(1.0 + jnp.abs(gate.score_ns(benefit))))
+    def square(gate, benefit, score_ns):
+        return jnp.mean(jnp.square(gate.score_ns(benefit) - score_ns))
 
     def cross_entropy(gate, benefit, fuses):
         log_odds = gate.fuse_log_odds(benefit, **TEMPERATURE)
         return jnp.mean(jax.nn.softplus(log_odds) - fuses * log_odds)
 
+    def io_costs(row, profile):
+        return jnp.mean(jnp.log(rx.io_cost_ns(profile, row)))
+
     def two_costs(set_, device, *sizes):
         costs = rx.estimate_welch_peaks_costs(device, *sizes, coefficients=set_)
         return jnp.mean(jnp.log(costs.fast_ns)) + jnp.mean(jnp.log(jnp.minimum(costs.rlx_ns, 1e30)))
 
-    def of_runs(set_, fuses, *sizes):
-        table = rx.welch.evaluate_welch_peaks("cuda", *sizes, coefficients=set_, **TEMPERATURE)
-        return jnp.mean(jnp.square(table.fuse_probability - fuses))
-
-    def of_table(gate, benefit, fuses):
-        return jnp.mean(jnp.square(gate.evaluate(benefit, **TEMPERATURE).fuse_probability - fuses))
-
-    def probability(gate, benefit, fuses):
-        return jnp.mean(jnp.square(gate.fuse_probability(benefit, **TEMPERATURE) - fuses))
-
     return {
-        "mean of score_ns": (lambda g, b: jnp.mean(g.score_ns(b)), (gate, benefit)),
-        "square of score_ns": (lambda g, b, s: jnp.mean(jnp.square(g.score_ns(b) - s)), scored),
-        "logarithm of score_ns": (log_size, (gate, benefit)),
-        "cross entropy of fuse_log_odds": (cross_entropy, fused),
-        "square of fuse_probability": (probability, fused),
-        "square of evaluate's probability": (of_table, fused),
-        "logarithm of score_ns, gates of a table by code": (log_size, (gates, benefit, columns["target"])),
-        "logarithm of io_cost_ns": (lambda r, p: jnp.mean(jnp.log(rx.io_cost_ns(p, r))), (row, profile)),
-        "square of io_cost_ns": (
-            lambda r, p: jnp.mean(jnp.square(rx.io_cost_ns(p, r) / 1e7 - 1.0)),
-            (row, profile),
-        ),
+        "square of score_ns": (square, (gate, benefit, columns["score"])),
+        "cross entropy of fuse_log_odds": (cross_entropy, (gate, benefit, columns["fuses"])),
+        "logarithm of io_cost_ns": (io_costs, (row, profile)),
         "logarithm of two strategy costs": (lambda s, *w: two_costs(s, "cuda", *w), (set_, *sizes)),
         "the same, mixed devices": (two_costs, (set_, columns["device"], *sizes)),
-        "square of evaluate_welch_peaks's": (of_runs, (set_, columns["fuses"], *sizes)),
     }
 
 

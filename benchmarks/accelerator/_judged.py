@@ -12,9 +12,8 @@ import numpy as np
 import rlxjax as rx
 from benchmarks import evaluation as ev
 from benchmarks._common import visits
-from benchmarks._peers import CONTENDERS
 from benchmarks.stage_pairs import PAIRS, Pair, Timing, arrays
-from benchmarks.welch_peers import COPY, of_workload
+from benchmarks.welch_peers import of_workload
 from rlxjax.clock import QUARTILE
 from rlxjax.fit import Cell, Suite
 from rlxjax.models import FUNCTIONS
@@ -24,10 +23,8 @@ from ._ceilings import ceiling_gbps
 from ._kept import Run, both_ns, clocks, piped_ns, reason, say
 
 #: The contenders, and n_fft and batches of the workloads.
-NAMES = ("fused", "auto", "naive", "jax.scipy", "torch", "torch.compile", "cupy", COPY)
+NAMES = ["fused", "auto", "naive", "torch"]
 WORKLOADS = ((256, 131_072), (1024, 131_072), (256, 8192), (1024, 1024), (256, 64), (256, 1))
-#: `torch.compile` compiles again for each workload and is left out for fewer rows.
-COMPILED_ROWS = 8192
 #: Workloads and rounds of the Welch kernel and of the FFT form.
 KERNEL_WORKLOADS = [(n_fft, batch) for n_fft in (256, 512, 1024) for batch in (1, 64, 1024, 8192, 131_072)]
 KERNEL_ROUNDS, SELECTIONS = 30, ("kernel", "top_k")
@@ -42,28 +39,20 @@ def peaks(run: Run, until_s: float) -> None:
     """Time Welch peaks of rows on the device, and the installed peers."""
     jax.config.update("jax_enable_x64", False)
     ceiling, cells = ceiling_gbps(run), []
-    skipped = {name: CONTENDERS[name].unavailable() for name in NAMES if name != COPY}
     workloads = ((64, 32),) if run.is_small else WORKLOADS
     for place, (n_fft, batch) in enumerate(workloads):
         left_s = until_s - time.perf_counter()
         if left_s < 0:
             say("peaks: no time for", n_fft, batch)
             break
-        names = [name for name in NAMES if not skipped.get(name)]
-        names = [name for name in names if name != "torch.compile" or batch >= COMPILED_ROWS]
-        sizes = {"n_fft": n_fft, "n_segments": 2, "batch": batch, "k": 16}
-        cell = of_workload(sizes, names, 0.7 * left_s / (len(workloads) - place))
-        best = {name: own["min_ns"] for name, own in cell["results"].items() if "min_ns" in own}
+        cell = of_workload(n_fft, batch, NAMES, 0.7 * left_s / (len(workloads) - place))
+        best = {name: min(own) for name, own in cell["times_ns"].items()}
         cell["share_of_ceiling"] = {name: cell["bytes_moved"] / ns / ceiling for name, ns in best.items()}
         cell["fused, piped_ns"] = fused_piped_ns(run, n_fft, batch)
         cells.append(cell)
-        run.keep("welch-peaks.json", ceiling_GBps=ceiling, skipped=skipped, cells=cells, clocks=clocks())
+        run.keep("welch-peaks.json", ceiling_GBps=ceiling, cells=cells, clocks=clocks())
         shares = {name: (round(ns / 1e3), round(cell["share_of_ceiling"][name], 3)) for name, ns in best.items()}
-        say(
-            f"{n_fft}x{batch}: us, share",
-            shares,
-            {n: own["note"] for n, own in cell["results"].items() if "note" in own},
-        )
+        say(f"{n_fft}x{batch}: us, share", shares, cell["notes"])
 
 
 def fused_piped_ns(run: Run, n_fft: int, batch: int) -> float:
