@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import rlxjax as rx
 from benchmarks._common import options, visits, write
