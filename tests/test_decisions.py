@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -237,11 +238,11 @@ def test_what_cannot_be_written_is_one_warning_stays_in_the_process_and_is_writt
 #: A process that holds the lock of timing until its input ends, or is stopped meanwhile; its child lives on.
 HOLDER = """
 import os, sys, time
-from rlxjax.choices import Memory
-with Memory(sys.argv[1]).timing() as is_alone:
+from rlxjax._files import locked
+with locked(sys.argv[1], ".rlxjax.timing.lock"):
     if sys.argv[2] == "fork" and not os.fork():
-        os.close(1), time.sleep(60), os._exit(0)
-    print(is_alone, os.getpid(), flush=True)
+        os.close(1), time.sleep(10), os._exit(0)
+    print(os.getpid(), flush=True)
     input()
 """
 
@@ -266,9 +267,9 @@ def taken(memory, said=None):
 def test_whoever_holds_the_lock_and_is_stopped_is_named_and_no_longer_waited_for(how, path, quick):
     memory = Memory()
     memory.keep(decision())
-    command = [sys.executable, "-c", HOLDER, path, str(how)]
+    command = [sys.executable, "-c", HOLDER, path / "any", str(how)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout.readline().split() == ["True", str(holder.pid)]
+        assert int(holder.stdout.readline()) == holder.pid
         who = f"process {holder.pid} of {re.escape(socket.gethostname())} holds this lock since 20"
         assert not taken(memory, f"^{path}/.rlxjax.timing.lock: {who}.*times all the same")
         holder.send_signal(signal.SIGKILL if how == "fork" else how)
@@ -282,14 +283,14 @@ def test_whoever_holds_the_lock_and_is_stopped_is_named_and_no_longer_waited_for
 
 
 @pytest.mark.filterwarnings("error")
-def test_threads_of_a_process_time_one_after_the_other_or_say_for_whom_they_wait(path, quick):
-    memory = Memory()
+def test_threads_of_a_process_time_one_after_the_other_or_say_for_whom_they_wait(path, quick, monkeypatch):
     for folder in (path, path.parent / "file"):  # the latter cannot be made
         folder.parent.mkdir(exist_ok=True)
         memory = Memory(folder)
+        monkeypatch.setattr(threading.current_thread(), "name", folder.name)
         with memory.timing(), memory.timing() as is_alone, concurrent.futures.ThreadPoolExecutor(1) as pool:
             assert is_alone
-            assert not pool.submit(taken, memory, "MainThread of this process times programs since").result()
+            assert not pool.submit(taken, memory, f"^{folder.name} of this process times programs since").result()
         assert taken(memory)
         (path.parent / "file").touch()
 

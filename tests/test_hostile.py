@@ -156,7 +156,7 @@ def test_no_command_imports_what_a_file_names(evil, tmp_path, monkeypatch):
                 statuses.setdefault(command, set()).add(result.exit_code)
     assert 0 in statuses["predict"]
     shutil.copytree(evil / "choices", tmp_path / "choices")
-    for words in (["list"], ["show", "evil"], ["pin", "evil", EVIL], ["forget", "evil"]):
+    for words in (["list"], ["show", "evil"], ["pin", "evil", "--off"], ["forget", "evil"]):
         assert CliRunner().invoke(app, ["decisions", *words]).exit_code == 0, words
         assert not (tmp_path / "mark").exists(), words
     assert "evil_module" not in sys.modules

@@ -223,27 +223,16 @@ def _warn(of: FilePath, text: str) -> None:
 _timing, _timing_thread = threading.RLock(), ""
 
 
-def _new_lock() -> None:
-    """In a forked process, replace the lock: the thread that held it does not exist there."""
-    global _timing
-    _timing = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_new_lock)
-
-
 @contextlib.contextmanager
 def _only_thread(wait_s: float) -> Iterator[None]:
     global _timing_thread
-    lock = _timing
-    if not lock.acquire(timeout=wait_s):
+    if not _timing.acquire(timeout=wait_s):
         raise HeldError(_timing_thread)
     _timing_thread = f"{threading.current_thread().name} of this process times programs since {local_time()}"
     try:
         yield
     finally:
-        lock.release()
+        _timing.release()
 
 
 def _is_taken(held: contextlib.ExitStack, lock: Callable[[float], contextlib.AbstractContextManager[None]]) -> bool:
