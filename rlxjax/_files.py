@@ -293,7 +293,10 @@ class HeldError(ValueError):
 
 @contextlib.contextmanager
 def locked(
-    path: str | os.PathLike[str], name: str = LOCK_NAME, wait_s: float | None = None, old_s: float = math.inf
+    path: str | os.PathLike[str],
+    name: str = LOCK_NAME,
+    wait_s: float | None = None,
+    old_s: float = math.inf,
 ) -> Iterator[None]:
     """Hold the lock of a file's folder; raise `HeldError` if another process holds the lock longer than `wait_s`.
 
@@ -320,10 +323,11 @@ def locked(
             lock.acquire(wait_s)
     except Timeout:
         who, since_s = _holder(marker)
+        since = f"since {local_time(since_s)}"
         killed = "" if marker is place else f"; if that process was killed, remove {marker}"
         raise HeldError(
-            f"{marker}: {who} holds this lock since {local_time(since_s)}",
-            f"{place.parent}: {who} measures for this folder or writes to this folder since {local_time(since_s)}; "
+            f"{marker}: {who} holds this lock {since}",
+            f"{place.parent}: {who} measures for this folder or writes to this folder {since}; "
             f"try again after that process ends, or give another folder{killed}",
         ) from None
     except OSError as reason:

@@ -37,6 +37,8 @@ SILENT_S, WARNED_S = 10.0, 50.0
 #: Files and folders that this process has warned about; holders of the lock that it no longer waits for.
 _WARNED_OF: set[FilePath] = set()
 _GIVEN_UP: set[str] = set()
+#: A function from the seconds to wait to a context manager that holds a lock, or raises `HeldError`.
+_Lock = Callable[[float], contextlib.AbstractContextManager[None]]
 #: Choices that could not be written.
 _UNWRITTEN: dict[FilePath, Choice] = {}
 
@@ -89,16 +91,18 @@ class Memory:
 
     def all(self, kind: str | None = None) -> list[Choice]:
         """Return the remembered choices, the newest first: all of them, or only those of this `kind`."""
-        found = [one for key in self._keys() if (one := self.look_up(key)) and kind in (None, one.kind)]
+        found = [one for key in self._keys() if (one := self.look_up(key)) is not None]
+        found = [one for one in found if kind in (None, one.kind)]
         return sorted(found, key=lambda one: one.created, reverse=True)
 
     def keep(self, choice: Choice) -> None:
         """Remember a choice. It replaces an earlier choice with the same key; a pin on that key stays."""
         name = choice.without_pin or choice.name
+        measured = dataclasses.replace(choice, name=name, by="measured", without_pin=None)
         folder = FilePath()
         try:
             folder = self.path
-            _UNWRITTEN[self._file(choice.key)] = dataclasses.replace(choice, name=name, by="measured", without_pin=None)
+            _UNWRITTEN[self._file(choice.key)] = measured
             _write(self._file(choice.key))
         except (ValueError, OSError) as reason:
             mend = "free some space there, or set RLXJAX_HOME to a folder that can be written"
@@ -135,7 +139,8 @@ class Memory:
             OSError: the folder cannot be written.
         """
         if key not in self._keys():
-            raise ValueError(f"{key[:80]!r} is an unknown key; `rlxjax decisions list` shows all keys")
+            mend = "`rlxjax decisions list` shows all keys"
+            raise ValueError(f"{key[:80]!r} is an unknown key; {mend}")
         if name is None:
             self._file(key, PIN).unlink(missing_ok=True)
             return
@@ -171,7 +176,8 @@ class Memory:
         return sorted(name.removesuffix(suffix) for name in names if name.endswith(suffix))
 
     def _read(self, key: str) -> Choice:
-        path, mend = self._file(key), f"remove it with `rlxjax decisions forget {ascii(key[:8])[1:-1]}`"
+        path = self._file(key)
+        mend = f"remove it with `rlxjax decisions forget {ascii(key[:8])[1:-1]}`"
         content = read_json(path, SCHEMA_VERSION, ValueError, mend, "a measured choice")
         del content["schema_version"]
         try:
@@ -188,12 +194,13 @@ class Memory:
         if not os.path.lexists(path):
             return found
         pinned = read_file(path).decode(errors="replace").strip()
-        names = {name: own.name for own in found.alternatives if not own.failed for name in (own.content, own.name)}
-        if pinned not in names:
-            able = ", ".join(own.name for own in found.alternatives if not own.failed)
-            _warn(path, f"{path}: expected one of {able}, got {pinned[:80]!r}; nothing is pinned")
-            return found
-        return dataclasses.replace(found, name=names[pinned], by="pinned", without_pin=found.name)
+        able = [own for own in found.alternatives if not own.failed]
+        for own in able:
+            if pinned in (own.content, own.name):
+                return dataclasses.replace(found, name=own.name, by="pinned", without_pin=found.name)
+        names = ", ".join(own.name for own in able)
+        _warn(path, f"{path}: expected one of {names}, got {pinned[:80]!r}; nothing is pinned")
+        return found
 
 
 def _write(path: FilePath) -> None:
@@ -228,14 +235,15 @@ def _only_thread(wait_s: float) -> Iterator[None]:
     global _timing_thread
     if not _timing.acquire(timeout=wait_s):
         raise HeldError(_timing_thread)
-    _timing_thread = f"{threading.current_thread().name} of this process times programs since {local_time()}"
+    name = threading.current_thread().name
+    _timing_thread = f"{name} of this process times programs since {local_time()}"
     try:
         yield
     finally:
         _timing.release()
 
 
-def _is_taken(held: contextlib.ExitStack, lock: Callable[[float], contextlib.AbstractContextManager[None]]) -> bool:
+def _is_taken(held: contextlib.ExitStack, lock: _Lock) -> bool:
     """Take a lock. Warn if this takes long, and return False if it takes too long; wait for a holder only once."""
     holder = ""
     for wait_s in (0.0, SILENT_S, WARNED_S):
@@ -249,6 +257,7 @@ def _is_taken(held: contextlib.ExitStack, lock: Callable[[float], contextlib.Abs
         if holder in _GIVEN_UP:
             return False
         if wait_s == SILENT_S:
-            warnings.warn(f"{holder}; choose waits another {WARNED_S:g} s, and then times all the same", stacklevel=6)
+            plan = f"choose waits another {WARNED_S:g} s, and then times all the same"
+            warnings.warn(f"{holder}; {plan}", stacklevel=6)
     _GIVEN_UP.add(holder)
     return False
