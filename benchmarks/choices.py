@@ -120,17 +120,16 @@ def main() -> None:
         found[name] = fresh(given.calibration, given, measure)
         print(f"{name}: {sum(own['seconds'] for own in found[name]):.0f} s", file=sys.stderr, flush=True)
     times = judged_ns([functools.partial(forms, own) for own in sizes], given.judge_s)
-    half, rows = len(sizes) // 2, []
+    rows = []
     summary: dict[str, Any] = {}
     for name, own in found.items():
         regret, noise = regrets([one["name"] for one in own], times)
         beyond, is_measured = np.maximum(regret - noise, 0.0), np.array([one["by"] == "measured" for one in own])
         figures = [regret.mean(), np.quantile(regret, 0.95), regret.max(), beyond.max()]
-        figures += [is_measured[:half].mean(), is_measured[half:].mean()]
+        figures.append(is_measured.mean())
         seconds = [one["seconds"] for one in own]
         summary[name] = dict(
-            zip(("mean", "p95", "max", "max_beyond_noise", "measured_first", "measured_second"), map(float, figures),
-                strict=True)
+            zip(("mean", "p95", "max", "max_beyond_noise", "measured"), map(float, figures), strict=True)
         ) | {"seconds": float(np.sum(seconds)), "ties": float(np.mean([one["is_tie"] for one in own]))}  # fmt: skip
         rows.append([name, *(f"{100 * one:.1f} %" for one in figures), f"{np.sum(seconds):.0f} s"])
     _, floor = regrets([VARIANTS[place] for place in np.argmin(times[0], -1)], times)
@@ -139,7 +138,7 @@ def main() -> None:
     said = [place for place in differ if one[place]["is_tie"] or two[place]["is_tie"]]
     summary["two_runs"] = {"differ": len(differ) / len(sizes), "ties_of_these": len(said), "of": len(differ)}
     headings = ["measure", "mean regret", "95th percentile", "largest", "largest beyond the noise"]
-    print(table([*headings, "measured of the first half", "of the second half", "choosing took"], rows))
+    print(table([*headings, "measured", "choosing took"], rows))
     print(
         f"noise of a judgement {100 * floor.mean():.1f} % in the mean; two fresh runs choose differently in "
         f"{len(differ)} of {len(sizes)} workloads, of which {len(said)} are ties by one of them"

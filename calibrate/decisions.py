@@ -1,8 +1,7 @@
-"""Commands that show, pin, forget and move remembered choices, and texts on choices for explanations and pages."""
+"""Commands that show, pin and forget remembered choices, and texts on choices for explanations and pages."""
 
 import math
 from collections.abc import Mapping
-from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,8 +9,8 @@ from typer import Argument, Option
 
 from rlxjax.units import time_text
 
-from .command_line import NOT_WRITTEN_STATUS, AsJson, app, command, set_up_jax, warn
-from .terminal import Progress, Row, console, counted, json_text, say
+from .command_line import AsJson, app, command
+from .terminal import Row, console, counted, json_text, say
 
 if TYPE_CHECKING:
     from rlxjax.calibration import CalibratedModel
@@ -21,20 +20,18 @@ if TYPE_CHECKING:
 KEY_WIDTH, NAME_WIDTH = 8, 20
 Key = Annotated[str, Argument(help="The key of a decision, or its first characters.")]
 
-decisions = typer.Typer(help="Show, pin, forget, export and import choices that were measured.")
+decisions = typer.Typer(help="Show, pin and forget choices that were measured; each is a file that you can copy.")
 app.add_typer(decisions, name="decisions")
 
 
 def _memory() -> "Memory":
     from rlxjax.choices import Memory
 
-    return Memory(strict=True)
+    return Memory()
 
 
 def _found(memory: "Memory", start: str) -> "Choice":
-    if (found := memory.look_up(memory.key_of(start))) is None:
-        raise ValueError(f"{start!r}: another process has just forgotten this decision")
-    return found
+    return memory.read(memory.key_of(start))
 
 
 @command("rlxjax decisions list", of=decisions, name="list")
@@ -109,33 +106,6 @@ def forget(
     say(f"{counted(count, 'decision')} forgotten")
 
 
-@command("rlxjax decisions export decisions.json", of=decisions)
-def export(file: Annotated[FilePath, Argument(help="The JSON file to write.")]) -> None:
-    """Write all decisions to a file that machines of the same kind can import."""
-    say(f"{counted(_memory().export(file), 'decision')} in {file}")
-
-
-@command(
-    "rlxjax decisions import decisions.json",
-    statuses={1: "some decisions are invalid: they are named and left out"},
-    of=decisions,
-    name="import",
-)
-def import_decisions(file: Annotated[FilePath, Argument(help="A file of `rlxjax decisions export`.")]) -> None:
-    """Import decisions measured on a machine of this kind. If a key is known here already, the newer decision stays."""
-    with Progress().waiting("starting JAX"):
-        set_up_jax(None)
-        done = _memory().load(file)
-    say(
-        f"{counted(done.taken, 'decision')} imported, {done.known:,} already known, "
-        f"{done.elsewhere:,} from another kind of machine left out"
-    )
-    for text in done.left_out:
-        warn(f"{text}; it is left out")
-    if done.left_out:
-        raise typer.Exit(NOT_WRITTEN_STATUS)
-
-
 # --- For explanations and pages ------------------------------------------------------------------
 
 
@@ -145,9 +115,10 @@ def decided_here(calibrated: "CalibratedModel", sizes: Mapping[str, Any]) -> "Ch
     from rlxjax.choices import Memory
 
     here = current_fingerprint()
+    label = ", ".join(f"{name} {size:.0f}" for name, size in sizes.items())
     for one in Memory().all(kind=calibrated.model.name):
-        is_of_sizes = any(run["inputs"] == sizes for way in one.alternatives for run in way.runs)
-        if is_of_sizes and is_by(one, calibrated) and one.machine and not fingerprint_differences(one.machine, here):
+        is_here = one.machine and not fingerprint_differences(one.machine, here)
+        if is_here and one.label == label and is_by(one, calibrated):
             return one
     return None
 

@@ -7,10 +7,12 @@ import gzip
 import hashlib
 import io
 import json
+import math
 import os
 import secrets
 import socket
 import stat
+import time
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping
@@ -281,9 +283,25 @@ def set_aside(path: FilePath) -> FilePath | None:
     return None
 
 
+class HeldError(ValueError):
+    """The error of a lock that is held. `holder` says in which file, who holds it, and since when."""
+
+    def __init__(self, holder: str, message: str = "") -> None:
+        super().__init__(message or holder)
+        self.holder = holder
+
+
 @contextlib.contextmanager
-def locked(path: str | os.PathLike[str], name: str = LOCK_NAME, wait_s: float | None = None) -> Iterator[None]:
-    """Hold the lock of a file's folder; raise `ValueError` if another process holds the lock longer than `wait_s`."""
+def locked(
+    path: str | os.PathLike[str],
+    name: str = LOCK_NAME,
+    wait_s: float | None = None,
+    old_s: float = math.inf,
+) -> Iterator[None]:
+    """Hold the lock of a file's folder; raise `HeldError` if another process holds the lock longer than `wait_s`.
+
+    A lock of another host, which cannot be asked whether its process runs, is ignored after `old_s`.
+    """
     # A thread may take the same lock several times. The system releases the lock when the process ends. If the file
     # system has no locks, a file `<name>.held` is the lock.
     from filelock import FileLock, SoftFileLock, Timeout  # loaded when first used
@@ -299,9 +317,19 @@ def locked(path: str | os.PathLike[str], name: str = LOCK_NAME, wait_s: float | 
                 raise
             marker = place.with_name(f"{name}.held")
             lock = SoftFileLock(marker, is_singleton=True)
+            who, since_s = _holder(marker)
+            if time.time() - since_s > old_s and not who.endswith(f" of {socket.gethostname()}"):
+                marker.unlink(missing_ok=True)
             lock.acquire(wait_s)
     except Timeout:
-        raise ValueError(_holder(marker, place)) from None
+        who, since_s = _holder(marker)
+        since = f"since {local_time(since_s)}"
+        killed = "" if marker is place else f"; if that process was killed, remove {marker}"
+        raise HeldError(
+            f"{marker}: {who} holds this lock {since}",
+            f"{place.parent}: {who} measures for this folder or writes to this folder {since}; "
+            f"try again after that process ends, or give another folder{killed}",
+        ) from None
     except OSError as reason:
         raise not_written(place, reason) from None
     try:
@@ -315,17 +343,19 @@ def locked(path: str | os.PathLike[str], name: str = LOCK_NAME, wait_s: float | 
         lock.release()
 
 
-def _holder(marker: FilePath, place: FilePath) -> str:
-    """Return a message that names the process that holds a lock. The lock file contains the process id and the host."""
-    who = "another process"
+def _holder(marker: FilePath) -> tuple[str, float]:
+    """Return who holds a lock, and since when. The lock file contains the process id and the host."""
+    who, since_s = "another process", time.time()
     with contextlib.suppress(OSError, ValueError):
+        since_s = marker.stat().st_mtime
         pid, host = marker.read_text(errors="replace").split()[:2]
         who = f"process {pid} of {host}"
-    killed = "" if marker is place else f"; if that process was killed, remove {marker}"
-    return (
-        f"{place.parent}: {who} measures for this folder or writes to this folder; "
-        f"try again after that process ends, or give another folder{killed}"
-    )
+    return who, since_s
+
+
+def local_time(seconds: float | None = None) -> str:
+    """Return a time in seconds since 1970, by default the present, as a local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def sha256_of(path: str | os.PathLike[str]) -> str:

@@ -90,9 +90,6 @@ def public_calls() -> dict[str, Call]:
         "backend_coefficients": lambda turn: rx.backend_coefficients(("cuda", "metal")[turn]),
         "block_graph_ns": lambda turn: rx.block_graph_ns(("cuda", "metal")[turn], *sizes(turn)),
         "coefficient_set": lambda turn: rx.welch.coefficient_set(("arch", "portable")[turn]),
-        "condition": lambda turn: rx.fit.condition(
-            rx.fit.prior_posterior(FFT), timings(turn).runs, timings(turn).time_ns
-        ),
         "decision": lambda turn: rx.fit.decision(
             *(jax.tree.map(lambda x, i=i: x[:, i], candidates(turn)) for i in (0, 1))
         ),

@@ -346,15 +346,11 @@ def test_an_entry_that_names_other_alternatives_is_measured_anew(here):
         assert choose(ways(), X, calibration=here, **QUICK).by == "measured"
 
 
-def test_an_entry_of_no_run_of_the_model_teaches_nothing(here, tmp_path, monkeypatch):
+def test_no_answer_depends_on_what_was_measured_of_something_else(here):
     before = choose(ways(5.0), X, calibration=here, measure="never")
-    entry = Memory().look_up(choose(ways(), X, calibration=here, **QUICK).key)
-    for number, run in enumerate(({}, {"variant": "jitted", "inputs": {}}, {"variant": "none", "inputs": {"n": 1.0}})):
-        monkeypatch.setenv("RLXJAX_HOME", str(tmp_path / str(number)))
-        of = tuple(dataclasses.replace(own, runs=(run,)) for own in entry.alternatives)
-        Memory().keep(dataclasses.replace(entry, alternatives=of))
-        with pytest.warns(UserWarning, match=f"entry {entry.key[:8]}"):
-            assert choose(ways(5.0), X, calibration=here, measure="never") == before
+    assert choose(ways(), X, calibration=here, **QUICK).by == "measured"
+    clear_choices()
+    assert choose(ways(5.0), X, calibration=here, measure="never") == before
 
 
 # --- What is refused, and what loses -------------------------------------------------------------
@@ -490,7 +486,7 @@ def test_what_is_ruled_out_beside_a_favourite_runs_where_that_fails(here):
     assert (found.name, found.by, found["broken too"].failed) == ("slow", "measured", "raised RuntimeError: no memory")
 
 
-# --- Suites, and what their models learn ---------------------------------------------------------
+# --- Suites --------------------------------------------------------------------------------------
 
 
 class Loops(Suite):
@@ -524,7 +520,7 @@ def lines(sd=0.5, spread=0.2):
     return Calibration({"line": calibrated(certain(LINE, LINE_TRUTH | {"block_ns": 1.0}, sd, spread))}, None, {})
 
 
-def test_the_variants_of_a_suite_are_measured_remembered_and_learned_from(clock):
+def test_the_variants_of_a_suite_are_measured_and_remembered(clock):
     known, sizes = lines(), {"n": 200.0}
     before = choose(Loops(clock), inputs=sizes, calibration=known, measure="never")
     assert (before.name, before.by) == ("blocked", "model")
@@ -534,20 +530,13 @@ def test_the_variants_of_a_suite_are_measured_remembered_and_learned_from(clock)
         assert found() is None
         again = choose(Loops(clock), inputs={"n": n}, calibration=known)
         assert (again.name, again.by) == ("plain", "remembered")
-    after = choose(Loops(clock), inputs=sizes, calibration=known, measure="never")
-
-    def ratio(choice):
-        return choice["blocked"].predicted_ns / choice["plain"].predicted_ns
-
-    assert ratio(after) > 1.02 * ratio(before)
+    assert choose(Loops(clock), inputs=sizes, calibration=known, measure="never") == before
     assert {own.kind for own in Memory().all()} == {"line"}
 
     class Anew(Loops):
         runner = 2
 
     assert choose(Anew(clock), inputs={"n": 50.0}, calibration=known, measure="never").by == "model"
-    anew = choose(Anew(clock), inputs=sizes, calibration=known, measure="never")
-    assert ratio(anew) == ratio(before)
 
 
 class Halves(Loops):
@@ -558,29 +547,11 @@ class Halves(Loops):
         return super().program(halved)
 
 
-def test_an_extrapolation_rules_nothing_out_until_something_is_measured_beyond_it(clock):
+def test_an_extrapolation_rules_nothing_out(clock):
     known = lines(0.05, 0.05)
     assert known.of("line").domain["n"][1] == 2.0**13
-    found = [choose(Halves(clock), inputs={"n": n}, calibration=known) for n in (2.0**12, 2.0**15, 2.0**14)]
-    assert [(own.name, own.by) for own in found] == [("blocked", by) for by in ("model", "measured", "model")]
-
-
-def test_a_factor_that_all_times_of_a_choice_have_in_common_teaches_nothing(clock, tmp_path, monkeypatch):
-    known, sizes = lines(), {"n": 200.0}
-    before = choose(Loops(clock), inputs=sizes, calibration=known, measure="never")
-    key = choose(Loops(clock), inputs={"n": 50.0}, calibration=known, **QUICK).key
-    entry = Memory().look_up(key)
-    monkeypatch.setenv("RLXJAX_HOME", str(tmp_path / "another"))
-    of = tuple(
-        dataclasses.replace(one, measured_ns=7.0 * one.predicted_ns, measured_interval_ns=None)
-        for one in entry.alternatives
-    )
-    Memory().keep(dataclasses.replace(entry, alternatives=of))
-    after = choose(Loops(clock), inputs=sizes, calibration=known, measure="never")
-    assert [own.name for own in after.alternatives] == [own.name for own in before.alternatives]
-    for name in ("plain", "blocked"):
-        np.testing.assert_allclose(after[name].predicted_ns, before[name].predicted_ns, rtol=1e-9)
-    assert after.probability >= before.probability
+    found = [choose(Halves(clock), inputs={"n": n}, calibration=known) for n in (2.0**12, 2.0**15)]
+    assert [(own.name, own.by) for own in found] == [("blocked", by) for by in ("model", "measured")]
 
 
 def test_one_that_raises_loses_and_is_named_and_not_tried_again(clock):
@@ -623,16 +594,6 @@ def test_peaks_are_the_same_however_the_variant_is_chosen_and_what_was_measured_
     assert len(Memory().all()) == 1
 
 
-@pytest.mark.slow  # a calibration of other facts compiles the model anew; `.ci/run` runs it
-def test_the_time_of_a_learned_fft_teaches_nothing_of_the_one_that_the_calibration_timed(signal):
-    known = rx.default_calibration()
-    timed = {"learned_n_fft": np.array([32.0]), "learned_flop": np.array([1e3]), "learned_live_bins": np.array([17.0])}
-    known = dataclasses.replace(known, models={"welch": known.of("welch").with_facts(**timed)})
-    given = {"calibration": known, "model": rx.learned.LearnedFft.exact(64)}
-    assert choose_variant(signal, PARAMS, **given, measure="always")["learned"].measured_ns > 0
-    assert choose_variant(signal[:4], PARAMS, **given, measure="never").by == "model"
-
-
 def test_explicit_strategies_and_traced_calls_measure_nothing(signal, monkeypatch):
     monkeypatch.setenv("RLXJAX_MEASURE", "always")
     expected = welch_peaks(signal, PARAMS, "host")
@@ -654,15 +615,15 @@ def test_a_bad_word_is_refused_by_every_strategy_and_that_of_the_environment_whe
     assert welch_peaks(signal, PARAMS, "host").shape == (5, 2, 2)
 
 
-def test_a_damaged_database_is_one_warning_and_the_choice_goes_on(signal, home):
+def test_a_folder_that_cannot_be_made_is_one_warning_and_the_choice_goes_on(signal, home):
     home.mkdir()
-    (home / "decisions.sqlite").write_text("once upon a time " * 100)
+    (home / "choices").touch()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert welch_peaks(signal, PARAMS, measure="undecided").shape == (5, 2, 2)
         assert choose(ways(), X, **QUICK).by == "measured"
     (warned,) = [str(one.message) for one in caught]
-    assert "choices are made without this memory" in warned
+    assert "choices are remembered in this process only" in warned
 
 
 # --- Threads, and what is held -------------------------------------------------------------------

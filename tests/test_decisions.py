@@ -1,11 +1,17 @@
-"""What is remembered is whole and stays so, no database stops a choice, and the commands show and change it."""
+"""What is remembered is whole and stays so, no file and no lock stops a choice, and the commands show and change it."""
 
+import concurrent.futures
 import contextlib
-import dataclasses
+import errno
+import fcntl
+import itertools
 import json
 import math
+import os
 import re
-import sqlite3
+import shutil
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +20,6 @@ import warnings
 from pathlib import Path
 
 import pytest
-from _content import sealed
 from _documented import assert_documented
 from _pages import Document
 from typer.testing import CliRunner
@@ -24,19 +29,17 @@ from calibrate.report.calibration import decided_sections
 from calibrate.report.page import page
 from rlxjax._files import digest_of
 from rlxjax.calibration import MachineMismatchWarning, current_fingerprint, load_calibration, sections_of_file
-from rlxjax.choices import Choice, Memory, Way, digest_of_model
-from rlxjax.choices._memory import write_the_rest
+from rlxjax.choices import Choice, Memory, Way, _store, digest_of_model
+from rlxjax.choices._store import write_the_rest
 
 HERE = current_fingerprint()
 
 
 def decision(number=0, **changes):
     """Return a decision between two strategies, both measured, and one that failed; each number has its own key."""
-    run = {"variant": "fused_top_k", "inputs": {"batch": 64.0, "n_fft": 256.0, "k": 16.0, "n_segments": 2.0}}
     fused = Way(
         "fused",
         content="f0",
-        runs=(run, run),
         predicted_ns=1.5e5,
         predicted_interval_ns=(1e5, 1.8e5),
         measured_ns=1.2e5,
@@ -52,9 +55,8 @@ def decision(number=0, **changes):
         "by": "measured",
         "alternatives": (fused, host, Way("block", content="b0", failed="it asks for 80 GB")),
         "key": digest_of({"number": number}),
-        "context": "c0",
         "kind": "welch",
-        "label": "batch 64, n_fft 256, k 16",
+        "label": "batch 64, n_fft 256, k 16, n_segments 2",
         "probability": 0.995,
         "rounds": 12,
         "measuring_s": 0.5,
@@ -66,36 +68,35 @@ def decision(number=0, **changes):
 
 @pytest.fixture
 def path(tmp_path, monkeypatch):
-    """The database of a user's own, which nobody has made so far."""
+    """The folder of a user's own, which nobody has made so far."""
     monkeypatch.setenv("RLXJAX_HOME", str(tmp_path / "home"))
-    return tmp_path / "home" / "decisions.sqlite"
+    return tmp_path / "home" / "choices"
 
 
 @pytest.fixture
 def memory(path):
-    """It, asked as the commands do: what is wrong is an error."""
-    return Memory(strict=True)
+    return Memory()
 
 
 def test_what_is_kept_comes_back_whole_the_newest_first_and_reading_makes_no_file(memory, path):
     assert (memory.look_up(decision().key), memory.all(), memory.forget(None)) == (None, [], 0)
     assert not path.parent.exists()
-    kept = [decision(0), decision(1, context="c1"), decision(2, kind="functions", name="host", is_tie=True)]
+    kept = [decision(0), decision(1), decision(2, kind="functions", name="host", is_tie=True)]
     for one in kept:
         memory.keep(one)
     assert [memory.look_up(one.key) for one in kept] == kept
     assert memory.all() == Memory(path).all() == kept[::-1]
-    assert memory.all(context="c0") == [kept[2], kept[0]]
-    assert memory.all("c1", "functions") == []
+    assert memory.all("functions") == [kept[2]]
     replaced = decision(0, rounds=99)
     memory.keep(replaced)
     assert memory.look_up(replaced.key) == replaced
     assert memory.forget([kept[0].key, "none"]) == 1
-    assert memory.all() == [kept[2], kept[1]]
-    assert list(path.parent.iterdir()) == [path]
+    assert sorted(file.name for file in path.iterdir()) == sorted(f"{one.key}.json" for one in kept[1:])
+    shutil.copytree(path, path.with_name("copied"))
+    assert Memory(path.with_name("copied")).all() == memory.all() == [kept[2], kept[1]]
 
 
-def test_a_pin_chooses_and_stays_when_the_choice_is_measured_anew(memory):
+def test_a_pin_chooses_and_stays_when_the_choice_is_measured_anew(memory, path):
     memory.keep(decision())
     key = decision().key
     memory.pin(key, "host")
@@ -103,281 +104,211 @@ def test_a_pin_chooses_and_stays_when_the_choice_is_measured_anew(memory):
     found = memory.look_up(key)
     assert (found.name, found.by, found.without_pin, found.rounds) == ("host", "pinned", "fused", 99)
     assert found.next_best.name == "fused"
-    without_it = decision(alternatives=decision().alternatives[:1])
-    memory.keep(without_it)
-    assert memory.look_up(key) == without_it  # nothing is chosen that is no alternative any more
-    memory.keep(decision())
+    memory.keep(found)  # what is kept is the measurement
     memory.pin(key, None)
-    assert memory.look_up(key) == decision()
+    assert memory.look_up(key) == decision(rounds=99)
+    (path / f"{key}.pin").write_text("host\n")  # a name, as a person writes it
+    assert memory.look_up(key) == found
+    for text in ("block", "fast", "", "\0"):  # nothing is chosen that is no alternative that runs
+        place = Memory(path.with_name(f"pinned {text!r}"))
+        place.keep(decision())
+        (place.path / f"{key}.pin").write_text(text)
+        with pytest.warns(UserWarning, match=f"{key}.pin: expected one of fused, host, got .*; nothing is pinned"):
+            assert place.look_up(key) == decision()
     for name, said in (("fast", "expected one of fused, host, block, got 'fast'"), ("block", "it asks for 80 GB")):
         with pytest.raises(ValueError, match=said):
             memory.pin(key, name)
+    assert memory.forget(None) == 1
+    assert [*path.iterdir()] == []
 
 
-#: Processes that write entries whose parts all name one number, each killed while it writes: there is a journal then.
-WRITERS = """
-import os, signal, sys, time
+#: A process that writes choices whose parts all name one number, until it is killed.
+WRITER = """
+import sys
 from dataclasses import replace
 from rlxjax.choices import Memory
-memory = Memory(sys.argv[1], strict=True)
-one = memory.all()[0]
-for turn in range(3):
-    worker = os.fork()
-    number = 0
-    while not worker:
-        text = f"{turn}.{number} " * 1000
-        alternatives = tuple(replace(each, name=text) for each in one.alternatives[:1])
-        key = f"{turn}.{number % 3}"
-        memory.keep(replace(one, key=key, name=text, label=text, alternatives=alternatives))
-        os.write(1, f"{key} {number}\\n".encode())
-        number += 1
-    time.sleep(0.03)
-    ends = time.monotonic() + 1
-    while not os.path.exists(f"{sys.argv[1]}-journal") and time.monotonic() < ends:
-        pass
-    os.kill(worker, signal.SIGKILL)
-    assert os.waitpid(worker, 0)[1] == signal.SIGKILL
-    if os.path.exists(f"{sys.argv[1]}-journal"):
-        os.write(1, f"undone {turn}\\n".encode())
+memory = Memory(sys.argv[1])
+(one,), number = memory.all(), 0
+while True:
+    text = f"{number} " * 1000
+    key = f"key {number % 3}"
+    memory.keep(replace(one, key=key, name=text, label=text, alternatives=(replace(one.chosen, name=text),)))
+    print(key, number, flush=True)
+    number += 1
 """
 
 
-@pytest.mark.slow  # writers that are killed are processes of their own; `.ci/run` runs it
-def test_a_process_that_is_killed_leaves_whole_entries_to_those_beside_it(memory, path):
-    memory.keep(decision())
-    command = [sys.executable, "-c", WRITERS, path]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writers:
-        own = 0
-        while writers.poll() is None:
-            memory.keep(decision(own % 60))
-            own += 1
-        written = dict(line.split() for line in writers.stdout)
-    assert writers.returncode == 0
-    assert "undone" in written
-    del written["undone"]
-    database = made(path)
-    assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-    database.close()
-    found = {one.key: one for one in memory.all()}
-    assert sum("." not in key for key in found) == min(own, 60)
-    for key, number in written.items():  # what was said to be kept is there, or what came after it
-        parts = {found[key].label, *(one.name for one in found[key].alternatives)}
-        assert len(parts) == 1
-        assert int(found[key].label.split()[0].partition(".")[2]) >= int(number)
-
-
-def made(path, *statements):
-    """Make or change a database, and leave it open."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    database = sqlite3.connect(path, isolation_level=None)
-    for statement in statements:
-        database.execute(statement)
-    return database
-
-
-def write_over(path):
-    path.write_bytes(b"SQLite format 3\0" + path.read_bytes()[16:200] + b"\xff" * 8000)
-
-
-SPOILT = {
-    "no database": (lambda path: path.write_text("once upon a time " * 100), "move it to another place"),
-    "damaged": (write_over, "move it to another place"),
-    "a folder": (lambda path: [path.unlink(), path.mkdir()], "set RLXJAX_HOME"),
-    "locked": (lambda path: made(path, "BEGIN EXCLUSIVE"), "another process holds the database"),
-    "newer": (lambda path: made(path, "PRAGMA user_version = 9"), "install a newer rlxjax"),
-    "another's": (lambda path: made(path, "PRAGMA application_id = 7"), "another program"),
-    "without its table": (lambda path: made(path, "DROP TABLE decisions"), "move it to another place"),
-}
-
-
-# Who holds it is waited for a while.
-@pytest.mark.parametrize("how", [pytest.param(how, marks=[pytest.mark.slow] * (how == "locked")) for how in SPOILT])
-def test_a_database_that_cannot_be_used_is_one_warning_to_a_choice_and_one_line_to_a_command(how, path):
-    spoil, said = SPOILT[how]
-    memory = Memory()
-    memory.keep(decision())
-    held = spoil(path)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for each in (memory, Memory()):
-            assert (each.look_up(decision().key), each.all()) == (None, [])
-            each.keep(decision(1))
-    (warned,) = [str(one.message) for one in caught]
-    for text in (str(path), said, "choices are made without"):
-        assert text in warned
-    result = CliRunner().invoke(app, ["decisions", "pin", "abc", "host"])
-    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
-    assert result.stderr.startswith(f"error: {path}: ")
-    assert said in result.stderr
-    if isinstance(held, sqlite3.Connection):
-        held.close()
-
-
-def test_an_empty_database_is_read_while_another_process_is_about_to_make_it(path):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        memory = Memory(strict=True)
-        assert (memory.look_up(decision().key), memory.all()) == (None, [])
-    assert path.stat().st_size == 0
-
-
-def test_what_could_not_be_kept_is_written_with_the_next_answer_or_at_the_end(path):
-    path.parent.touch()
-    memory = Memory()
-    assert memory.look_up(decision().key) is None
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for number in range(3):  # no folder can be made
-            memory.keep(decision(number))
-    assert [bool(re.search(f"{path}: cannot be written .*set RLXJAX_HOME", str(one.message))) for one in caught] == [
-        True
-    ]
-    with pytest.raises(ValueError, match=f"{path}: cannot be written .*set RLXJAX_HOME"):
-        Memory(strict=True).keep(decision(2))
-    path.parent.unlink()
-    memory.keep(decision(3))
-    assert {one.key for one in memory.all()} == {decision(number).key for number in range(4)}
-    refused = "CREATE TRIGGER t BEFORE INSERT ON decisions BEGIN SELECT RAISE(ABORT, 'not here'); END"
-    made(path, refused).close()
-    memory.keep(decision(4))
-    assert len(memory.all()) == 4  # what may be read is still read
-    made(path, "DROP TRIGGER t").close()
-    write_the_rest()  # as when the process ends
-    assert len(memory.all()) == 5
-
-
+@pytest.mark.slow  # a writer that is killed is a process of its own; `.ci/run` runs it
 @pytest.mark.filterwarnings("error")
-def test_writers_wait_for_each_other_and_lose_nothing(path):
-    def write(own):
-        for number in range(10):
-            Memory().keep(decision(number, key=f"{own}.{number}"))
-
-    Memory().keep(decision())
-    held = made(path, "BEGIN EXCLUSIVE")
-    writers = [threading.Thread(target=write, args=(own,)) for own in range(4)]
-    for writer in writers:
-        writer.start()
-    time.sleep(0.3)
-    held.close()
-    for writer in writers:
-        writer.join()
-    assert len(Memory().all()) == 41
-
-
-def test_one_bad_entry_is_warned_of_and_the_others_are_used_and_the_command_drops_it(memory, path):
-    for number in (0, 1):
-        memory.keep(decision(number))
-    key = decision().key
-    made(path, f"UPDATE decisions SET content = substr(content, 1, 99) WHERE key = '{key}'").close()
-    with pytest.warns(UserWarning, match=f"{path}.*`rlxjax decisions forget {key[:8]}`"):
-        assert Memory().look_up(key) is None
-    assert Memory().look_up(decision(1).key) == decision(1)
-    assert CliRunner().invoke(app, ["decisions", "list"]).exit_code == 2
-    assert CliRunner().invoke(app, ["decisions", "forget", key[:8]]).exit_code == 0
-    assert memory.all() == [decision(1)]
-
-
-def test_a_database_that_is_moved_is_not_written_where_it_was(memory, path):
+def test_a_process_that_is_killed_leaves_whole_choices_to_those_beside_it(memory):
     memory.keep(decision())
-    path.rename(path.with_name("moved"))
-    assert memory.all() == []
-    memory.keep(decision(1))
-    assert memory.all() == [decision(1)]
+    command = [sys.executable, "-c", WRITER, memory.path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        written = dict(line.rsplit(maxsplit=1) for line in itertools.islice(writer.stdout, 60))
+        for one in memory.all() * 20:  # a reader sees whole choices, whatever is being written
+            memory.keep(one)
+        writer.kill()
+    found = {one.key: one for one in memory.all()}
+    assert len(found) == 4
+    for key, number in written.items():  # what was said to be kept is there, or what came after it
+        assert {found[key].label} == {own.name for own in found[key].alternatives}
+        assert int(found[key].label.split()[0]) >= int(number)
 
 
-def test_an_export_is_the_same_here_and_of_other_machines_nothing_is_taken(memory, path, tmp_path):
-    here, elsewhere = decision(0), decision(1, machine=HERE.model_copy(update={"cores": HERE.cores + 1}))
-    software = decision(2, machine=HERE.model_copy(update={"jaxlib": "0.0"}))
-    for one in (here, elsewhere, software):
-        memory.keep(one)
-    memory.pin(here.key, "host")
-    before, file = memory.all(), tmp_path / "export.json"
-    assert memory.export(file) == 3
-    memory.forget(None)
-    assert memory.load(file) == (2, 0, 1, ())
-    assert memory.all() == [one for one in before if one.key != elsewhere.key]
-    assert memory.load(file) == (0, 2, 1, ())
-    memory.keep(decision(0, created="2025-01-01T00:00:00+00:00"))
-    memory.keep(newer := decision(2, created="2027-01-01T00:00:00+00:00"))
-    assert memory.load(file) == (1, 1, 1, ())
-    assert memory.all() == [newer, before[2]]
-    with pytest.raises(ValueError, match="expected another file than the database"):
-        memory.export(path)
-    for spoil, said in (
-        (lambda content: sealed(content | {"schema_version": 2}), "2 is newer than 1"),
-        (lambda content: sealed(content | {"decisions": [7]}), "decisions.0"),
-    ):
-        content = json.loads(file.read_text())
-        spoilt = tmp_path / "spoilt.json"
-        spoilt.write_text(json.dumps(spoil(content) or content))
-        with pytest.raises(ValueError, match=f"{spoilt}: .*{said}"):
-            memory.load(spoilt)
-
-
-#: What no measurement says: changes of a decision, of its first alternative, and of the sizes of that one's first run.
+#: What no measurement says: changes of a decision, and of its first alternative.
 NONSENSE = [
-    *({"inputs": {"batch": size}} for size in (-64.0, 0.5, 1e300, "many", None, math.nan, math.inf, True, [64.0])),
-    *({"inputs": sizes} for sizes in ({"n_fft": 255.0}, {"k": 1e6}, {"k": 0.0}, {"n_fft": 2.0**70})),
     *({"first": {"measured_ns": time_ns}} for time_ns in (1e308, 1e-300, 0.0, -1.0, math.nan, "fast")),
-    *({"first": {name: 1e5}} for name in ("predicted_interval_ns", "runs", "failed")),
+    *({"first": {name: 1e5}} for name in ("predicted_interval_ns", "failed")),
     *({"first": {"measured_interval_ns": ends}} for ends in ([1.3e5, 1.4e5], [1.1e5, 1e5], [1.1e5, 1e300])),
     {"first": {"predicted_ns": -1.0}}, {"first": {"predicted_ns": 1e300}}, {"first": {"predicted_ns": 1e-300}},
     {"first": {"predicted_interval_ns": [2.0, 1.0]}}, {"first": {"predicted_interval_ns": [-1.0, 1.0]}},
     {"first": {"failed": "it was chosen, and fails"}}, {"first": {"name": "another"}}, {"first": {"surprise": 1}},
-    {"first": {"runs": [{}]}}, {"first": {"runs": [{"variant": "none", "inputs": {}}]}}, {"first": {"runs": [["a"]]}},
-    {"first": {"runs": [{"variant": 3, "inputs": {}}]}}, {"first": {"runs": [{"variant": "host", "inputs": {}}]}},
     {"first": {"fn": "print"}}, {"fn": "print"},
     {"probability": 1.5}, {"probability": -0.1}, {"probability": None}, {"probability": math.nan},
     {"rounds": -1}, {"rounds": 1.5}, {"rounds": "12"}, {"regret": -0.1}, {"regret": math.inf},
-    {"created": "9999-01-01T00:00:00+00:00"}, {"created": "yesterday"}, {"created": 7},
-    {"created": "2026-01-01T00:00:00"}, {"is_tie": "no"}, {"by": "model"},
+    {"created": "yesterday"}, {"created": 7}, {"created": "2026-01-01T00:00:00"}, {"is_tie": "no"}, {"by": "model"},
     {"alternatives": []}, {"alternatives": None}, {"name": "block"}, {"without_pin": "none"}, {"key": 7},
-    {"kind": None}, {"machine": {}}, {"machine": None},
+    {"key": "of another file"}, {"kind": None}, {"machine": {}}, {"machine": None}, {"schema_version": 0},
 ]  # fmt: skip
 
 
-def nonsense(number, change):
-    """Return a decision as JSON has it, with something changed."""
-    entry = json.loads(json.dumps(decision(number).as_dict()))
-    first = entry["alternatives"][0]
-    first["runs"][0]["inputs"] |= change.get("inputs", {})
-    first |= change.get("first", {})
-    return entry | {name: value for name, value in change.items() if name not in ("inputs", "first")}
+def nonsense(change):
+    """Return the text of a choice's file, with something changed."""
+    content = {"schema_version": 1, **json.loads(json.dumps(decision().as_dict()))}
+    content["alternatives"][0] |= change.get("first", {})
+    return json.dumps(content | {name: value for name, value in change.items() if name != "first"})
 
 
-def test_of_an_import_what_no_measurement_says_is_named_and_left_out_and_the_rest_is_taken(memory, tmp_path):
-    file = tmp_path / "export.json"
-    for number, change in enumerate(NONSENSE):
-        entries = [nonsense(0, {}), nonsense(number + 1, change)]
-        file.write_text(json.dumps(sealed({"schema_version": 1, "decisions": entries})))
-        done = memory.load(file)
-        assert done[1:3] == (done[0] != 1, 0), change
-        assert len(done.left_out) == 1, change
-        assert done.left_out[0].startswith("entry 1: " if "key" in change else f"{decision(number + 1).key[:8]}: "), (
-            change
-        )
-        assert "\n" not in done.left_out[0]
-        assert memory.all() == [decision(0)], change
-    result = CliRunner().invoke(app, ["decisions", "import", str(file)])
-    assert result.exit_code == 1
-    assert result.stderr == f"warning: {done.left_out[0]}; it is left out\n"
+def test_a_file_that_is_no_choice_of_its_name_is_one_warning_that_says_how_to_remove_it_and_no_choice(path):
+    good = nonsense({})
+    texts = [*map(nonsense, NONSENSE), good[:99], "", "[]", "[" * 5000, "\0", "once upon a time", b"\xff" * 99]
+    for number, text in enumerate(texts):
+        memory = Memory(path / str(number))
+        memory.keep(decision(1))
+        file = memory.path / f"{decision().key}.json"
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+        with pytest.warns(UserWarning, match="; remove it with") as caught:
+            assert [memory.look_up(decision().key), *memory.all()] == [None, decision(1)], text
+        (said,) = [str(one.message) for one in caught]
+        assert said.startswith(f"{file}: "), text
+        assert f"; remove it with `rlxjax decisions forget {file.name[:8]}`; the choice is made again" in said
+        assert "\n" not in said
+        memory.keep(decision())
+        assert memory.look_up(decision().key) == decision()
+    file.write_text(nonsense({"schema_version": 9}))
+    with pytest.raises(ValueError, match=f"{file}: .*9 is newer than 1.*install a newer rlxjax$"):
+        memory.read(decision().key)
 
 
-def test_what_somebody_wrote_into_the_database_is_checked_alike_and_the_others_are_used(memory, path):
-    memory.keep(decision(0))
-    for change in NONSENSE[::3]:  # by the check that imports have, of which all are asked
-        if "created" in change or change.get("inputs") or "variant" in str(change):
-            continue  # which the model that learns from it checks, or an import
-        entry, warned = json.dumps(nonsense(1, change)), Memory(path)
-        made(path, "DELETE FROM decisions WHERE key = 'bad'").execute(
-            "INSERT INTO decisions VALUES ('bad', 'c0', 'welch', '2026-01-01T00:00:01+00:00', ?, NULL)", [entry]
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            assert (warned.look_up("bad"), warned.all()) == (None, [decision(0)]), change
-        with pytest.raises(ValueError, match="the entry bad: .*drop it with"):
-            memory.all()
+def test_a_damaged_file_is_a_warning_or_one_line_of_a_command_which_also_drops_it(memory):
+    for number in (0, 1):
+        memory.keep(decision(number))
+    (memory.path / f"{decision().key}.json").write_text("once upon a time")
+    done = CliRunner().invoke(app, ["decisions", "list"])
+    assert (done.exit_code, done.stderr.count("\n")) == (0, 1)
+    assert done.stdout.startswith("1 decision: ")
+    for command in (["show"], ["pin", "--off"]):
+        assert "not whole JSON" in invoke(command[0], decision().key, *command[1:], status=2)
+    assert invoke("forget", decision().key[:8]) == "1 decision forgotten"
+    assert memory.all() == [decision(1)]
+
+
+def test_what_cannot_be_written_is_one_warning_stays_in_the_process_and_is_written_at_the_end(path):
+    path.parent.touch()  # no folder can be made
+    memory = Memory()
+    assert memory.look_up(decision().key) is None
+    kept = [decision(number) for number in range(3)]
+    with pytest.warns(UserWarning, match="cannot be written") as caught:
+        assert [memory.keep(one) for one in kept] == [None] * 3
+    (said,) = [str(one.message) for one in caught]
+    assert re.search(f"^{path}.*: cannot be written .*in this process only; .*set RLXJAX_HOME", said)
+    assert memory.look_up(decision(1).key) == decision(1)
+    with memory.timing() as is_alone:
+        assert is_alone
+    with pytest.raises((OSError, ValueError), match="unknown key"):
+        memory.pin(decision().key, "host")
+    write_the_rest()
+    path.parent.unlink()
+    write_the_rest()  # as when the process ends
+    assert memory.all() == kept[::-1]
+
+
+# --- Waiting for others that time ----------------------------------------------------------------
+
+#: A process that holds the lock of timing until its input ends, or is stopped meanwhile; its child lives on.
+HOLDER = """
+import os, sys, time
+from rlxjax._files import locked
+with locked(sys.argv[1], ".rlxjax.timing.lock"):
+    if sys.argv[2] == "fork" and not os.fork():
+        os.close(1), time.sleep(10), os._exit(0)
+    print(os.getpid(), flush=True)
+    input()
+"""
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Waiting takes tenths of a second."""
+    monkeypatch.setattr(_store, "SILENT_S", 0.2)
+    monkeypatch.setattr(_store, "WARNED_S", 0.2)
+
+
+def taken(memory, said=None):
+    """Return whether this process times alone; with `said`, after a warning that says this."""
+    with contextlib.ExitStack() as held:
+        if said is not None:
+            held.enter_context(pytest.warns(UserWarning, match=said))
+        return held.enter_context(memory.timing())
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL, "fork"])
+def test_whoever_holds_the_lock_and_is_stopped_is_named_and_no_longer_waited_for(how, path, quick):
+    memory = Memory()
+    memory.keep(decision())
+    command = [sys.executable, "-c", HOLDER, path / "any", str(how)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert int(holder.stdout.readline()) == holder.pid
+        who = f"process {holder.pid} of {re.escape(socket.gethostname())} holds this lock since 20"
+        assert not taken(memory, f"^{path}/.rlxjax.timing.lock: {who}.*times all the same")
+        holder.send_signal(signal.SIGKILL if how == "fork" else how)
+        if how != signal.SIGSTOP:
+            holder.wait()
+        begun_s = time.monotonic()
+        assert taken(memory) == (how != signal.SIGSTOP)  # a process waits for the same holder only once
+        assert time.monotonic() - begun_s < 0.2
+        holder.kill()
+    assert taken(memory)
+
+
+@pytest.mark.filterwarnings("error")
+def test_threads_of_a_process_time_one_after_the_other_or_say_for_whom_they_wait(path, quick, monkeypatch):
+    for folder in (path, path.parent / "file"):  # the latter cannot be made
+        folder.parent.mkdir(exist_ok=True)
+        memory = Memory(folder)
+        monkeypatch.setattr(threading.current_thread(), "name", folder.name)
+        with memory.timing(), memory.timing() as is_alone, concurrent.futures.ThreadPoolExecutor(1) as pool:
+            assert is_alone
+            assert not pool.submit(taken, memory, f"^{folder.name} of this process times programs since").result()
+        assert taken(memory)
+        (path.parent / "file").touch()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_lock_of_another_host_is_old_after_ten_minutes_where_the_system_has_no_locks(path, quick, monkeypatch):
+    def none(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    memory, held = Memory(), path / ".rlxjax.timing.lock.held"
+    path.mkdir(parents=True)
+    for text, said in (("7\nelsewhere\n", "process 7 of elsewhere"), ("", "another process")):
+        held.write_text(text)
+        assert not taken(memory, f"^{held}: {said} holds this lock since 20")
+        os.utime(held, (time.time() - 601.0,) * 2)
+        assert taken(memory)
+        assert not held.exists()
 
 
 # --- Commands ------------------------------------------------------------------------------------
@@ -423,22 +354,18 @@ def test_the_commands_show_what_runs_by_what_it_was_chosen_and_that_a_tie_is_one
     assert invoke("pin", decision(1).key, "--off").endswith("fused, measured")
 
 
-def test_the_commands_say_that_nothing_is_there_and_how_much_came_and_went(memory, path, tmp_path):
-    file = tmp_path / "export.json"
+def test_the_commands_say_that_nothing_is_there_and_how_much_went(memory, path):
     assert invoke("list") == f"nothing is remembered in {path}"
     assert printed("list") == {"decisions": []}
     assert invoke("forget", "--all") == "0 decisions forgotten"
     assert not path.parent.exists()
     for number in range(3):
         memory.keep(decision(number))
-    assert invoke("export", file) == f"3 decisions in {file}"
     assert invoke("forget", decision(1).key[:10], decision(1).key) == "1 decision forgotten"
-    said = "1 decision imported, 2 already known, 0 from another kind of machine left out"
-    assert invoke("import", file) == said
-    assert invoke("forget", "--all") == "3 decisions forgotten"
+    assert invoke("forget", "--all") == "2 decisions forgotten"
 
 
-def test_bad_input_is_one_line_and_status_2(memory, tmp_path):
+def test_bad_input_is_one_line_and_status_2(memory):
     memory.keep(decision(key="ab12"))
     memory.keep(decision(key="ab34"))
     for arguments, said in (
@@ -452,9 +379,6 @@ def test_bad_input_is_one_line_and_status_2(memory, tmp_path):
         (["forget"], "expected keys or --all, got neither"),
         (["forget", "ab12", "--all"], "got both"),
         (["forget", "ab12", "cd"], "no key begins with 'cd'"),
-        (["import", tmp_path / "none.json"], "no such file"),
-        (["export", tmp_path], "expected a file to write, got the folder"),
-        (["export", memory.path], "expected another file than the database itself"),
     ):
         assert said in invoke(*arguments, status=2)
     assert memory.forget(["ab34"]) == 1
@@ -477,16 +401,14 @@ def test_an_explanation_and_the_page_of_a_calibration_say_what_was_decided_besid
         assert result.exit_code == 0, result.stderr
         return result.stdout
 
-    run = {"variant": "fused_top_k", "inputs": {name: float(size) for name, size in sizes.items()}}
-    alternatives = tuple(dataclasses.replace(one, runs=(run,)) for one in decision().alternatives)
-    fields = {"alternatives": alternatives, "is_tie": True}
+    fields = {"is_tie": True}
     memory.keep(decision(0, **fields))
     memory.keep(decision(1, **fields, calibration="of another calibration"))
     elsewhere = HERE.model_copy(update={"cores": HERE.cores + there.cores})
     memory.keep(decision(2, **fields, calibration=own, machine=elsewhere))
     assert json.loads(explained("--json"))["remembered"] is None
     memory.keep(decision(3, **fields, calibration=own))
-    said = "measured here: fused 120 us, host 200 us; a tie: fused and others are not told apart after 12 rounds"
+    said = "measured here: fused 120 us, host 200 us; a tie: fused and host are not told apart after 12 rounds"
     found = json.loads(explained("--json"))
     assert_documented("explain", found)
     assert found["remembered"]["key"] == decision(3).key

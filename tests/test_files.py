@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from _campaigns import ToySuite
+from test_decisions import decision
 from typer.testing import CliRunner
 
 import rlxjax as rx
@@ -230,7 +231,7 @@ def test_a_new_file_has_the_permissions_that_the_umask_leaves_and_a_replaced_one
         "model.json": lambda path: rx.learned.save_learned_fft(rx.learned.LearnedFft.exact(16), path),
         "timings.parquet": table,
         "samples.jsonl": samples,
-        "memory.json": lambda path: Memory(tmp_path / "memory.sqlite").export(path),
+        "memory.json": lambda path: Memory(path.parent).keep(decision(key="memory")),
     }
     for umask in (0o077, 0o002, 0o027):
         before = os.umask(umask)

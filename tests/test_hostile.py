@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import shutil
 import sys
 import warnings
 from pathlib import Path
@@ -22,7 +23,6 @@ from calibrate.cli import app
 from calibrate.report.advice import read_advice
 from calibrate.samples import read_samples
 from rlxjax import devices
-from rlxjax._files import digest_of
 from rlxjax.calibration import load_calibration
 from rlxjax.choices import Memory
 
@@ -41,7 +41,6 @@ BESIDE = {
     "refit": (["welch.welch.samples.jsonl"], []),
     "evaluate": (["rows.parquet", "sink"], ["--model", "welch"]),
     "report": (["calibration.json"], ["--samples", "learned.json", "--against", "learned.json"]),
-    "decisions pin": ([], ["fused"]),
 }
 #: Options and arguments that are words of the user, and name no file.
 WORDS = ("suite", "function", "stages", "args", "arg", "key", "keys", "name", "column", "strategy", "want", "address")
@@ -94,11 +93,6 @@ def write_json(path, value):
     path.write_text(json.dumps(value))
 
 
-def write_export(path, entry):
-    whole = {"schema_version": 1, "decisions": [entry]}
-    write_json(path, whole | {"digest": digest_of(whole)})
-
-
 @pytest.fixture(scope="module")
 def evil(tmp_path_factory):
     """A folder with a hostile file of each kind."""
@@ -121,14 +115,14 @@ def evil(tmp_path_factory):
     advice = json.loads(json.dumps(ADVICE.as_dict()))
     assert made_hostile(advice, folder / "advice.json", write_json, read_advice)["code"] == EVIL
 
-    def load(path):
-        (folder / "decisions.sqlite").unlink(missing_ok=True)
-        if left_out := Memory(folder / "decisions.sqlite", strict=True).load(path).left_out:
-            raise ValueError(left_out)
+    choices = folder / "choices"
+    choices.mkdir()
+    entry = {"schema_version": 1, **json.loads(json.dumps(decision(key="evil").as_dict()))}
 
-    entry = made_hostile(json.loads(json.dumps(decision().as_dict())), folder / "export.json", write_export, load)
-    assert entry["label"] == EVIL
-    load(folder / "export.json")
+    def read(path):
+        return Memory(choices).read(path.stem)
+
+    assert made_hostile(entry, choices / "evil.json", write_json, read)["label"] == EVIL
     target = json.loads((Path(devices.__file__).parent / "devices.json").read_text())["targets"][1]
     one = {"schema_version": 1, "targets": [target]}
     made_hostile(one, folder / "target.json", write_json, rx.targets.load_target)
@@ -144,7 +138,7 @@ def test_no_command_imports_what_a_file_names(evil, tmp_path, monkeypatch):
     monkeypatch.setenv("RLXJAX_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     monkeypatch.chdir(tmp_path)
-    files, statuses = {path.name: path.read_bytes() for path in evil.iterdir()}, {}
+    files, statuses = {path.name: path.read_bytes() for path in evil.iterdir() if path.is_file()}, {}
     for command, own in COMMANDS.items():
         kinds, (arguments, options) = get_type_hints(own.callback), BESIDE.get(command, ([], []))
         for param in own.params:
@@ -160,4 +154,9 @@ def test_no_command_imports_what_a_file_names(evil, tmp_path, monkeypatch):
                 assert not (tmp_path / "mark").exists(), (command, given)
                 assert "evil_module" not in sys.modules, (command, given)
                 statuses.setdefault(command, set()).add(result.exit_code)
-    assert 0 in statuses["predict"] & statuses["decisions import"]
+    assert 0 in statuses["predict"]
+    shutil.copytree(evil / "choices", tmp_path / "choices")
+    for words in (["list"], ["show", "evil"], ["pin", "evil", "--off"], ["forget", "evil"]):
+        assert CliRunner().invoke(app, ["decisions", *words]).exit_code == 0, words
+        assert not (tmp_path / "mark").exists(), words
+    assert "evil_module" not in sys.modules

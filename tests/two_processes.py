@@ -16,11 +16,14 @@ import rlxjax as rx
 WAYS = {"sum": jax.jit(lambda x: x.sum(0)), "product": jax.jit(lambda x: jnp.ones(x.shape[0]) @ x)}
 CALIBRATION = rx.Calibration({}, None, {})
 
+#: Options that the two processes give differently.
+OPTIONS = {"measure": ("never", "always"), "limit_ms": (50, 60), "regret": (0.1, 0.2), "check": (True, False)}
+
 
 def chosen(what, ways, x, **options):
     """Print what is chosen, or why nothing is."""
     try:
-        found = rx.choose(ways, x, measure="always", calibration=CALIBRATION, **options)
+        found = rx.choose(ways, x, **{"measure": "always", "calibration": CALIBRATION, **options})
         said = [found.name, found.by, found.rounds, [own.measured_ns for own in found.alternatives]]
     except ValueError as error:
         said = [str(error)]
@@ -45,6 +48,8 @@ def main(rank, address):
     chosen("placed", made, np.ones((8, 256), np.float32), limit_ms=50)
     chosen("wrong", {**WAYS, "wrong": jax.jit(lambda x: 2.0 * x.sum(0))}, x)
     chosen("other", WAYS if rank else {**WAYS, "more": jax.jit(lambda x: x.sum(0) + 0.0)}, x)
+    for name, values in OPTIONS.items():
+        chosen(f"other {name}", WAYS, x, **{name: values[rank]})
     half = x[:32]
     if rank:
         threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()

@@ -158,8 +158,8 @@ def decided_sections(content: CalibrationFile, calibration: Calibration) -> Iter
     if rows:
         said = (
             "The model was not sure of these choices, so rlxjax timed the alternatives on this machine. Later calls "
-            "use the remembered times, and the model learns from them. In a tie, the favourite of the model runs. A "
-            "choice that was measured with another calibration is not used with this calibration."
+            "use the remembered times. In a tie, the favourite of the model runs. A choice that was measured with "
+            "another calibration is not used with this calibration."
         )
         yield Section("decided", "Remembered choices", [said], tables=[Table("The newest first", rows, "")])
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import jax
 
-from rlxjax._counts import Columns
 from rlxjax._typing import AnyPath
 from rlxjax._values import FrozenDict, by_value
-from rlxjax.fit import LatencyModel, LatencyPosterior, Timings
+from rlxjax.fit import LatencyModel, LatencyPosterior
 from rlxjax.gate import IoFusionGate
 from rlxjax.models import BUILT_IN
 
@@ -101,27 +100,6 @@ class Calibration(Predictions):
     def posterior(self) -> LatencyPosterior:
         """The posterior of the first model."""
         return self.of().posterior
-
-    def updated(self, timings: Timings, probe: Columns | None = None) -> "Calibration":
-        """Return a calibration in which new timings have updated one model; the other models stay the same.
-
-        Args:
-            timings: timings of one of the calibration's models, of shape `[n]`.
-            probe: a label for each timing, of shape `[n]`, as in `CalibratedModel.updated`.
-
-        Raises:
-            ValueError: as in `CalibratedModel.updated`, or the calibration does not hold the model of the timings.
-
-        Examples:
-            >>> from rlxjax.fit import prior_posterior
-            >>> from rlxjax.models import FFT
-            >>> known = Calibration({"fft": CalibratedModel(prior_posterior(FFT), {}, {}, {})}, None, {})
-            >>> timings = Timings.checked(FFT, variant="fft", batch=[1, 4096], n_fft=[512, 512], time_ns=[2e4, 9e6])
-            >>> bool(known.updated(timings).coefficients.call_ns < known.coefficients.call_ns)
-            True
-        """
-        name = timings.model.name
-        return dataclasses.replace(self, models={**self.models, name: self.of(name).updated(timings, probe)})
 
     def explain(self, *inputs: float, model: str | None = None, **given: float | None) -> Explanation:
         """Explain which strategy a model picks for a workload, and why; see `rlxjax.calibration.explain`."""

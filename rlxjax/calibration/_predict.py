@@ -14,7 +14,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from rlxjax._checks import is_traced
-from rlxjax._counts import Columns
 from rlxjax._typing import Code, Nanoseconds, Provenance, RealLike, Size
 from rlxjax._values import FrozenDict, Handle, by_value, handle
 from rlxjax.fit import (
@@ -24,12 +23,10 @@ from rlxjax.fit import (
     LatencyModel,
     LatencyPosterior,
     Runs,
-    Timings,
     all_inputs,
     alternatives_of,
     as_lists,
     batch_shape,
-    condition,
     corrected_terms_ns,
     decision,
     estimate,
@@ -251,44 +248,6 @@ class CalibratedModel(Predictions):
         """Return a copy with new values for some facts about the machine's schedule or about the programs."""
         posterior = dataclasses.replace(self.posterior, facts={**self.posterior.facts, **facts})
         return dataclasses.replace(self, posterior=posterior)
-
-    def updated(self, timings: Timings, probe: Columns | None = None) -> "CalibratedModel":
-        """Return the model after an update by new timings: one step of `rlxjax.fit.condition` instead of a new fit.
-
-        A run extends the domain if it was timed together with other runs. Fields about the original timings stay.
-
-        Args:
-            timings: new timings of the model, of shape `[n]`.
-            probe: an integer label for each timing, `[n]`. Timings with the same label were interleaved; by default,
-                all were. Only ratios of times with the same label count. A label with a single time has no effect.
-
-        Raises:
-            ValueError: as in `rlxjax.fit.condition`.
-
-        Examples:
-            >>> from rlxjax.fit import prior_posterior
-            >>> from rlxjax.models import FFT
-            >>> known = CalibratedModel(prior_posterior(FFT), {}, {}, {"batch": (1.0, 256.0)})
-            >>> timings = Timings.checked(FFT, variant="fft", batch=[1, 4096], n_fft=[512, 512], time_ns=[2e4, 9e6])
-            >>> made = known.updated(timings)
-            >>> ratios = [own.predict_ns("fft", 2048, 512) / own.predict_ns("fft", 1, 512) for own in (known, made)]
-            >>> bool(ratios[1] > 2 * ratios[0]), made.domain
-            (True, {'batch': (1.0, 4096.0)})
-        """
-        posterior = condition(self.posterior, timings.runs, timings.time_ns, probe=probe)
-        of_probe = np.zeros(len(timings.time_ns), int) if probe is None else np.asarray(probe)
-        _, place, counts = np.unique(of_probe, return_inverse=True, return_counts=True)
-        said = counts[place] > 1
-        if posterior is self.posterior or not said.any():
-            return self
-        runs = jax.tree.map(lambda column: column[said], timings.runs.of_shape(said.shape))
-        return dataclasses.replace(self, posterior=posterior, domain=self.domain_with(runs))
-
-    def domain_with(self, runs: Runs) -> dict[str, tuple[float, float]]:
-        """Return the domain, extended so that it contains the measured runs."""
-        hull, known = runs.hull(), self.domain.items()
-        ends = {name: hull.get(name, bounds) for name, bounds in known}
-        return {name: (min(low, ends[name][0]), max(high, ends[name][1])) for name, (low, high) in known}
 
     def on_device(self) -> LatencyPosterior:
         """Return the posterior with its arrays on JAX's default device; the arrays are cached."""

@@ -1,7 +1,7 @@
 """Choose the fastest of several alternatives: by prediction if the model is sure, otherwise by measuring.
 
 `choose` takes functions and returns a `Choice`; each alternative in it is a `Way`. `advise` says which stages should be
-compiled together as one program, and returns an `Advice`. A `Memory` stores measured choices in a file. `clear_choices`
+compiled together as one program, and returns an `Advice`. A `Memory` is a folder of measured choices. `clear_choices`
 empties the cache of this process. `decide` chooses among the alternatives of any `Work`.
 """
 
@@ -19,10 +19,9 @@ from ._choose import decide as decide
 from ._choose import recalled as recalled
 from ._description import digest as digest
 from ._description import digest_of_model as digest_of_model
-from ._memory import Loaded as Loaded
-from ._memory import Memory as Memory
 from ._programs import Work as Work
 from ._programs import predicted_variants as predicted_variants
+from ._store import Memory as Memory
 from ._way import Choice as Choice
 from ._way import Way as Way
 from ._way import measure_word as measure_word

@@ -59,7 +59,7 @@ class Advice(Choice):
     The grouping "apart" runs each stage as a program of its own; "together" runs all stages as one program. The
     *compared* grouping is the advised grouping or, if "apart" is advised, the fastest other grouping. The fields
     `saved_...` say what it saves per call of all stages, compared with "apart"; they are negative if it needs more.
-    Predictions come from the calibration. If the model decides, it has also learned from earlier measurements.
+    Predictions come from the calibration.
 
     Attributes:
         name: name of the grouping to run: "apart" unless the verdict is "fuse" or "group".

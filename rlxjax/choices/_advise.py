@@ -36,8 +36,7 @@ from rlxjax.units import bytes_text, time_text
 from ._advice import Advice, Grouping, as_code, compared, flip, why_measured, why_not, why_predicted
 from ._calls import ALONE, Party
 from ._choose import decide, recalled
-from ._description import content_of, setting_of
-from ._memory import Memory, learned
+from ._description import content_of
 from ._programs import (
     Predicted,
     Stage,
@@ -53,6 +52,7 @@ from ._programs import (
     predicted_programs,
     where_of,
 )
+from ._store import Memory
 from ._way import SURE_OF_FUNCTIONS, Choice, Way, measure_word
 
 #: A group of neighbouring stages: the index of its first stage and the index of its last stage.
@@ -192,13 +192,8 @@ def advise(
     able = [own for own in forms if not own.failed]
     if calibration is not None and is_decided and len(able) > 1 and min_gain_ns < math.inf:
         calibrated = calibration.of(FUNCTIONS.name)
-        work = asked.work(able, times, calibrated, word, trip_counts is None)
+        work = asked.work(able, times, calibrated, word)
         choice = recalled(work, check=check) if word == "never" else decide(work, word, check=check)
-        if choice is None or choice.by == "model":
-            taught = learned(calibrated, Memory(), setting_of(calibrated, work.devices)[0], FUNCTIONS.name)
-            if taught is not calibrated:
-                times = predict_profiles(taught, list(profiles.values()))
-                forms = asked.forms(times, [own.programs for own in forms if choice and own.name == compared(choice)])
     return unmodelled if unmodelled and choice is None else asked.answer(forms, times, choice)
 
 
@@ -300,7 +295,7 @@ class _Question:
     def names(self) -> list[str]:
         return [self.groups[number, number].name for number in range(1 + max(last for _, last in self.groups))]
 
-    def forms(self, times: FunctionTimes, also: Sequence[tuple[Span, ...]] = ()) -> list[Grouping]:
+    def forms(self, times: FunctionTimes) -> list[Grouping]:
         """Return the groupings that fit in memory, best first; then "together", fitting or not, and "apart"."""
         count = len(self.names)
         leaves = jax.tree.leaves(self.groups[0, count - 1].args)
@@ -317,7 +312,7 @@ class _Question:
         planned = [tuple((group[0], group[-1]) for group in plan.groups) for plan in plans]
         one, apart = ((0, count - 1),), tuple((number, number) for number in range(count))
         forms: list[Grouping] = []
-        for programs in dict.fromkeys([apart, *planned, one, *also]):
+        for programs in dict.fromkeys([apart, *planned, one]):
             groups = tuple(tuple(self.names[first : last + 1]) for first, last in programs)
             name = {one: "together", apart: "apart"}.get(programs, " | ".join(map("+".join, groups)))
             peak_bytes, failed = int(max(peaks[span] for span in programs)), ""
@@ -334,7 +329,7 @@ class _Question:
                 chance = self.ahead(times, own, forms[0], self.min_gain_ns)[1] if forms else None
                 own = dataclasses.replace(own, probability=chance)
             forms.append(own)
-        order = [*planned, one, apart, *also]
+        order = [*planned, one, apart]
         return sorted(forms, key=lambda own: order.index(own.programs))
 
     def places(self, form: Grouping) -> list[int]:
@@ -384,10 +379,8 @@ class _Question:
         is_given = form.name == "apart" and len(self.whole) == 1
         return self.fn if is_given else composed([self.groups[span] for span in form.programs])
 
-    def work(
-        self, forms: Sequence[Grouping], times: FunctionTimes, calibrated: CalibratedModel, measure: str, teaches: bool
-    ) -> Work:
-        """Return the forms as a `Work`. They do not depend on learning: later calls choose among the same forms."""
+    def work(self, forms: Sequence[Grouping], times: FunctionTimes, calibrated: CalibratedModel, measure: str) -> Work:
+        """Return the forms as a `Work`."""
         arrays, is_plain = functools.cache(lambda: filled(self.args)), len(self.whole) == 1
         traced = functools.cache(lambda span: self.groups[span].fn.trace(*self.groups[span].args))
 
@@ -400,9 +393,8 @@ class _Question:
             make = None if fn is self.fn else make
             return Way(form.name, extra_ns=extra_ns, content=content, fn=fn, call=lambda: fn(*arrays()), make=make)
 
-        def predict(known: CalibratedModel) -> Predicted:
-            own = times if known is calibrated else predict_profiles(known, [*self.profiles.values()])
-            return predicted_programs(ways, own, [self.places(form) for form in considered], teaches)
+        def predict(_: CalibratedModel) -> Predicted:
+            return predicted_programs(ways, times, [self.places(form) for form in considered])
 
         named = {form.name: form for form in forms}
         considered = [named.pop("apart"), *named.values()][: 1 + MOST_CONSIDERED]

@@ -27,8 +27,8 @@ from rlxjax.fit import Suite
 from ._calls import ALONE, Caller, FailedError, Party, difference
 from ._contest import Contest, contest, longest_s
 from ._description import digest, digest_of_model, setting_of
-from ._memory import Memory, clear_learned, learn, learned
 from ._programs import Work, unequal, work_of_functions, work_of_suite
+from ._store import Memory
 from ._way import LIMIT_MS, REGRET, Choice, Way, choice_of_json, json_of_choice, measure_word
 
 #: This process keeps at most this number of choices, of about 2 kB each. They hold no functions and no arguments.
@@ -39,8 +39,6 @@ COMPILE_S = 3600.0
 JITTED = type(jax.jit(abs))
 _choices: dict[Any, Choice] = {}
 _keeping = threading.Lock()
-#: The lock that a thread holds while it times programs, because two threads that time at once disturb each other.
-_timing = threading.RLock()
 
 
 def choose(
@@ -56,10 +54,10 @@ def choose(
     """Choose the fastest alternative: by prediction if the model is sure, otherwise by measuring.
 
     A measured choice is remembered in this process and in `RLXJAX_HOME`, and used again for the same machine, software,
-    calibration, alternatives and shapes of arguments. The model learns from it. Among jitted functions, a remembered
-    choice is found in microseconds, so you can write `choose(alternatives, x)(x)` in place of a call. Functions that
-    are not jitted are traced at each `choose`, which takes milliseconds. If several processes hold the arguments, all
-    must call `choose` in the same order. The first process decides. The slowest process sets a program's time.
+    calibration, alternatives and shapes of arguments. Among jitted functions, a remembered choice is found in
+    microseconds, so you can write `choose(alternatives, x)(x)` in place of a call. Functions that are not jitted are
+    traced at each `choose`, which takes milliseconds. If several processes hold the arguments, all must call `choose`
+    in the same order, with the same options. The first process decides. The slowest process sets a program's time.
 
     Args:
         alternatives: a dict from name to function. All functions take the same arguments and give the same result. A
@@ -83,7 +81,7 @@ def choose(
     Raises:
         ValueError: `alternatives` is empty, or none of them runs; results differ; alternatives to measure have side
             effects or donate arguments; arguments are traced values; `measure` is "never" but nothing predicts the
-            times; a number is out of range; the processes choose among different programs, or a process has ended.
+            times; a number is out of range; the processes give different programs or options, or a process has ended.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -120,8 +118,8 @@ def choose(
         found = decide(work, word, regret=float(regret), limit_ms=float(limit_ms), check=check)
     with _keeping:
         kept = found
-        if found.by == "measured":  # a measurement replaces earlier predictions
-            for own in [key for key, one in _choices.items() if one.by == "model"]:
+        if found.by == "measured":  # a measurement replaces the prediction
+            for own in [key for key, one in _choices.items() if one.by == "model" and one.key == found.key]:
                 del _choices[own]
             kept = _recalled(found)
         if asked is not None and Party.of(work.devices) is ALONE:
@@ -132,14 +130,13 @@ def choose(
 
 
 def clear_choices() -> None:
-    """Empty this process's caches of choices and of learned models. The database keeps its choices.
+    """Empty this process's cache of choices. The files of choices stay.
 
     Examples:
         >>> clear_choices()
     """
     with _keeping:
         _choices.clear()
-        clear_learned()
 
 
 def _asked(alternatives: Any, args: tuple[Any, ...], *options: Any) -> tuple[Any, ...] | None:
@@ -180,7 +177,9 @@ def recalled(work: Work, measure: str = "never", regret: float = REGRET, check: 
     Raises:
         ValueError: no alternative runs.
     """
-    return _remembered(work, Memory(), _key_of(work, check)[0], measure, regret)
+    key = _key_of(work, check)[0]
+    _check_alike(work, key, measure, regret)
+    return _remembered(work, Memory(), key, measure, regret)
 
 
 def decide(
@@ -192,22 +191,20 @@ def decide(
 
     Raises:
         ValueError: no alternative runs; results differ; `measure` is "never" but nothing predicts the times; the
-        processes choose among different programs, or a process has ended.
+        processes give different programs or options, or a process has ended.
     """
-    key, context, machine = _key_of(work, check)
+    key, machine = _key_of(work, check)
     memory, party = Memory(), Party.of(work.devices)
-    if {*party.gathered(key)} != {key}:
-        differ = "the processes that hold the arguments ask different questions"
-        raise ValueError(f"alternatives: {differ}; every process must give the same programs in the same order")
+    _check_alike(work, key, measure, regret, limit_ms)
     if (found := _remembered(work, memory, key, measure, regret)) is not None:
         return found
-    ways, chances = _predicted(work, memory, context, party, regret)
+    ways, chances = _predicted(work, party, regret)
     best, *others = chances
     # An alternative that the model rules out is neither compiled nor timed. An extrapolation rules nothing out.
     out = [own for own in others if chances[own] >= work.sure and ways[best].in_domain and ways[own].in_domain]
     entrants = {"never": [best], "undecided": [own for own in chances if own not in out], "always": [*chances]}[measure]
     is_predicted = ways[best].predicted_ns is not None
-    fields = {"regret": regret, "key": key, "kind": work.kind, "label": work.label, "context": context}
+    fields = {"regret": regret, "key": key, "kind": work.kind, "label": work.label}
     if len(entrants) < 2:
         if others and not is_predicted:
             names = ", ".join(own.name for own in work.ways if not own.failed)
@@ -218,7 +215,7 @@ def decide(
         sure = min((chances[own] for own in others), default=1.0) if is_predicted else None
         return _choice(ways, best, by="model", probability=sure, **fields)
     # Processes that choose together take no lock: the process with the lock would wait for the others forever.
-    with _timing, memory.timing() if party is ALONE else contextlib.nullcontext():
+    with memory.timing() if party is ALONE else contextlib.nullcontext(True) as is_alone:
         # Another thread or process may have timed the alternatives meanwhile.
         if (found := _remembered(work, memory, key, measure, regret)) is not None:
             return found
@@ -232,6 +229,7 @@ def decide(
             is_tie=bool(timed.tied),
             rounds=timed.rounds,
             measuring_s=time.perf_counter() - begun_s,
+            is_alone=is_alone,
             calibration=None if work.calibrated is None else digest_of_model(work.calibrated),
             machine=machine,
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -239,7 +237,6 @@ def decide(
         )
         if party.is_first:
             memory.keep(_bare(found))
-        learn(_bare(found), memory, is_own=True)
     return found
 
 
@@ -252,14 +249,23 @@ def _bare(choice: Choice) -> Choice:
     return dataclasses.replace(choice, fn=None)  # pyright: ignore[reportArgumentType]
 
 
-def _key_of(work: Work, check: bool) -> tuple[str, str, Any]:
-    """Return the key of a choice, the digest of its setting, and the fingerprint of the machine."""
+def _check_alike(work: Work, *question: Any) -> None:
+    """Raise a `ValueError` if the processes that hold the arguments ask different questions."""
+    said = Party.of(work.devices).gathered(digest(*question))
+    if len({*said}) > 1:
+        differ = "the processes that hold the arguments ask different questions"
+        same = "every process must give the same programs in the same order, and the same options"
+        raise ValueError(f"alternatives: {differ}; {same}")
+
+
+def _key_of(work: Work, check: bool) -> tuple[str, Any]:
+    """Return the key of a choice, and the fingerprint of the machine."""
     if all(own.failed for own in work.ways):
         failures = "; ".join(f"{own.name}: {own.failed}" for own in work.ways)
         raise ValueError(f"alternatives: none of them runs: {failures}")
-    context, machine = setting_of(work.calibrated, work.devices, work.runner)
+    setting, machine = setting_of(work.calibrated, work.devices)
     contents = sorted((own.content, own.extra_ns) for own in work.ways)
-    return digest(context, work.kind, contents, work.workload, check), context, machine
+    return digest(setting, work.kind, contents, work.workload, check), machine
 
 
 def _recalled(known: Choice) -> Choice:
@@ -278,7 +284,6 @@ def _remembered(work: Work, memory: Memory, key: str, measure: str, regret: floa
         known = None if said is None else choice_of_json(said)
     if known is None:
         return None
-    learn(known, memory, is_own=False)
     running = {own.content: own for own in reversed(work.ways) if not own.failed}
     by_content = {own.content: own for own in known.alternatives}
     chosen = running.get(known.chosen.content)
@@ -294,13 +299,11 @@ def _remembered(work: Work, memory: Memory, key: str, measure: str, regret: floa
     return _recalled(known)
 
 
-def _predicted(
-    work: Work, memory: Memory, context: str, party: Party, regret: float
-) -> tuple[list[Way], dict[int, float]]:
+def _predicted(work: Work, party: Party, regret: float) -> tuple[list[Way], dict[int, float]]:
     """Return the predicted alternatives; and, best first, each index with the probability of not beating the best."""
     ways, sd_ns = [*work.ways], np.full((len(work.ways),) * 2, np.inf)
     if work.calibrated is not None:
-        ways, sd_ns = work.predict(learned(work.calibrated, memory, context, work.kind))
+        ways, sd_ns = work.predict(work.calibrated)
     if party is not ALONE:  # all processes use the predictions of the first process
         names = ("predicted_ns", "predicted_interval_ns", "in_domain")
         said = party.gathered([[[getattr(own, name) for name in names] for own in ways], sd_ns.tolist()])[0]

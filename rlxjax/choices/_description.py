@@ -44,9 +44,7 @@ def content_of(programs: Sequence[Any], is_jitted: bool = True) -> str:
     return digest(is_jitted, [description_of(program.jaxpr) for program in programs])
 
 
-def setting_of(
-    calibrated: CalibratedModel | None, devices: Sequence[Any] = (), runner: Any = None
-) -> tuple[str, Fingerprint]:
+def setting_of(calibrated: CalibratedModel | None, devices: Sequence[Any] = ()) -> tuple[str, Fingerprint]:
     """Return one digest of machine, software, settings, devices and calibration; and the machine's fingerprint."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     here = _fingerprint(os.environ.get("XLA_FLAGS"), os.environ.get("OMP_NUM_THREADS"), cores)
@@ -57,7 +55,7 @@ def setting_of(
     kinds = sorted({(device.platform, device.device_kind) for device in used})
     processes = len({device.process_index for device in used})
     model = None if calibrated is None else digest_of_model(calibrated)
-    return digest(here.model_dump(mode="json"), flags, settings, kinds, len(used), processes, model, runner), here
+    return digest(here.model_dump(mode="json"), flags, settings, kinds, len(used), processes, model), here
 
 
 def default_device() -> Any:

@@ -15,7 +15,7 @@ from rlxjax._values import Handle, by_value, counted, handle
 from rlxjax.calibration import CalibratedModel, Calibration, FunctionPrediction, FunctionTimes, predict_profiles
 from rlxjax.fit import SURE, Cell, Runs, Suite, as_lists, batch_shape, decision, estimate, size_text
 from rlxjax.jaxpr import FunctionProfile, profile_function
-from rlxjax.models import FUNCTIONS, function_runs
+from rlxjax.models import FUNCTIONS
 
 from ._description import content_of, default_device, description_of, digest
 from ._way import SURE_OF_FUNCTIONS, Way
@@ -24,7 +24,7 @@ from ._way import SURE_OF_FUNCTIONS, Way
 INTEGERS = 100
 #: At most this number of suite programs is kept; the least recently used program is dropped first.
 MOST_PROGRAMS = 32
-#: The alternatives with their predictions and runs; and a matrix `[n, n]` that holds the standard deviation in ns of
+#: The alternatives with their predictions; and a matrix `[n, n]` that holds the standard deviation in ns of
 #: the difference between each two predictions, or infinity if it is unknown.
 Predicted = tuple[list[Way], np.ndarray]
 
@@ -36,13 +36,12 @@ class Work:
 
     Attributes:
         ways: the alternatives.
-        predict: function from a model to predictions. The model may have learned more than the calibration knows.
+        predict: function from the calibrated model to predictions.
         calibrated: the calibrated model; None if there is no calibration.
         kind: "functions" if the alternatives are functions; for a suite, the name of its latency model.
         label: a description of the task in words.
         workload: what all alternatives share, as JSON values: sizes of a suite's model, or facts about arguments.
         devices: the devices that hold the arguments.
-        runner: version of the programs as a JSON value. A model learns only from programs of the same version.
         sure: the model rules out an alternative if the alternative is slower with at least this probability.
     """
 
@@ -53,7 +52,6 @@ class Work:
     label: str
     workload: Mapping[str, Any]
     devices: Sequence[Any] = ()
-    runner: Any = None
     sure: float = SURE
 
 
@@ -235,30 +233,18 @@ def figures_of(each: Sequence[FunctionPrediction]) -> dict[str, Any]:
     return {"predicted_ns": time_ns, "predicted_interval_ns": (low_ns, high_ns), "in_domain": inside}
 
 
-def predicted_programs(
-    ways: Sequence[Way], times: FunctionTimes, places: Sequence[Sequence[int]], teaches: bool = True
-) -> Predicted:
-    """Predict alternatives whose programs run one after another. With `teaches`, add runs that a model learns from."""
+def predicted_programs(ways: Sequence[Way], times: FunctionTimes, places: Sequence[Sequence[int]]) -> Predicted:
+    """Predict alternatives whose programs run one after another."""
     found, sd_ns = [*ways], np.full((len(ways),) * 2, np.inf)
     for number, own in enumerate(places):
         each = [times.predictions[place] for place in own]
         # An incomplete count predicts no time.
         if each and not any(one.uncounted or one.profile.unknown_loops for one in each):
-            runs = _runs_of([one.profile for one in each]) if teaches else ()
-            found[number] = dataclasses.replace(ways[number], **figures_of(each), runs=runs)
+            found[number] = dataclasses.replace(ways[number], **figures_of(each))
     known = [number for number, own in enumerate(found) if own.predicted_ns is not None]
     for row, column in itertools.product(known, known):
         sd_ns[row, column] = float(times.decision(places[row], places[column]).margin_sd_ns)
     return found, sd_ns
-
-
-def _runs_of(profiles: Sequence[FunctionProfile]) -> tuple[dict[str, Any], ...]:
-    runs = function_runs(profiles).of_shape((len(profiles),))
-    columns = [np.asarray(own, float).tolist() for own in runs.inputs.values()]
-    return tuple(
-        {"variant": FUNCTIONS.variants[code], "inputs": dict(zip(runs.inputs, sizes, strict=True))}
-        for code, *sizes in zip(np.asarray(runs.variant).tolist(), *columns, strict=True)
-    )
 
 
 def where_of(args: tuple[Any, ...]) -> dict[str, Any]:
@@ -349,7 +335,7 @@ def work_of_suite(suite: Suite, inputs: Mapping[str, Any] | None, known: Calibra
         call = lambda program=program: program()()  # noqa: E731
         ways.append(Way(variant, content=digest(model.name, model.version, programs, variant), fn=call, call=call))
     predict = functools.partial(predicted_variants, ways, sizes)
-    return Work(ways, predict, calibrated, model.name, label, sizes, runner=programs)
+    return Work(ways, predict, calibrated, model.name, label, sizes)
 
 
 @functools.lru_cache(maxsize=MOST_PROGRAMS)
@@ -374,7 +360,6 @@ def predicted_variants(ways: Sequence[Way], sizes: Mapping[str, Any], calibrated
     said = zip(ways, *(np.asarray(own, float).tolist() for own in (found.time_ns, low_ns, high_ns)), strict=True)
     predicted = []
     for own, time_ns, *ends in said:
-        runs = ({"variant": own.name, "inputs": dict(sizes)},)
-        figures = {"predicted_ns": time_ns, "predicted_interval_ns": tuple(ends), "in_domain": is_inside, "runs": runs}
+        figures = {"predicted_ns": time_ns, "predicted_interval_ns": tuple(ends), "in_domain": is_inside}
         predicted.append(dataclasses.replace(own, **figures))
     return predicted, sd_ns

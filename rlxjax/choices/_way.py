@@ -22,9 +22,8 @@ REGRET, LIMIT_MS = 0.02, 200.0
 #: The model of functions rules out an alternative that is slower with at least this probability. The model is too sure
 #: if a compiler does something unexpected: `benchmarks.stage_choices` counts how often the model is right.
 SURE_OF_FUNCTIONS = 0.99
-#: The range of a call's measured nanoseconds, and the largest size of a run. Numbers beyond these limits are mistakes.
+#: The range of a call's measured nanoseconds. Numbers beyond these limits are mistakes.
 MeasuredNs = Annotated[float, Field(ge=1e-3, le=1e15)]
-MOST_SIZE = 1e18
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 NotNegative = Annotated[float, Field(ge=0.0)]
 _WHOLE = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -72,7 +71,6 @@ class Way(Record):
         in_domain: whether the prediction is for sizes in the calibrated range; otherwise it is an extrapolation.
         extra_ns: a cost in ns that is added to the time when alternatives are compared.
         content: digest of the alternative's programs. The digest identifies the alternative.
-        runs: the model's runs whose times add up to the prediction; each is a dict with a `variant` and its `inputs`.
         fn: the function that runs if the alternative is chosen; None in a finished `Choice`, which has its own `fn`.
         call: the function without arguments that is timed; None in a finished `Choice`.
         make: a function that compiles the program; None if the first call compiles it, and in a finished `Choice`.
@@ -90,7 +88,6 @@ class Way(Record):
     in_domain: bool = False
     extra_ns: float = 0.0
     content: str = ""
-    runs: tuple[dict[str, str | dict[str, float | list[float]]], ...] = ()
     fn: Callable[..., Any] = _callable()
     call: Callable[[], Any] = _callable()
     make: Callable[[], Any] | None = _callable()
@@ -131,11 +128,11 @@ class Choice(Record):
         regret: relative difference in time that does not matter.
         rounds: number of rounds of timing; a round times each alternative once. 0 if no alternative was timed.
         measuring_s: number of seconds that compiling and timing took in this call.
+        is_alone: False if another process or thread was timing at the same time, so that the times may be too long.
         key: digest of everything that the choice depends on; `rlxjax decisions` finds the choice by this key.
         without_pin: name of the measured winner if a person pinned another alternative; otherwise None.
         kind: "functions" if the alternatives are functions; for a suite, the name of its latency model.
         label: a description of the alternatives' task in words.
-        context: digest of the setting: machine, software and calibration. All choices of one setting share this digest.
         calibration: digest of the calibrated model that predicted the times; None without a prediction.
         machine: fingerprint of the machine that measured; None if the model chose.
         created: time of the measurement in UTC, as ISO text; empty if the model chose.
@@ -151,11 +148,11 @@ class Choice(Record):
     regret: NotNegative = REGRET
     rounds: Annotated[int, Field(ge=0)] = 0
     measuring_s: NotNegative = 0.0
+    is_alone: bool = True
     key: str = ""
     without_pin: str | None = None
     kind: str = ""
     label: str = ""
-    context: str = ""
     calibration: str | None = None
     machine: Fingerprint | None = None
     created: str = ""
@@ -272,16 +269,7 @@ def choice_of_json(text: str) -> Choice:
         least, most = own.predicted_interval_ns or (0.0, 0.0)
         if not low <= (own.measured_ns or 0.0) <= high or least > most:
             raise ValueError(f"{own.name}: expected a time within its interval, and the interval's lower end first")
-        for run in own.runs:
-            sizes = run.get("inputs") if isinstance(run.get("variant"), str) and len(run) == 2 else None
-            if not isinstance(sizes, dict) or not all(map(_is_size, sizes.values())):
-                raise ValueError(f"runs: expected a variant with inputs from 0 to {MOST_SIZE:g}, got {run}")
     return one
-
-
-def _is_size(size: float | list[float]) -> bool:
-    """Whether a number, or each number of a list, is a possible size of a run: from 0 to `MOST_SIZE`."""
-    return all(map(_is_size, size)) if isinstance(size, list) else 0.0 <= size <= MOST_SIZE
 
 
 def json_of_choice(one: Choice) -> str:

@@ -2,13 +2,9 @@
 
 A `LatencyModel` predicts the time of a run as a sum of terms. `Timings` are measured runs of a model. `fit_posterior`
 fits a posterior to timings: the model's coefficients with their uncertainty. `next_measurements` chooses what to time
-next. `condition` updates a posterior with new times. `estimate` predicts times, and `decision` compares two estimates.
+next. `estimate` predicts times, and `decision` compares two estimates.
 """
 
-from ._conditioning import COVERED as COVERED
-from ._conditioning import COVERED_SDS as COVERED_SDS
-from ._conditioning import condition as condition
-from ._conditioning import learned_spread as learned_spread
 from ._fit import STARTS as STARTS
 from ._fit import FitResult as FitResult
 from ._fit import PosteriorFit as PosteriorFit
@@ -25,7 +21,6 @@ from ._latency_model import Runs as Runs
 from ._latency_model import StrategySpec as StrategySpec
 from ._latency_model import all_inputs as all_inputs
 from ._latency_model import alternatives_of as alternatives_of
-from ._latency_model import check_timed_size as check_timed_size
 from ._latency_model import coefficient_names as coefficient_names
 from ._latency_model import named as named
 from ._latency_model import strategy_of as strategy_of
@@ -54,6 +49,8 @@ from ._posterior import predicted_ns as predicted_ns
 from ._posterior import prior_posterior as prior_posterior
 from ._posterior import total_ns as total_ns
 from ._posterior import transferred_prior as transferred_prior
+from ._spread import COVERED as COVERED
+from ._spread import COVERED_SDS as COVERED_SDS
 from ._suite import Cell as Cell
 from ._suite import Design as Design
 from ._suite import Suite as Suite

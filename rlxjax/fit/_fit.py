@@ -13,10 +13,10 @@ from rlxjax._chunks import for_each_chunk
 from rlxjax._typing import RealLike
 from rlxjax._values import by_value
 
-from ._conditioning import alike_of, spread_and_errors
 from ._latency_model import Facts, LatencyPrior, Runs, coefficient_names, named
 from ._minimise import HUBER_DELTA, RELATIVE_SD, Minimum, minimise
 from ._posterior import CORRECTION_SD, LatencyPosterior, correction_log_factor, mean_correction, prior_posterior
+from ._spread import alike_of, spread_and_errors
 from ._timings import MIN_TIMINGS, Timings, check_enough, filled_up
 
 C = TypeVar("C")

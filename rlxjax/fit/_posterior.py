@@ -156,7 +156,7 @@ def estimate_of_variant(posterior: LatencyPosterior, runs: Runs) -> LatencyEstim
 def has_separate_weights(posterior: LatencyPosterior) -> bool:
     """Return whether the weights of different variants are independent of each other, given the coefficients.
 
-    Weights are independent after a fit, but not after `condition` with a time of several runs. Tracers give False.
+    Weights are independent after a fit. Tracers give False.
     """
     if is_traced(*jax.tree.leaves(posterior)):
         return False

@@ -146,14 +146,12 @@ class Question:
             ways.append(Way(variant, content=content, fn=fn, call=fn))
 
         def predict(known: "CalibratedModel") -> Any:
-            found, sd_ns = predicted_variants(ways, sizes, self._own(known))
-            # The model does not describe this learned FFT, so the time of this learned FFT must not change the model.
-            return [dataclasses.replace(one, runs=()) if one.name == "learned" else one for one in found], sd_ns
+            return predicted_variants(ways, sizes, self._own(known))
 
         label = ", ".join(f"{name} {size}" for name, size in self.sizes.items())
         workload = {**self.sizes, "shape": list(call.shape), "dtype": str(call.dtype), "platform": call.platform}
         calibrated = None if self.calibration is None else self.calibration.models.get(MODEL_NAME)
-        return Work(ways, predict, calibrated, MODEL_NAME, label, workload, runner=RUNNER_VERSION)
+        return Work(ways, predict, calibrated, MODEL_NAME, label, workload)
 
     def decided(self) -> "Choice":
         """Return the choice. If the choice was measured, forget the chosen variants of all calls."""
