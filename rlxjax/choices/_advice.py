@@ -146,8 +146,9 @@ class Advice(Choice):
 
     @property
     def calls_to_pay_back(self) -> int | None:
-        """The number of calls in which the change saves as much time as compiling takes; None if it is unknown."""
-        seconds = self.pair[1].compile_s if self.is_change and self.pair else None
+        """The number of calls in which the change saves as much as compiling takes; None if it was not measured."""
+        is_timed = self.is_change and self.pair and self.pair[0].measured_ns is not None
+        seconds = self.pair[1].compile_s if is_timed else None
         return math.ceil(seconds * 1e9 / self.gain_ns) if seconds and (self.gain_ns or 0.0) > 0.0 else None
 
     @property
