@@ -69,7 +69,7 @@ def summary(rows: list[dict]) -> dict[str, Any]:
     is_alike = np.array([row["no_matter"] for row in rows]) >= SURE
     decided = is_alike | (np.abs(probability - 0.5) >= SURE - 0.5)
     is_right = np.where(is_alike, np.abs(times[:, 0] / times[:, 1] - 1.0) <= REGRET, (probability > 0.5) == pays)
-    chosen = np.where(probability > 0.5, times[:, 1], times[:, 0])
+    chosen = np.where(~is_alike & (probability > 0.5), times[:, 1], times[:, 0])
     best = times.min(1)
     return {
         "pairs": len(rows),

@@ -191,7 +191,7 @@ def advise(
     else:
         times, has = times_for_target(list(profiles.values()), device), device.memory_bytes
     limit, prices = has if memory_bytes is None else memory_bytes, (float(min_gain_ns), float(peak_price_ns_per_byte))
-    asked = _Question(functions, fn, args, whole, groups, profiles, refused, device, limit, *prices, float(regret))
+    asked = _Question(functions, args, whole, groups, profiles, refused, device, limit, *prices, float(regret))
     forms, choice = asked.forms(times), None
     is_shared = Party.of(devices_of(args)) is not ALONE  # either all processes that hold the arguments ask, or none
     is_decided = word != "never" or not is_traced_call and (is_shared or Memory().path.exists())
@@ -293,7 +293,6 @@ class _Question:
     """A question to `advise`: the stages, a program for each group of stages, and limits. A `form` is a `Grouping`."""
 
     given: Sequence[Callable[..., Any]]
-    fn: Callable[..., Any]
     args: tuple[Any, ...]
     whole: Sequence[Stage]
     groups: Mapping[Span, Stage]
@@ -391,7 +390,7 @@ class _Question:
     def run_by(self, form: Grouping) -> Callable[..., Any]:
         """Return the function that runs a form. For "apart" of a single function, this is the given function."""
         is_given = form.name == "apart" and len(self.whole) == 1
-        return self.fn if is_given else composed([self.groups[span] for span in form.programs])
+        return self.given[0] if is_given else composed([self.groups[span] for span in form.programs])
 
     def work(
         self, forms: Sequence[Grouping], times: FunctionTimes, calibrated: CalibratedModel, measure: str, teaches: bool
@@ -406,7 +405,7 @@ class _Question:
                 check_repeatable(form.name, one)
             extra_ns = self.price * form.peak_bytes + (0.0 if form.name == "apart" else self.min_gain_ns)
             content, make = content_of(programs), lambda: [one.lower().compile() for one in programs]
-            make = None if fn is self.fn else make
+            make = None if fn is self.given[0] else make
             return Way(form.name, extra_ns=extra_ns, content=content, fn=fn, call=lambda: fn(*arrays()), make=make)
 
         def predict(known: CalibratedModel) -> Predicted:
@@ -423,24 +422,19 @@ class _Question:
         devices = devices_of(self.args)
         return Work(ways, predict, calibrated, FUNCTIONS.name, label, workload, devices, sure=SURE_OF_FUNCTIONS)
 
-    def decided(
-        self,
-        times: FunctionTimes,
-        named: Mapping[str, Grouping],
-        grouped: Grouping,
-        chances: Mapping[str, float],
-        choice: Choice | None,
-    ) -> tuple[str, Grouping]:
-        """Return the model's decision and the grouping to run: "faster", "slower", "no_matter" or "too_close"."""
-        apart, name = named["apart"], None if choice is None else choice.name
-        regret_ns = self.regret * (apart.predicted_ns or 0.0)
-        more = {own: self.ahead(times, named[own], apart, regret_ns)[1] for own in chances}
-        less = 1.0 - self.ahead(times, grouped, apart, -regret_ns)[1]
-        if max([less + more[grouped.name], *more.values()]) <= 1.0 - SURE:
-            return "no_matter", apart
-        if max(chances.values()) >= SURE or name not in (None, "apart"):
-            return "faster", grouped
-        return "slower" if name or max(chances.values()) <= 1.0 - SURE else "too_close", apart
+    def decided(self, times: FunctionTimes, forms: Sequence[Grouping], grouped: Grouping, choice: Choice | None) -> str:
+        """Return what the model decides: the grouping is "faster" or "slower", "no_matter", or "too_close" to call."""
+        (apart,) = (own for own in forms if own.name == "apart")
+        others = [own for own in forms if own is not apart and not own.failed]
+        most = max(own.probability or 0.0 for own in others)
+        regret_ns, name = self.regret * (apart.predicted_ns or 0.0), choice and choice.name
+        matters = [self.ahead(times, own, apart, regret_ns)[1] for own in others]
+        matters[others.index(grouped)] += 1.0 - self.ahead(times, grouped, apart, -regret_ns)[1]
+        if max(matters) <= 1.0 - SURE:
+            return "no_matter"
+        if most >= SURE or name not in (None, "apart"):
+            return "faster"
+        return "slower" if name or most <= 1.0 - SURE else "too_close"
 
     def answer(self, forms: Sequence[Grouping], times: FunctionTimes, choice: Choice | None) -> Advice:
         named, device, asked_ns = {own.name: own for own in forms}, self.device, self.min_gain_ns
@@ -449,7 +443,6 @@ class _Question:
         sure = [name for name, chance in chances.items() if chance >= SURE]
         grouped = named[compared(choice) if choice else next(iter(sure or chances), "together")]
         each, programs = self.predictions(times, apart), self.predictions(times, grouped)
-        by_model = choice is None or choice.by == "model"
         code, runs, reason = "peak_memory", apart, together.failed
         has = "" if device is None else f"{bytes_text(device.memory_bytes)} at once"
         figures: dict[str, Any] = {"stages": (), "flip": "", "stands_on": ""}
@@ -459,17 +452,18 @@ class _Question:
             before, after = apart.terms_ns, grouped.terms_ns
             changes = {name: before.get(name, 0.0) - after.get(name, 0.0) for name in {**before, **after}}
             saved = dict(sorted(changes.items(), key=lambda part: -abs(part[1])))
-            figures = _saved(each, programs) | {"flip": "", "stands_on": ""}
+            figures |= _saved(each, programs)
             figures["stages"] = tuple(
                 Grouping(name, **_predicted([own]), groups=((name,),), peak_bytes=own.profile.peak_bytes)
                 for name, own in zip(self.names, each, strict=True)
             )
-        if choice is not None and not by_model:
+        if choice is not None and choice.by != "model":
             code, name, reason = why_measured(choice)
             runs = named[name]
         elif chances:
             again, needs = figures["recomputed_elements"], ""
-            code, runs = self.decided(times, named, grouped, chances, choice)
+            code = self.decided(times, forms, grouped, choice)
+            runs = grouped if code == "faster" else apart
             if device is not None and apart.peak_bytes > device.memory_bytes:
                 code, runs, needs = "peak_memory", grouped, f"{bytes_text(apart.peak_bytes)} of {has}"
             if code == "slower":
@@ -500,8 +494,7 @@ class _Question:
             loop = f"in a loop that waits for no result, {step} a step"
             reason = "; ".join([reason, loop, f"{changed}, {bytes_text(grouped.peak_bytes)} of {has}", *unfit])
             figures["stands_on"] = f"predicted by {stands_on([*each, *programs])}"
-        verdict, joined = verdict_of(code, runs.name), [range(first, last + 1) for first, last in runs.programs]
-        joined = joined if len(self.whole) > 1 else [(0,)]
+        joined = [range(first, last + 1) for first, last in runs.programs] if len(self.whole) > 1 else [(0,)]
         taken = {} if choice is None else {own.name: own for own in choice.alternatives}
         names = ("measured_ns", "measured_interval_ns", "failed", "is_tie", "compile_s")
         took = [{name: getattr(taken.get(own.name, own), name) for name in names} for own in forms]
@@ -513,12 +506,12 @@ class _Question:
         said["is_tie"] = code == "tie"
         return Advice(
             **said,
-            verdict=verdict,
+            verdict=verdict_of(code, runs.name),
             reason_code=code,
             reason=reason,
             compared=grouped.name,
             min_gain_ns=asked_ns,
-            code=as_code(self.given, self.whole, joined) if verdict in ("fuse", "group") else "",
+            code=as_code(self.given, self.whole, joined) if runs is grouped else "",
             target=None if device is None else device.name,
         )
 
