@@ -355,50 +355,46 @@ RESERVED = re.compile(r"jax|stages|(fused|stage|x)\d*")
 def as_code(given: Sequence[Callable[..., Any]], stages: Sequence[Stage], groups: Sequence[Sequence[int]]) -> str:
     """Return Python code of the change: a jitted function for each group, and the composition of these functions.
 
-    A function that can be imported is imported; any other function is taken from `stages`, a list of the functions.
+    Functions are imported if they can be. The others are taken from `stages`, a list of all functions.
     """
     names, lines = _names_of(given)
     programs = ["fused"] if len(groups) == 1 else [f"fused{number + 1}" for number in range(len(groups))]
     taken = {"jax", *names, *programs}
     call = first = ", ".join(_argument_names(stages[0], taken))
-
-    def called(name: str, number: int, text: str) -> str:
-        is_parts = number and as_arguments(stages[number - 1].result) is stages[number - 1].result
-        return f"{name}({'*' if is_parts else ''}{text})"
+    # A tuple is unpacked into the arguments of the next stage.
+    stars = ["", *("*" if as_arguments(one.result) is one.result else "" for one in stages)]
 
     for program, group in zip(programs, groups, strict=True):
         arguments = _argument_names(stages[group[0]], taken)
         text = ", ".join(arguments)
         for place, number in enumerate(group):
-            text = called(names[number], number, text) if place else f"{names[number]}({text})"
+            text = f"{names[number]}({stars[number] if place else ''}{text})"
         is_plain = len(group) == 1 and inspect.isfunction(given[group[0]])
         fn = names[group[0]] if is_plain else f"lambda {', '.join(arguments)}: {text}"
         lines.append(f"{program} = jax.jit({fn})")
         if not group[0]:
             lines += _donating(program, stages[0], stages[group[-1]], arguments)
-        call = called(program, group[0], call)
+        call = f"{program}({stars[group[0]]}{call})"
     return "\n".join([*lines, *[f"fused = lambda {first}: {call}"] * (len(groups) > 1)])
 
 
 def _names_of(given: Sequence[Callable[..., Any]]) -> tuple[list[str], list[str]]:
     """Return a name for each function, and the lines of code that import or define the names."""
-    called = [str(getattr(fn, "__name__", "")) for fn in given]
+    found = [tuple(str(getattr(fn, own, "")) for own in ("__module__", "__name__")) for fn in given]
     names, lines, imports = [], [], {}
-    for number, (fn, name) in enumerate(zip(given, called, strict=True)):
-        module = str(getattr(fn, "__module__", ""))
-        is_public = module == "__main__" or not any(part.startswith("_") for part in module.split("."))
-        is_found = getattr(sys.modules.get(module), "__dict__", {}).get(name) is fn and name.isidentifier()
-        is_clear = all(own is fn or other != name for own, other in zip(given, called, strict=True))
-        is_taken = hasattr(builtins, name) or RESERVED.fullmatch(name) or not is_clear
-        if not (is_found and is_public) or keyword.iskeyword(name):
-            own = f"stage{number + 1}"
-            lines.append(f"{own} = stages[{number}]  # stages: the functions that you gave, in order")
+    for number, (fn, (module, name)) in enumerate(zip(given, found, strict=True)):
+        is_there = getattr(sys.modules.get(module), "__dict__", {}).get(name) is fn
+        is_public = module == "__main__" or not re.search(r"\b_", module)
+        is_taken = any(other == name for own, (_, other) in zip(given, found, strict=True) if own is not fn)
+        is_taken = is_taken or hasattr(builtins, name) or RESERVED.fullmatch(name)
+        if is_there and is_public and name.isidentifier() and not (is_taken or keyword.iskeyword(name)):
+            imports.setdefault(module, {})[name] = None
         else:
-            own = f"stage{number + 1}" if is_taken else name
-            if module != "__main__" or is_taken:
-                imports.setdefault(module, {})[f"{name} as {own}" if is_taken else name] = None
-        names.append(own)
-    return names, [*(f"from {module} import {', '.join(found)}" for module, found in imports.items()), *lines]
+            name = f"stage{number + 1}"
+            lines.append(f"{name} = stages[{number}]  # stages: the functions that you gave, in order")
+        names.append(name)
+    imports.pop("__main__", None)
+    return names, [*(f"from {module} import {', '.join(own)}" for module, own in imports.items()), *lines]
 
 
 def _donating(program: str, first: Stage, last: Stage, names: Sequence[str]) -> list[str]:

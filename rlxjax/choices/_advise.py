@@ -125,7 +125,8 @@ def advise(
         >>> found.verdict, found.reason_code, found.saved_launches, found.saved_traffic_bytes
         ('fuse', 'saves_traffic', 1, 8000000)
         >>> print(found.code)
-        from jax.numpy import negative, abs as stage2
+        from jax.numpy import negative
+        stage2 = stages[1]  # stages: the functions that you gave, in order
         fused = jax.jit(lambda x0: stage2(negative(x0)))
         # fused = jax.jit(fused.__wrapped__, donate_argnums=(0,))  # if no code uses x0 afterwards
         >>> [one.name for one in advise([jnp.negative, jnp.abs, jnp.sum], rows, calibration=known).alternatives]
