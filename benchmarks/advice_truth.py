@@ -3,7 +3,8 @@
     python -m benchmarks.advice_truth CALIBRATION PAIRS [--half tune|judge] [--json FILE]
 
 PAIRS is a file of `benchmarks.stage_pairs` from the calibration's machine. Pairs with a noise above 15 % are left out,
-because their times jump between two values. A pair is decided if the probability is at least 90 %. The regret is the
+because their times jump between two values. A pair is decided if one form is faster with a probability of 90 %, or if
+both are within `REGRET` with this probability; the latter is right if the measured times are. The regret is the
 average slowdown of the chosen form against the faster form. The log loss is the mean of `-log` of the probability of
 the true outcome, for several spreads of a program's own error.
 """
@@ -22,7 +23,7 @@ from benchmarks.stage_pairs import PAIRS
 from rlxjax.calibration import predict_profiles
 from rlxjax.fit import SURE
 
-MOST_NOISE = 1.15
+MOST_NOISE, REGRET = 1.15, rx.Advice.regret
 #: The tried spreads of a program's own error.
 OWN_SPREADS = (0.03, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3)
 
@@ -41,6 +42,9 @@ def judged(calibration: rx.Calibration, truth: dict[str, dict[str, float]], half
         times = predict_profiles(calibration.of("functions"), [together, *apart])
         sides = [0], range(1, 1 + len(apart))
         said = times.decision(*sides)
+        most_ns, odds = REGRET * float(said.kept_ns), [0.0, 0.0]
+        for place, end_ns in enumerate((most_ns, -most_ns)):
+            odds[place] = float(jax.nn.sigmoid((end_ns - said.margin_ns) / said.temperature_ns))
         rows.append(
             {
                 "name": pair.name,
@@ -50,6 +54,7 @@ def judged(calibration: rx.Calibration, truth: dict[str, dict[str, float]], half
                 "predicted_apart_ns": float(said.kept_ns),
                 "predicted_together_ns": float(said.fused_ns),
                 "probability": float(said.probability),
+                "no_matter": odds[0] - odds[1],
                 "by_own_spread": {str(own): float(times.decision(*sides, own).probability) for own in OWN_SPREADS},
             }
         )
@@ -61,14 +66,18 @@ def summary(rows: list[dict]) -> dict[str, Any]:
     times = np.array([[row["apart_ns"], row["together_ns"]] for row in rows])
     probability = np.array([row["probability"] for row in rows])
     pays = times[:, 1] < times[:, 0]
-    decided = np.abs(probability - 0.5) >= SURE - 0.5
-    chosen = np.where(probability > 0.5, times[:, 1], times[:, 0])
+    is_alike = np.array([row["no_matter"] for row in rows]) >= SURE
+    decided = is_alike | (np.abs(probability - 0.5) >= SURE - 0.5)
+    is_right = np.where(is_alike, np.abs(times[:, 0] / times[:, 1] - 1.0) <= REGRET, (probability > 0.5) == pays)
+    chosen = np.where(~is_alike & (probability > 0.5), times[:, 1], times[:, 0])
     best = times.min(1)
     return {
         "pairs": len(rows),
         "lose_by_5_percent": int(np.sum(times[:, 1] > 1.05 * times[:, 0])),
         "decided": float(decided.mean()),
-        "right_of_decided": float(((probability > 0.5) == pays)[decided].mean()),
+        "right_of_decided": float(is_right[decided].mean()),
+        "no_matter": int(is_alike.sum()),
+        "right_of_no_matter": int(is_right[is_alike].sum()),
         "log_loss": log_loss(probability, pays),
         "log_loss_by_own_spread": {
             str(own): log_loss(np.array([row["by_own_spread"][str(own)] for row in rows]), pays) for own in OWN_SPREADS

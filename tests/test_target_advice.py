@@ -122,7 +122,7 @@ def test_one_kernel_for_two_is_advised_and_the_reason_names_what_the_compiler_sa
         assert ("nothing was measured" in found.stands_on) is (target == "tpu-v5e")
         assert "a compiler 1.0" in found.stands_on
         assert found.stands_on in str(found)
-        assert found.code.startswith("fused = jax.jit(lambda x: second(first(x))")
+        assert "fused = jax.jit(lambda x: second(first(x)))\n" in found.code
         assert found["apart"].interval_ns[0] < found["apart"].time_ns < found["apart"].interval_ns[1]
     assert found["apart"].time_ns == pytest.approx(2 * found.time_ns)
     assert "in a loop that waits for no result" in found.reason

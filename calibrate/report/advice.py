@@ -30,12 +30,8 @@ _REMEDY = "write one with `rlxjax advise ... --json > FILE`"
 
 def advice_page(path: FilePath, command: str) -> str:
     advice, source = read_advice(path)
-    names, word = [stage.name for stage in advice.stages], "undecided" if advice.verdict == "undecided" else "always"
-    where = f"on a machine with {advice.target}" if advice.target else "here"
-    command = f"rlxjax advise {' '.join(names)} --arg ... --measure {word}   # times the programs {where}"
-    said = "Change your code:" if advice.code else "Measure the answer; give each function as module:function:"
-    following = Section("code", "What to do next", [said], code=advice.code or command)
-    sections = [Section("verdict", "Verdict", verdicts=[_verdict(advice)]), following]
+    names = [stage.name for stage in advice.stages]
+    sections = [Section("verdict", "Verdict", verdicts=[_verdict(advice)]), _following(advice, names)]
     is_predicted = bool(advice.pair) and None not in [own.predicted_ns for own in advice.pair]
     if is_predicted and all(own.terms_ns for own in advice.pair):
         pictures, rows = drawn({"A call of all stages": lambda: plot.terms(advice)})
@@ -107,27 +103,35 @@ def _numbers(content: Any) -> Iterator[float]:
         yield from _numbers(value)
 
 
+def _following(advice: Advice, names: list[str]) -> Section:
+    if advice.is_change and advice.code:
+        return Section("code", "What to do next", ["Change your code:"], code=advice.code)
+    word = "undecided" if advice.verdict == "undecided" else "always"
+    where = f"on a machine with {advice.target}" if advice.target else "here"
+    command = f"rlxjax advise {' '.join(names)} --arg ... --measure {word}   # times the programs {where}"
+    said = "Measure the answer; give each function as module:function:"
+    return Section("code", "What to do next", [said], code=command)
+
+
 def _verdict(advice: Advice) -> Verdict:
     is_good, word = _WORDS[advice.verdict]
+    is_good = None if advice.reason_code in ("tie", "no_matter") else is_good
     said, by_model = [sentence(f"{advice.reason} ({advice.reason_code})")], ""
     if advice.by != "model":
         by_model = ", by the model"
         said.append(f"Decided by {DECIDED[advice.by]}{': a tie' if advice.is_tie else ''}.")
     if advice.probability is not None:
         gain = f"saves more than {time_text(advice.min_gain_ns)} a call" if advice.min_gain_ns else "is faster"
-        grouped = "One program" if len(advice.groups) < 2 else " | ".join(map(" + ".join, advice.groups))
+        grouped = "One program" if advice.compared == "together" else advice.compared.replace("+", " + ")
         said.append(f"{grouped} {gain} with a probability of {100 * advice.probability:.0f} %{by_model}.")
     if advice.rounds:
         took = {own.name: own.measured_ns for own in advice.pair if own.measured_ns}
         told = [f"{name} {time_text(time_ns)}" for name, time_ns in took.items()]
-        if len(told) == 2:
+        if len(told) == 2 and not advice.is_tie:
             apart_ns, other_ns = took.values()
             told.append(f"a speedup of {number_text(apart_ns / other_ns, 2)} ×")
-        said.append(f"Measured: {', '.join(told) or 'only other groupings, in the table of groupings'}.")
-        if advice.pair and (seconds := advice.pair[1].compile_s) is not None:
-            calls = advice.calls_to_pay_back
-            pays = "never pays" if calls is None else f"pays after {calls:,} calls"
-            said[-1] += f" Compiling took {time_text(1e9 * seconds)} and {pays}."
+        told = ", ".join(told) or "only other groupings, in the table of groupings"
+        said.append(f"Measured: {told}{advice.paying_back}.")
     if advice.flip:
         said.append(sentence(advice.flip))
     cautions = ["Some counts lie outside the measured range: the prediction extrapolates."] * advice.extrapolated

@@ -1,9 +1,13 @@
 """The answer of `advise`: which grouping of stages to run, why, what it saves, and the Python code of the change."""
 
+import builtins
 import dataclasses
 import inspect
+import keyword
 import math
-from collections.abc import Mapping, Sequence
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -12,7 +16,7 @@ from pydantic import ConfigDict
 from rlxjax._values import by_value, counted
 from rlxjax.units import bytes_text, probability_text, time_text
 
-from ._programs import Stage
+from ._programs import Stage, as_arguments
 from ._way import Choice, Way
 
 #: How many groupings the text of an advice shows, and the names of the groupings that it always shows.
@@ -68,9 +72,11 @@ class Advice(Choice):
         probability: predicted probability that the compared grouping saves more than `min_gain_ns`; None if unknown.
         verdict: "fuse": run all stages as one program. "group": run the programs that `groups` lists. "keep": run each
             stage as its own program. "undecided": the model is not sure. "cannot model": no times are known.
+        is_tie: whether measuring could not tell the compared grouping from "apart"; the verdict is then "keep".
         reason_code: the reason in a word. Model: `saves_launches`, `saves_traffic`, `recompute`, `loses_tiling`,
-            `slower`, `no_gain`, `peak_memory`, `already_one_program`, `too_close`, `uncosted`, `unknown_loop`,
-            `not_calibrated`. Timing: `measured_faster`, `measured_slower`, `no_gain`, `tie`. A person: `pinned`.
+            `slower`, `no_gain`, `no_matter`, `peak_memory`, `already_one_program`, `too_close`, `uncosted`,
+            `unknown_loop`, `not_calibrated`. Timing: `measured_faster`, `measured_slower`, `no_gain`, `tie`. A
+            person: `pinned`.
         reason: the reason as a sentence.
         compared: name of the compared grouping; empty if no grouping is compared with "apart".
         min_gain_ns: the smallest saving, in ns per call, that you asked for.
@@ -116,8 +122,13 @@ class Advice(Choice):
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """For each program of the compared grouping, the names of its stages."""
-        return next((own.groups for own in self.alternatives if own.name == self.compared), ())
+        """For each program to run, the names of its stages."""
+        return next((own.groups for own in self.alternatives if own.name == self.name), ())
+
+    @property
+    def is_change(self) -> bool:
+        """Whether the advice is to change the code."""
+        return self.verdict in ("fuse", "group")
 
     @property
     def extrapolated(self) -> bool:
@@ -135,9 +146,18 @@ class Advice(Choice):
 
     @property
     def calls_to_pay_back(self) -> int | None:
-        """The number of calls that save as much time as compiling takes; None if no number does, or if unknown."""
-        seconds, gain_ns = self.pair[1].compile_s if self.pair else None, self.gain_ns
-        return math.ceil(seconds * 1e9 / gain_ns) if seconds is not None and gain_ns and gain_ns > 0 else None
+        """The number of calls in which the change saves as much as compiling takes; None if it was not measured."""
+        is_timed = self.is_change and self.pair and self.pair[0].measured_ns is not None
+        seconds = self.pair[1].compile_s if is_timed else None
+        return math.ceil(seconds * 1e9 / self.gain_ns) if seconds and (self.gain_ns or 0.0) > 0.0 else None
+
+    @property
+    def paying_back(self) -> str:
+        """The end of a sentence that says how long compiling takes and when that pays off; empty if unknown."""
+        calls, seconds = self.calls_to_pay_back, self.pair[1].compile_s if self.pair else None
+        if calls is None or seconds is None:
+            return ""
+        return f"; compiling takes {time_text(1e9 * seconds)} and pays off after {counted(calls, 'call')}"
 
     def as_dict(self) -> dict[str, Any]:
         own = ("groups", "extrapolated", "gain_ns", "calls_to_pay_back")
@@ -148,7 +168,8 @@ class Advice(Choice):
 
     def text(self, asking: str) -> str:
         """Return the advice as text. If undecided, it suggests `asking`, a call or command that measures."""
-        word, named = "together" if len(self.groups) < 2 else "grouped", {own.name: own for own in self.alternatives}
+        word = "together" if self.compared in ("", "together") else "grouped"
+        named = {own.name: own for own in self.alternatives}
         lines, by_model = (
             [f"{self.verdict}: {self.reason} ({self.reason_code})"],
             ", by the model" * (self.by != "model"),
@@ -172,12 +193,10 @@ class Advice(Choice):
         if self.extrapolated and self.target is None and self.probability is not None:
             lines.append("extrapolated: some count lies outside the calibrated range")
         times = [own.measured_ns for own in self.pair if own.measured_ns is not None]
-        if len(times) == 2:
-            ratio, seconds, calls = times[1] / times[0], self.pair[1].compile_s, self.calls_to_pay_back
+        if len(times) == 2 and not self.is_tie:
+            ratio = times[1] / times[0]
             often = f"{max(ratio, 1.0 / ratio):.2f} times {'slower' if ratio > 1.0 else 'faster'}"
-            after = "never pays off" if calls is None else f"pays off after {counted(calls, 'call')}"
-            compiling = "" if seconds is None else f"; compiling takes {time_text(seconds * 1e9)} and {after}"
-            lines.append(f"measured: {word} is {often}{compiling}")
+            lines.append(f"measured: {word} is {often}{self.paying_back}")
         if self.probability is not None and self.pair:
             able = [own for own in self.alternatives if not own.failed]
             shown = [own for place, own in enumerate(able) if place < MOST_SHOWN or own.name in ENDS]
@@ -210,6 +229,11 @@ def term_in_words(term: str) -> str:
 # --- Why -----------------------------------------------------------------------------------------
 
 
+def verdict_of(code: str, name: str) -> str:
+    """Return the verdict that follows from a reason code and from the name of the grouping to run."""
+    return "undecided" if code == "too_close" else {"apart": "keep", "together": "fuse"}.get(name, "group")
+
+
 def why_not(saved: Mapping[str, float], margin_ns: float, recomputed: int) -> str:
     """Return the reason code of an advice to keep a separate program for each stage."""
     if margin_ns >= 0:
@@ -220,11 +244,19 @@ def why_not(saved: Mapping[str, float], margin_ns: float, recomputed: int) -> st
 
 
 def why_predicted(
-    code: str, name: str, margin_ns: float, saved: Mapping[str, float], again: int, asked_ns: float, priced: str
+    code: str,
+    name: str,
+    margin_ns: float,
+    saved: Mapping[str, float],
+    again: int,
+    asked_ns: float,
+    regret: float,
+    priced: str,
+    needs: str,
 ) -> str:
     """Return the sentence that explains a reason code of the model."""
-    subject, time = "one program" if name == "together" else name, time_text(abs(margin_ns))
-    change = f"{subject} {f'saves {time}' if margin_ns >= 0 else f'costs {time} more'} a call{priced}"
+    time = time_text(abs(margin_ns))
+    change = f"{_in_words(name)} {f'saves {time}' if margin_ns >= 0 else f'costs {time} more'} a call{priced}"
     close = f"{time}{priced}, less than the uncertainty"
     close = f"{change}, close to the {time_text(asked_ns)} that you ask for" if asked_ns else close
     return {
@@ -234,7 +266,9 @@ def why_predicted(
         "loses_tiling": f"{change}, because a transpose inside another kernel moves single elements, not tiles",
         "slower": f"{change}, most of it in {term_in_words(next(iter(saved), 'call_ns'))} time",
         "no_gain": f"{change}, less than the {time_text(asked_ns)} that you ask for",
+        "no_matter": f"either way: less than {100 * regret:.3g} % apart; {change}",
         "too_close": f"too close to call: {close}",
+        "peak_memory": f"separate programs do not fit: they need {needs}; {change}",
     }[code]
 
 
@@ -254,35 +288,42 @@ def compared(choice: Choice) -> str:
     return choice.name if choice.name != "apart" else _others(choice)[0]
 
 
-def why_measured(choice: Choice) -> tuple[str, str]:
-    """Return the reason code of a measured or pinned choice, and the sentence that explains this code."""
-    name, is_apart = choice.name, choice.name == "apart"
-    runs, code = _in_words(name), "measured_slower" if is_apart else "measured_faster"
+def why_measured(choice: Choice) -> tuple[str, str, str]:
+    """Return the reason code of a measured or pinned choice, the name of the grouping to run, and the reason.
+
+    Only the chosen grouping and "apart" are compared; if "apart" was chosen, "apart" and the best other grouping. It
+    is a tie if their times are equal within `regret`. It is also a tie if their intervals overlap and the choice does
+    not tell the groupings apart or contradicts their times.
+    """
+    name, runs = choice.name, _in_words(choice.name)
     if choice.by == "pinned":
-        return "pinned", f"a person pinned {runs}; `rlxjax decisions` shows and changes pins"
+        return "pinned", name, f"a person pinned {runs}; `rlxjax decisions` shows and changes pins"
     failed = "".join(f"; {own.name} {own.failed}" for own in choice.alternatives if own.failed)
-    took = {own.name: own.measured_ns for own in choice.alternatives if own.measured_ns is not None}
-    timed = [other for other in _others(choice) if other in took]
-    if name not in took or not timed:
-        return code, f"only {runs} can run{failed}"
-    # A comparison with "apart" tells more than a comparison with another grouping.
-    other = "apart" if "apart" in timed and not choice.is_tie else timed[0]
-    times = ", ".join(f"{_in_words(own)} {time_text(took[own])}" for own in (name, other))
-    costs, predicted = ([_cost_ns(choice[own], by) for own in (name, other)] for by in ("measured_ns", "predicted_ns"))
-    if choice.is_tie:
+    apart, other = choice["apart"], choice[compared(choice)]
+    if apart.measured_ns is None or other.measured_ns is None:
+        code = "measured_slower" if name == "apart" else "measured_faster"
+        is_out = name != "apart" and other.measured_ns is not None and not apart.failed
+        said = "the model rules out separate programs" if is_out else f"only {runs} can run"
+        return code, name, said + failed
+    faster, slower = sorted((apart, other), key=lambda own: _cost_ns(own, "measured_ns"))
+    costs_ns, predicted_ns = ([_cost_ns(own, by) for own in (faster, slower)] for by in ("measured_ns", "predicted_ns"))
+    ends_ns = [own.measured_interval_ns or (own.measured_ns,) * 2 for own in (faster, slower)]
+    is_near = costs_ns[1] <= (1.0 + choice.regret) * costs_ns[0]
+    is_apart = ends_ns[0][1] + faster.extra_ns < ends_ns[1][0] + slower.extra_ns
+    times = ", ".join(f"{_in_words(own.name)} {time_text(own.measured_ns or 0.0)}" for own in (faster, slower))
+    if is_near or not is_apart and (apart.is_tie or other.is_tie or faster.name != name):
         is_priced = any(own.extra_ns for own in choice.alternatives)
         priced = " (without the gain that you ask for and the price of memory)" if is_priced else ""
-        is_within = max(costs) <= (1.0 + choice.regret) * min(costs)
-        near = f"within {100 * choice.regret:.3g} %" if is_within else "not told apart"
-        return "tie", f"a tie, {near}: measured {times} a call{priced}; chosen: {runs}{failed}"
-    said, saved_ns = f"measured {times} a call", took[name] - took[other]
-    if costs[1] < costs[0]:
-        said += f"; {runs} won most rounds"
-    elif is_apart and saved_ns > 0:
-        asked = f"less than the {time_text(saved_ns + costs[1] - costs[0])} that you ask for"
-        code, said = "no_gain", f"measured: {_in_words(other)} saves {time_text(saved_ns)} a call, {asked}"
-    against = "; the model predicts the opposite" if predicted[1] < predicted[0] < math.inf else ""
-    return code, f"{said}{against}{failed}"
+        near = f"within {100 * choice.regret:.3g} %" if is_near else "not told apart"
+        return "tie", "apart", f"a tie, {near}: measured {times} a call{priced}{failed}"
+    code, said = "measured_slower" if faster is apart else "measured_faster", f"measured {times} a call"
+    saved_ns = apart.measured_ns - other.measured_ns
+    if faster is apart and saved_ns > 0:
+        asked = f"less than the {time_text(saved_ns + costs_ns[1] - costs_ns[0])} that you ask for"
+        code, said = "no_gain", f"measured: {_in_words(other.name)} saves {time_text(saved_ns)} a call, {asked}"
+    rivals = "".join(f"; {own.name} may be as fast" for own in choice.alternatives if own.is_tie and own is not apart)
+    against = "; the model predicts the opposite" if predicted_ns[1] < predicted_ns[0] < math.inf else ""
+    return code, faster.name, f"{said}{against}{rivals if faster is other else ''}{failed}"
 
 
 def _others(choice: Choice) -> list[str]:
@@ -307,32 +348,57 @@ def _in_words(name: str) -> str:
 # --- The change as code --------------------------------------------------------------------------
 
 
-def as_code(stages: Sequence[Stage], groups: Sequence[Sequence[int]]) -> str:
-    """Return Python code of the change: a jitted function for each group, and the composition of these functions."""
-    names = ["fused"] if len(groups) == 1 else [f"fused{number + 1}" for number in range(len(groups))]
-    first = _argument_names(stages[0])
-    lines, call = [], ", ".join(first)
-    for name, group in zip(names, groups, strict=True):
-        own = [stages[number] for number in group]
-        arguments = _argument_names(own[0])
+#: Names that the code itself uses.
+RESERVED = re.compile(r"jax|stages|(fused|stage|x)\d*")
+
+
+def as_code(given: Sequence[Callable[..., Any]], stages: Sequence[Stage], groups: Sequence[Sequence[int]]) -> str:
+    """Return Python code of the change: a jitted function for each group, and the composition of these functions.
+
+    Functions are imported if they can be. The others are taken from `stages`, a list of all functions.
+    """
+    names, lines = _names_of(given)
+    programs = ["fused"] if len(groups) == 1 else [f"fused{number + 1}" for number in range(len(groups))]
+    taken = {"jax", *names, *programs}
+    call = first = ", ".join(_argument_names(stages[0], taken))
+    # A tuple is unpacked into the arguments of the next stage.
+    stars = ["", *("*" if as_arguments(one.result) is one.result else "" for one in stages)]
+
+    for program, group in zip(programs, groups, strict=True):
+        arguments = _argument_names(stages[group[0]], taken)
         text = ", ".join(arguments)
-        for place, stage in enumerate(own):
-            text = f"{stage.name}({_star(stage) if place else ''}{text})"
-        fn = own[0].name if len(own) == 1 else f"lambda {', '.join(arguments)}: {text}"
-        lines.append(f"{name} = jax.jit({fn}{_donated(own[0], own[-1], arguments)}")
-        call = f"{name}({_star(own[0]) if group[0] else ''}{call})"
-    if len(groups) > 1:
-        lines.append(f"fused = lambda {', '.join(first)}: {call}")
-    return "\n".join(lines)
+        for place, number in enumerate(group):
+            text = f"{names[number]}({stars[number] if place else ''}{text})"
+        is_plain = len(group) == 1 and inspect.isfunction(given[group[0]])
+        fn = names[group[0]] if is_plain else f"lambda {', '.join(arguments)}: {text}"
+        lines.append(f"{program} = jax.jit({fn})")
+        if not group[0]:
+            lines += _donating(program, stages[0], stages[group[-1]], arguments)
+        call = f"{program}({stars[group[0]]}{call})"
+    return "\n".join([*lines, *[f"fused = lambda {first}: {call}"] * (len(groups) > 1)])
 
 
-def _star(stage: Stage) -> str:
-    """Return "*", which unpacks the previous result, if the stage does not take exactly one argument; otherwise ""."""
-    return "*" if len(stage.args) != 1 else ""
+def _names_of(given: Sequence[Callable[..., Any]]) -> tuple[list[str], list[str]]:
+    """Return a name for each function, and the lines of code that import or define the names."""
+    found = [tuple(str(getattr(fn, own, "")) for own in ("__module__", "__name__")) for fn in given]
+    names, lines, imports = [], [], {}
+    for number, (fn, (module, name)) in enumerate(zip(given, found, strict=True)):
+        is_there = getattr(sys.modules.get(module), "__dict__", {}).get(name) is fn
+        is_public = module == "__main__" or not re.search(r"\b_", module)
+        is_taken = any(other == name for own, (_, other) in zip(given, found, strict=True) if own is not fn)
+        is_taken = is_taken or hasattr(builtins, name) or RESERVED.fullmatch(name)
+        if is_there and is_public and name.isidentifier() and not (is_taken or keyword.iskeyword(name)):
+            imports.setdefault(module, {})[name] = None
+        else:
+            name = f"stage{number + 1}"
+            lines.append(f"{name} = stages[{number}]  # stages: the functions that you gave, in order")
+        names.append(name)
+    imports.pop("__main__", None)
+    return names, [*(f"from {module} import {', '.join(own)}" for module, own in imports.items()), *lines]
 
 
-def _donated(first: Stage, last: Stage, names: Sequence[str]) -> str:
-    """Return the end of a call of `jax.jit`: a `donate_argnums` if the program may overwrite arguments, and ")"."""
+def _donating(program: str, first: Stage, last: Stage, names: Sequence[str]) -> list[str]:
+    """Return a comment with a line of code that lets a program overwrite its arguments; none if no result fits."""
     free = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(last.result)]
     donated: list[int] = []
     for place, arg in enumerate(first.args):
@@ -340,19 +406,18 @@ def _donated(first: Stage, last: Stage, names: Sequence[str]) -> str:
         if own in free:
             free.remove(own)
             donated.append(place)
-    if not donated:
-        return ")"
     used = " and ".join(names[place] for place in donated)
-    numbers = ", ".join(map(str, donated)) + ("," if len(donated) == 1 else "")
-    return f", donate_argnums=({numbers}))  # if nobody uses {used} afterwards"
+    line = f"# {program} = jax.jit({program}.__wrapped__, donate_argnums={tuple(donated)})"
+    return [f"{line}  # if no code uses {used} afterwards"] if donated else []
 
 
-def _argument_names(stage: Stage) -> list[str]:
-    """Return names for a stage's arguments: the names of its parameters if there are enough, else x0, x1, ..."""
+def _argument_names(stage: Stage, taken: set[str]) -> list[str]:
+    """Return names for a stage's arguments: the names of its parameters if they are free, else x0, x1, ..."""
     try:
         parameters = list(inspect.signature(stage.fn).parameters.values())
     except (TypeError, ValueError):
         parameters = []
-    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     count = len(stage.args)
-    return named[:count] if len(named) >= count else [f"x{place}" for place in range(count)]
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:count]
+    is_free = len(named) == count and taken.isdisjoint(named)
+    return named if is_free else [f"x{place}" for place in range(count)]

@@ -33,7 +33,7 @@ from rlxjax.jaxpr import FunctionProfile, TripCounts, profile_function
 from rlxjax.models import FUNCTIONS
 from rlxjax.units import bytes_text, time_text
 
-from ._advice import Advice, Grouping, as_code, compared, flip, why_measured, why_not, why_predicted
+from ._advice import Advice, Grouping, as_code, compared, flip, verdict_of, why_measured, why_not, why_predicted
 from ._calls import ALONE, Party
 from ._choose import decide, recalled
 from ._description import content_of
@@ -53,7 +53,7 @@ from ._programs import (
     where_of,
 )
 from ._store import Memory
-from ._way import SURE_OF_FUNCTIONS, Choice, Way, measure_word
+from ._way import REGRET, SURE_OF_FUNCTIONS, Choice, Way, measure_word
 
 #: A group of neighbouring stages: the index of its first stage and the index of its last stage.
 Span = tuple[int, int]
@@ -72,6 +72,7 @@ def advise(
     memory_bytes: int | None = None,
     peak_price_ns_per_byte: float = 0.0,
     measure: str | None = None,
+    regret: float = REGRET,
     check: bool = True,
     target: str | TargetDevice | None = None,
     mesh: Mapping[str, int] | None = None,
@@ -95,6 +96,8 @@ def advise(
         measure: "never", "always", or "undecided", which measures only if the model is not sure. Measuring compiles
             "apart", "together" and the most promising groupings. It times them until one is surely the fastest, or
             until the remaining ones are surely equal. The default is `RLXJAX_MEASURE`, or else "never".
+        regret: relative difference in time that does not matter to you, from 0 to 1. If a grouping and "apart" surely
+            differ by less, the verdict is "keep".
         check: whether to raise an error if the programs that are timed give unequal results, as in `choose`.
         target: a device to advise for instead of this machine, for example "tpu-v5e" or "h100"; it need not be present.
             Each program is compiled for the target (`rlxjax.targets.compile_for`). Times are predicted from the kernels
@@ -121,12 +124,16 @@ def advise(
         >>> found = advise([jnp.negative, jnp.abs], rows, calibration=known)
         >>> found.verdict, found.reason_code, found.saved_launches, found.saved_traffic_bytes
         ('fuse', 'saves_traffic', 1, 8000000)
-        >>> found.code
-        'fused = jax.jit(lambda x0: abs(negative(x0)), donate_argnums=(0,))  # if nobody uses x0 afterwards'
+        >>> print(found.code)
+        from jax.numpy import negative
+        stage2 = stages[1]  # stages: the functions that you gave, in order
+        fused = jax.jit(lambda x0: stage2(negative(x0)))
+        # fused = jax.jit(fused.__wrapped__, donate_argnums=(0,))  # if no code uses x0 afterwards
         >>> [one.name for one in advise([jnp.negative, jnp.abs, jnp.sum], rows, calibration=known).alternatives]
         ['together', 'negative+abs | sum', 'negative | abs+sum', 'apart']
     """
     check_at_least(min_gain_ns, "min_gain_ns", what="number", most=math.inf)
+    check_at_least(regret, "regret", what="number", most=1.0)
     check_at_least(peak_price_ns_per_byte, "peak_price_ns_per_byte", what="number", most=1e18)
     if memory_bytes is not None:
         check_at_least(memory_bytes, "memory_bytes", what="number", most=math.inf)
@@ -151,7 +158,7 @@ def advise(
     fn = functions[0] if len(functions) == 1 else composed(whole)
     apart = Grouping("apart", groups=tuple((stage.name,) for stage in whole))
     said = functools.partial(Advice, "apart", "model", fn=fn, target=None if device is None else device.name)
-    said = functools.partial(said, alternatives=(apart,))
+    said = functools.partial(said, alternatives=(apart,), regret=regret)
     if len(functions) > 1:
         groups = groups_of(whole)
     else:
@@ -177,7 +184,7 @@ def advise(
         own = Grouping("together", groups=(tuple(stage.name for stage in whole),), peak_bytes=one.peak_bytes)
         reason = f"separate programs do not fit, and one program {one.target.memory}; {reason}"
         found = said(verdict="fuse", reason_code="peak_memory", reason=reason, alternatives=(own,), compared="together")
-        return dataclasses.replace(found, name="together", code=as_code(whole, [range(len(whole))]))
+        return dataclasses.replace(found, name="together", code=as_code(functions, whole, [range(len(whole))]))
     if device is None:
         assert calibration is not None
         times = predict_profiles(calibration.of(FUNCTIONS.name), list(profiles.values()))
@@ -185,7 +192,7 @@ def advise(
     else:
         times, has = times_for_target(list(profiles.values()), device), device.memory_bytes
     limit, prices = has if memory_bytes is None else memory_bytes, (float(min_gain_ns), float(peak_price_ns_per_byte))
-    asked = _Question(fn, args, whole, groups, profiles, refused, device, limit, *prices)
+    asked = _Question(functions, args, whole, groups, profiles, refused, device, limit, *prices, float(regret))
     forms, choice = asked.forms(times), None
     is_shared = Party.of(devices_of(args)) is not ALONE  # either all processes that hold the arguments ask, or none
     is_decided = word != "never" or not is_traced_call and (is_shared or Memory().path.exists())
@@ -193,7 +200,8 @@ def advise(
     if calibration is not None and is_decided and len(able) > 1 and min_gain_ns < math.inf:
         calibrated = calibration.of(FUNCTIONS.name)
         work = asked.work(able, times, calibrated, word)
-        choice = recalled(work, check=check) if word == "never" else decide(work, word, check=check)
+        options = {"regret": float(regret), "check": check}
+        choice = recalled(work, **options) if word == "never" else decide(work, word, **options)
     return unmodelled if unmodelled and choice is None else asked.answer(forms, times, choice)
 
 
@@ -280,7 +288,7 @@ def profiles_of(
 class _Question:
     """A question to `advise`: the stages, a program for each group of stages, and limits. A `form` is a `Grouping`."""
 
-    fn: Callable[..., Any]
+    given: Sequence[Callable[..., Any]]
     args: tuple[Any, ...]
     whole: Sequence[Stage]
     groups: Mapping[Span, Stage]
@@ -290,6 +298,7 @@ class _Question:
     limit: float
     min_gain_ns: float
     price: float
+    regret: float
 
     @functools.cached_property
     def names(self) -> list[str]:
@@ -377,7 +386,7 @@ class _Question:
     def run_by(self, form: Grouping) -> Callable[..., Any]:
         """Return the function that runs a form. For "apart" of a single function, this is the given function."""
         is_given = form.name == "apart" and len(self.whole) == 1
-        return self.fn if is_given else composed([self.groups[span] for span in form.programs])
+        return self.given[0] if is_given else composed([self.groups[span] for span in form.programs])
 
     def work(self, forms: Sequence[Grouping], times: FunctionTimes, calibrated: CalibratedModel, measure: str) -> Work:
         """Return the forms as a `Work`."""
@@ -390,7 +399,7 @@ class _Question:
                 check_repeatable(form.name, one)
             extra_ns = self.price * form.peak_bytes + (0.0 if form.name == "apart" else self.min_gain_ns)
             content, make = content_of(programs), lambda: [one.lower().compile() for one in programs]
-            make = None if fn is self.fn else make
+            make = None if fn is self.given[0] else make
             return Way(form.name, extra_ns=extra_ns, content=content, fn=fn, call=lambda: fn(*arrays()), make=make)
 
         def predict(_: CalibratedModel) -> Predicted:
@@ -406,6 +415,20 @@ class _Question:
         devices = devices_of(self.args)
         return Work(ways, predict, calibrated, FUNCTIONS.name, label, workload, devices, sure=SURE_OF_FUNCTIONS)
 
+    def decided(self, times: FunctionTimes, forms: Sequence[Grouping], grouped: Grouping, choice: Choice | None) -> str:
+        """Return what the model decides: the grouping is "faster" or "slower", "no_matter", or "too_close" to call."""
+        (apart,) = (own for own in forms if own.name == "apart")
+        others = [own for own in forms if own is not apart and not own.failed]
+        most = max(own.probability or 0.0 for own in others)
+        regret_ns, name = self.regret * (apart.predicted_ns or 0.0), choice and choice.name
+        matters = [self.ahead(times, own, apart, regret_ns)[1] for own in others]
+        matters[others.index(grouped)] += 1.0 - self.ahead(times, grouped, apart, -regret_ns)[1]
+        if max(matters) <= 1.0 - SURE:
+            return "no_matter"
+        if most >= SURE or name not in (None, "apart"):
+            return "faster"
+        return "slower" if name or most <= 1.0 - SURE else "too_close"
+
     def answer(self, forms: Sequence[Grouping], times: FunctionTimes, choice: Choice | None) -> Advice:
         named, device, asked_ns = {own.name: own for own in forms}, self.device, self.min_gain_ns
         apart, together = named["apart"], named["together"]
@@ -413,8 +436,8 @@ class _Question:
         sure = [name for name, chance in chances.items() if chance >= SURE]
         grouped = named[compared(choice) if choice else next(iter(sure or chances), "together")]
         each, programs = self.predictions(times, apart), self.predictions(times, grouped)
-        fuses, by_model = "fuse" if grouped is together else "group", choice is None or choice.by == "model"
-        verdict, code, reason = "keep", "peak_memory", together.failed
+        code, runs, reason = "peak_memory", apart, together.failed
+        has = "" if device is None else f"{bytes_text(device.memory_bytes)} at once"
         figures: dict[str, Any] = {"stages": (), "flip": "", "stands_on": ""}
         margin_ns, probability, saved = 0.0, None, {}
         if grouped.predicted_ns is not None:
@@ -422,28 +445,32 @@ class _Question:
             before, after = apart.terms_ns, grouped.terms_ns
             changes = {name: before.get(name, 0.0) - after.get(name, 0.0) for name in {**before, **after}}
             saved = dict(sorted(changes.items(), key=lambda part: -abs(part[1])))
-            figures = _saved(each, programs) | {"flip": flip(saved, margin_ns - asked_ns) if by_model else ""}
+            figures |= _saved(each, programs)
             figures["stages"] = tuple(
                 Grouping(name, **_predicted([own]), groups=((name,),), peak_bytes=own.profile.peak_bytes)
                 for name, own in zip(self.names, each, strict=True)
             )
-        if choice is not None and not by_model:
-            verdict = "keep" if choice.name == "apart" else fuses
-            code, reason = why_measured(choice)
+        if choice is not None and choice.by != "model":
+            code, name, reason = why_measured(choice)
+            runs = named[name]
         elif chances:
-            again = figures["recomputed_elements"]
-            if choice.name == "apart" if choice else max(chances.values()) <= 1.0 - SURE:
+            again, needs = figures["recomputed_elements"], ""
+            code = self.decided(times, forms, grouped, choice)
+            runs = grouped if code == "faster" else apart
+            if device is not None and apart.peak_bytes > device.memory_bytes:
+                code, runs, needs = "peak_memory", grouped, f"{bytes_text(apart.peak_bytes)} of {has}"
+            if code == "slower":
                 code = why_not(saved, margin_ns, again)
-            elif sure or choice:
+            elif code == "faster":
                 launches, traffic = (sum(saved.get(name, 0.0) for name in own) for own in (LAUNCH_TERMS, TRAFFIC_TERMS))
                 traffic = traffic if device is None else sum(saved.values()) - launches
-                verdict, code = fuses, "saves_launches" if launches >= traffic else "saves_traffic"
-            else:
-                verdict, code = "undecided", "too_close"
+                code = "saves_launches" if launches >= traffic else "saves_traffic"
+            figures["flip"] = flip(saved, margin_ns - asked_ns) if code != "no_matter" else ""
             priced = " (price of peak memory included)" if self.price else ""
-            reason = why_predicted(code, grouped.name, margin_ns, saved, again, asked_ns, priced)
+            details = margin_ns, saved, again, asked_ns, self.regret, priced, needs
+            reason = why_predicted(code, grouped.name, *details)
             others = [own for own in forms if own is not grouped and not own.failed]
-            if len(self.names) > 2 and verdict == fuses:
+            if len(self.names) > 2 and runs is grouped:
                 rivals = (own.name for own in others if self.ahead(times, grouped, own)[1] < SURE)
                 reason += next((f"; {name} may be as fast" for name in rivals), "")
         if len(self.whole) == 1:
@@ -451,11 +478,6 @@ class _Question:
         if chances and together.failed:
             reason += f"; {together.failed}"
         if device is not None and programs:
-            has = f"{bytes_text(device.memory_bytes)} at once"
-            if chances and apart.peak_bytes > device.memory_bytes:
-                verdict, code = fuses, "peak_memory"
-                needs = bytes_text(apart.peak_bytes)
-                reason = f"separate programs do not fit: they need {needs} of {has}; {reason}"
             found = dict(zip([*map("+".join, grouped.groups), *self.names], [*programs, *each], strict=True))
             changed = change_in_words([own.profile for own in each], [own.profile for own in programs])
             targets = {name: own.profile.target for name, own in found.items()}
@@ -465,22 +487,24 @@ class _Question:
             loop = f"in a loop that waits for no result, {step} a step"
             reason = "; ".join([reason, loop, f"{changed}, {bytes_text(grouped.peak_bytes)} of {has}", *unfit])
             figures["stands_on"] = f"predicted by {stands_on([*each, *programs])}"
-        runs = grouped if verdict == fuses else apart
         joined = [range(first, last + 1) for first, last in runs.programs] if len(self.whole) > 1 else [(0,)]
         taken = {} if choice is None else {own.name: own for own in choice.alternatives}
         names = ("measured_ns", "measured_interval_ns", "failed", "is_tie", "compile_s")
         took = [{name: getattr(taken.get(own.name, own), name) for name in names} for own in forms]
-        said = {"by": "model"} if choice is None else vars(choice)
+        for own, new in zip(forms, took, strict=True):  # a tie with "apart" is a tie with the grouping that runs
+            new["is_tie"] = own is not runs and (new["is_tie"] or code == "tie" and own is grouped)
+        said = {"by": "model", "regret": self.regret} if choice is None else vars(choice)
         said = said | figures | {"name": runs.name, "fn": self.run_by(runs), "probability": probability}
         said["alternatives"] = tuple(dataclasses.replace(own, **new) for own, new in zip(forms, took, strict=True))
+        said["is_tie"] = code == "tie"
         return Advice(
             **said,
-            verdict=verdict,
+            verdict=verdict_of(code, runs.name),
             reason_code=code,
             reason=reason,
             compared=grouped.name,
             min_gain_ns=asked_ns,
-            code=as_code(self.whole, joined) if verdict == fuses else "",
+            code=as_code(self.given, self.whole, joined) if runs is grouped else "",
             target=None if device is None else device.name,
         )
 
