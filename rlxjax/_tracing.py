@@ -16,12 +16,37 @@ from ._values import counted
 PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 
+#: The type of a function from `jax.jit`. Other objects with the methods `trace` and `lower` are plain callables.
+_Jitted = type(jax.jit(lambda: None))
+
+
+def is_from_jit(fn: Any) -> bool:
+    """Whether a function comes from `jax.jit`. Wrappers such as those of `flax.nnx.jit` do not count as jitted."""
+    return isinstance(fn, _Jitted)
+
+
+def default_platform() -> str:
+    """Return the platform on which JAX runs functions, such as "cpu", "tpu", "cuda" or "rocm"."""
+    asked: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    device = asked if hasattr(asked, "platform") else jax.devices(asked)[0]
+    if device.platform != "gpu":
+        return device.platform
+    return "rocm" if "rocm" in getattr(device.client, "platform_version", "").lower() else "cuda"
+
+
 def jitted(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Return `fn` as a jitted function, and the arguments to trace it with. A jitted `fn` is returned unchanged."""
-    if isinstance(fn, jax.stages.Wrapped):
+    if is_from_jit(fn):
         return fn, args, kwargs
+    with contextlib.suppress(Exception):  # the result of `flax.nnx.jit` holds the trace of a pure function
+        program = fn.trace(*args, **kwargs).traced
+        from jax.extend.core import jaxpr_as_fun  # a slow import, which loads Pallas
+
+        shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.jaxpr.in_avals]
+        donated = [i for i, argument in enumerate(jax.tree.leaves(program.args_info)) if argument.donated]
+        return jax.jit(jaxpr_as_fun(program.jaxpr), donate_argnums=donated), tuple(shapes), {}
     leaves, tree = jax.tree.flatten((args, kwargs))
     positional = len(jax.tree.leaves(args))
     traced = {

@@ -79,10 +79,14 @@ class _Flat:
 
 
 class Walk:
-    """A walk over the jaxpr of a function, with the user's trip counts and with the values of captured arrays."""
+    """A walk over the jaxpr of a function that runs on a platform such as "cpu" or "cuda".
 
-    def __init__(self, trips: Trips, constants: dict[Any, Any]) -> None:
+    The walk knows the user's trip counts and the values of captured arrays.
+    """
+
+    def __init__(self, trips: Trips, constants: dict[Any, Any], platform: str) -> None:
         self.loops: list[UnknownLoop] = []
+        self._platform = platform
         self._trips = trips
         self._constants = constants
         self._line = UNKNOWN_LINE
@@ -114,7 +118,7 @@ class Walk:
 
     def _implementation(self, equation: Any) -> Any | None:
         if id(equation) not in self._implementations:
-            self._implementations[id(equation)] = implementation(equation)
+            self._implementations[id(equation)] = implementation(equation, self._platform)
         return self._implementations[id(equation)]
 
     def _called(self, equation: Any, operands: Sequence[Any]) -> tuple[Any, Sequence[Any]] | None:
@@ -122,7 +126,8 @@ class Walk:
         if equation.primitive.name in CALLS:
             return called_jaxpr(equation, operands)
         implemented = self._implementation(equation)
-        return None if implemented is None else (implemented, operands)
+        # A branch of a conditional takes all operands except the first, which picks the branch.
+        return implemented and (implemented, operands[len(operands) - len(implemented.invars) :])
 
     def _count(self, jaxpr: Any, reusable: Sequence[int], known: Sequence[Number]) -> Totals:
         flat, totals = _Flat(), Totals()
@@ -227,8 +232,10 @@ class Walk:
         needs = buffers if is_read_alone else buffers[: rule.in_memory]
         workspace = rule.workspace(operation) if rule.workspace else 0
         for buffer, reordered in zip(reads, rule.reorders(operation) if rule.reorders else (), strict=False):
+            if not reordered or not isinstance(buffer, int):  # a literal has no memory layout
+                continue
             maker = flat.makers.get(buffer)
-            if not reordered or (maker is not None and maker.in_memory == 0):
+            if maker is not None and maker.in_memory == 0:
                 continue
             if maker is not None:
                 workspace += flat.sizes[buffer]
@@ -250,7 +257,7 @@ class Walk:
             self._scan(equation, line, known, result)
         elif name == "while":
             self._while(params, line, known, result)
-        elif name == "cond":
+        elif name == "cond" and self._implementation(equation) is None:
             self._conditional(params["branches"], line, known, result)
             result.temp_bytes = max(result.temp_bytes - written, 0)
         else:
