@@ -1,9 +1,12 @@
 """Walk over a jaxpr, called jaxprs included, and count each equation that does work; loops count all iterations."""
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ._kernels import add_kernel, copying, mark_looped, reordering, reuse, work_of
 from ._known import Number, Scalar, known_result, number_of, turns
@@ -61,6 +64,8 @@ class _Flat:
         self.copies: dict[int, int] = {}
         #: For a buffer of a single element: the number in the buffer, if it is known before the program runs.
         self.known: dict[int, Number] = {}
+        #: For each `top_k` that sorts all elements: its first result, and the number of arrays that it sorts.
+        self.sorts: dict[int, int] = {}
         #: The number of equations that move no data, such as reshapes.
         self.free_equations = 0
 
@@ -138,7 +143,9 @@ class Walk:
         kept = [buffer for buffer in outputs if isinstance(buffer, int)]
         given = [*inputs, *flat.constants.values()]
         totals.equations = flat.free_equations
-        steps = [self._step(placed, flat, totals) for placed in _used(flat.placed, kept)]
+        used = _used(flat.placed, kept)
+        flat.sorts = _full_sorts(used, kept, flat)
+        steps = [self._step(placed, flat, totals) for placed in used]
         steps = folded(steps, flat.constant, {*kept})
         # Compilers copy an argument into the needed memory layout only once.
         steps[:0] = [
@@ -213,6 +220,10 @@ class Walk:
         rule = RULES.get(name, _UNCOSTED)
         operands, results = ([var.aval for var in side] for side in (equation.invars, equation.outvars))
         operation = Operation(operands, results, equation.params)
+        if writes and (sorted_arrays := flat.sorts.get(writes[0])):
+            name = "sort" if sorted_arrays == 1 else "sort_several"
+            rule = RULES["sort"]._replace(workspace=lambda op: nbytes(*op.outputs))
+            operation = Operation(operands, operands * sorted_arrays, {"dimension": equation.params.get("axis", -1)})
         if (counts := rule.counts(operation)) is None:
             rule, counts = _UNCOSTED, OperationCounts()
         moved = sum(flat.sizes[buffer] for buffer in (*buffers, *writes)) if counts.bytes is None else counts.bytes
@@ -357,3 +368,42 @@ def _used(placed: Sequence[_Placed], outputs: Iterable[int]) -> list[_Placed]:
             used.append(each)
             needed.update(buffer for buffer in each.reads if isinstance(buffer, int))
     return used[::-1]
+
+
+def _full_sorts(placed: Sequence[_Placed], outputs: Iterable[int], flat: _Flat) -> dict[int, int]:
+    """Return the first result of each `top_k` that XLA computes by a full sort, and the number of sorted arrays.
+
+    XLA writes a `top_k` as a sort and a slice, and merges later slices into this slice. XLA then recognises the `top_k`
+    only in float32, and only if all slices of the sort are the same prefix of the sorted axis.
+    """
+    found = [each for each in placed if each.equation.primitive.name == "top_k"]
+    readers: dict[Any, list[_Placed]] = {buffer: [] for each in found for buffer in each.writes}
+    for each in placed if found else ():
+        for buffer in each.reads:
+            if isinstance(buffer, int) and buffer in readers:
+                readers[buffer].append(each)
+    sorts = {}
+    for equation, _, _, results in found:
+        operand, shape = equation.invars[0].aval, equation.outvars[0].aval.shape
+        whole, axis = ((0,) * len(shape), tuple(shape)), equation.params.get("axis", -1) % len(shape)
+        is_last = axis == len(shape) - 1  # otherwise a transpose follows, with which XLA merges no slice
+        parts = {_part(each, result, whole, flat) for result in results for each in readers[result] if is_last}
+        parts |= set() if is_last and {*results}.isdisjoint(outputs) else {whole}
+        (starts, ends), *others = parts
+        cut = [one for one, (end, size) in enumerate(zip(ends, operand.shape, strict=True)) if end < size]
+        if others or any(starts) or cut != [axis] or operand.dtype != np.float32:
+            sorts[results[0]] = 2 if readers[results[1]] or results[1] in outputs else 1
+    return sorts
+
+
+def _part(reader: _Placed, result: int, whole: tuple[Any, Any], flat: _Flat) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return where the part of a result that an equation slices starts and ends, along each axis."""
+    name, params = reader.equation.primitive.name, reader.equation.params
+    starts = flat.numbers(reader.reads[1:])
+    if reader.reads[0] != result or reader.equation.invars[0].aval.shape != whole[1] or None in starts:
+        return whole  # XLA slices no reshaped result, and only at known places
+    if name == "slice" and {*(params["strides"] or ())} <= {1}:
+        return tuple(params["start_indices"]), tuple(params["limit_indices"])
+    if name == "dynamic_slice":
+        return tuple(map(int, starts)), tuple(map(operator.add, starts, params["slice_sizes"]))
+    return (whole[1], whole[1]) if name in ("split", "gather") else whole
