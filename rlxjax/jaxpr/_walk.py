@@ -194,6 +194,10 @@ class Walk:
                     )
                     flat.reshaped.update(results if max(free) > 1 else ())
                 rule = RULES.get(name, _UNCOSTED)
+                is_changed = rule.reads_part or rule.family == "scatter"
+                if is_changed and reads and not isinstance(reads[0], int):  # a part of the first operand, so of an array
+                    reads[0] = flat.held_constant(getattr(reads[0], "val", equation), equation.invars[0].aval)
+                    flat.constant.add(reads[0])
                 flat.makers.update(dict.fromkeys(results, rule))
                 if rule.in_memory == 0 and all(not isinstance(each, int) or each in flat.constant for each in reads):
                     flat.constant.update(results)
