@@ -5,7 +5,7 @@
 A case is a chain of operations (literals, scalars, empty arrays, all kinds of numbers, control flow, indexing, linear
 algebra) under one transformation. `profile_function` counts every case, `predict_function` predicts every fourth case,
 and every twentieth case is also compiled. A case fails if it raises anything but a `ValueError` of one line, or if it
-raises although JAX traces the function. The case's source and the traceback are printed.
+raises although JAX traces, or compiles, the function. The case's source and the traceback are printed.
 """
 
 import collections
@@ -206,8 +206,9 @@ def outcome(case: Case, calibration: Calibration | None = None, compiled: bool =
     """Return "count", "sentence" or "traceback", and what was raised, or what is wrong with the count."""
     fn = case.function()
     try:
-        jax.make_jaxpr(fn)(*case.args)
-        traces = True
+        if compiled:
+            jax.jit(fn).lower(*case.args).compile()
+        traces = bool(jax.make_jaxpr(fn)(*case.args))
     except Exception:  # noqa: BLE001 - a generated function may raise anything
         traces = False
     try:
@@ -223,7 +224,7 @@ def outcome(case: Case, calibration: Calibration | None = None, compiled: bool =
     except Exception as error:  # noqa: BLE001
         is_ours = isinstance(error, ValueError) and not traces and "\n" not in str(error)
         return ("sentence", str(error)) if is_ours else ("traceback", traceback.format_exc())
-    return ("traceback", f"impossible counts: {bad}") if bad or not traces else ("count", "")
+    return ("traceback", f"impossible counts: {bad}") if bad else ("count", "")
 
 
 def main() -> None:
