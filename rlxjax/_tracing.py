@@ -16,12 +16,12 @@ from ._values import counted
 PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 
-#: The type of a function from `jax.jit`. Other objects with the methods `trace` and `lower` are plain callables.
+#: The type of functions from `jax.jit`. Other objects with `trace` and `lower` are plain callables.
 _Jitted = type(jax.jit(lambda: None))
 
 
 def is_from_jit(fn: Any) -> bool:
-    """Whether a function comes from `jax.jit`. Wrappers such as those of `flax.nnx.jit` do not count as jitted."""
+    """Whether a function comes from `jax.jit` itself, not from a wrapper such as `flax.nnx.jit`."""
     return isinstance(fn, _Jitted)
 
 
@@ -40,12 +40,13 @@ def jitted(
     """Return `fn` as a jitted function, and the arguments to trace it with. A jitted `fn` is returned unchanged."""
     if is_from_jit(fn):
         return fn, args, kwargs
-    with contextlib.suppress(Exception):  # the result of `flax.nnx.jit` holds the trace of a pure function
+    with contextlib.suppress(Exception):  # `flax.nnx.jit` holds JAX's trace, with the new state
         program = fn.trace(*args, **kwargs).traced
         from jax.extend.core import jaxpr_as_fun  # a slow import, which loads Pallas
 
         shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.jaxpr.in_avals]
-        donated = [i for i, argument in enumerate(jax.tree.leaves(program.args_info)) if argument.donated]
+        arguments = enumerate(jax.tree.leaves(program.args_info))
+        donated = [place for place, argument in arguments if argument.donated]
         return jax.jit(jaxpr_as_fun(program.jaxpr), donate_argnums=donated), tuple(shapes), {}
     leaves, tree = jax.tree.flatten((args, kwargs))
     positional = len(jax.tree.leaves(args))

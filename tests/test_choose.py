@@ -98,6 +98,16 @@ def test_where_the_model_is_sure_nothing_is_compiled_or_run_and_nothing_is_remem
     assert choose(functions, real(512, 512), calibration=here, measure="never") == found
 
 
+def test_an_array_that_only_the_function_itself_changes_is_no_side_effect(here):
+    def filled(x):
+        held = jax.new_ref(x)
+        jax.lax.fori_loop(0, 3, lambda i, _: held.__setitem__(0, held[0] + 1.0), None)
+        return held[...]
+
+    functions = {"power": jax.jit(lambda x: jnp.linalg.matrix_power(x, 255)), "filled": jax.jit(filled)}
+    assert choose(functions, real(512, 512), calibration=here).by == "model"
+
+
 def test_what_is_measured_is_measured_once_and_known_by_its_content(here):
     functions = ways()
     found = choose(functions, X, calibration=here, measure="always")
@@ -360,6 +370,9 @@ def test_an_entry_of_no_run_of_the_model_teaches_nothing(here, tmp_path, monkeyp
 # --- What is refused, and what loses -------------------------------------------------------------
 
 
+SHARED = jax.new_ref(jnp.zeros((8, 16), jnp.float32))
+
+
 def printing(x):
     jax.debug.print("{}", x[0, 0])
     return x * 2.0
@@ -390,6 +403,7 @@ BAD_THIRD = (
     (lambda x: x * 2.1, "expected the same .* 'c' differs from 'product': .* differs by 0.1 at .0, 0.; .*check=False"),
     (printing, "'c' has side effects .*measure='never'"),
     (calling, "'c' has side effects .*measure='never'"),
+    (lambda x: x * 2.0 + SHARED[...], "'c' has side effects .*measure='never'"),
 )
 BAD_OPTIONS = (
     ({"measure": "sometimes"}, "measure: expected one of never, undecided, always, got 'sometimes'"),

@@ -233,7 +233,9 @@ class Wrapper:
 def test_callables_with_the_methods_of_jitted_ones_are_counted():
     x, product = real(D, D), lambda x: x @ x
     assert EXACT(counted(Wrapper(product), x)) == EXACT(counted(product, x))
-    donating = jax.jit(lambda x: (x @ x @ x, x), donate_argnums=0)  # it returns a state of which the caller sees nothing
+    donating = jax.jit(
+        lambda x: (x @ x @ x, x), donate_argnums=0
+    )  # it returns a state of which the caller sees nothing
     profile, alone = counted(Wrapper(product, donating), x), counted(donating, x)
     assert (EXACT(profile), profile.peak_bytes) == (EXACT(alone), alone.peak_bytes)
     nnx = pytest.importorskip("flax.nnx", reason="flax is not installed")

@@ -216,8 +216,8 @@ def in_words(args: tuple[Any, ...]) -> str:
 def check_repeatable(name: str, program: Any) -> None:
     """Raise a `ValueError` if a program cannot run repeatedly, because it has side effects or donates arguments."""
     # A mutable array that the program itself creates is no side effect.
-    outside = (one for one in program.jaxpr.effects if type(one).__name__ != "InternalMutableArrayEffect")
-    if effects := ", ".join(sorted(map(str, outside))):
+    inside, effects = "InternalMutableArrayEffect", program.jaxpr.effects
+    if effects := ", ".join(sorted(str(one) for one in effects if type(one).__name__ != inside)):
         raise ValueError(
             f"alternatives: {name!r} has side effects ({effects}), but measuring runs it repeatedly; remove them, or "
             "use measure='never'"

@@ -140,9 +140,9 @@ def lowered(traced: Any) -> Any:
 
 
 def implementation(equation: Any, platform: str) -> Any | None:
-    """Return the jaxpr that implements a library's primitive; None if there is none or if the primitive has a rule.
+    """Return the jaxpr that implements a primitive; None if there is none, or if it has a rule.
 
-    The implementation of `lax.platform_dependent`, which is a `cond`, is the branch of the platform.
+    The implementation of `lax.platform_dependent`, which is a `cond`, is the platform's branch.
     """
     primitive, params = equation.primitive, equation.params
     branches = zip(params.get("branches_platforms") or (), params.get("branches", ()), strict=False)

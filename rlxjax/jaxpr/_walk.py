@@ -64,7 +64,7 @@ class _Flat:
         self.copies: dict[int, int] = {}
         #: For a buffer of a single element: the number in the buffer, if it is known before the program runs.
         self.known: dict[int, Number] = {}
-        #: For each `top_k` that sorts all elements: its first result, and the number of arrays that it sorts.
+        #: For each `top_k` that sorts all elements: its first result, and how many arrays it sorts.
         self.sorts: dict[int, int] = {}
         #: The number of equations that move no data, such as reshapes.
         self.free_equations = 0
@@ -194,9 +194,10 @@ class Walk:
                     )
                     flat.reshaped.update(results if max(free) > 1 else ())
                 rule = RULES.get(name, _UNCOSTED)
-                is_changed = rule.reads_part or rule.family == "scatter"
-                if is_changed and reads and not isinstance(reads[0], int):  # a part of the first operand, so of an array
-                    reads[0] = flat.held_constant(getattr(reads[0], "val", equation), equation.invars[0].aval)
+                is_in_parts = rule.reads_part or rule.family == "scatter"
+                if is_in_parts and reads and not isinstance(reads[0], int):  # only an array has parts
+                    value = getattr(reads[0], "val", equation)
+                    reads[0] = flat.held_constant(value, equation.invars[0].aval)
                     flat.constant.add(reads[0])
                 flat.makers.update(dict.fromkeys(results, rule))
                 if rule.in_memory == 0 and all(not isinstance(each, int) or each in flat.constant for each in reads):
@@ -227,7 +228,8 @@ class Walk:
         if writes and (sorted_arrays := flat.sorts.get(writes[0])):
             name = "sort" if sorted_arrays == 1 else "sort_several"
             rule = RULES["sort"]._replace(workspace=lambda op: nbytes(*op.outputs))
-            operation = Operation(operands, operands * sorted_arrays, {"dimension": equation.params.get("axis", -1)})
+            axis = equation.params.get("axis", -1)
+            operation = Operation(operands, operands * sorted_arrays, {"dimension": axis})
         if (counts := rule.counts(operation)) is None:
             rule, counts = _UNCOSTED, OperationCounts()
         moved = sum(flat.sizes[buffer] for buffer in (*buffers, *writes)) if counts.bytes is None else counts.bytes
@@ -375,10 +377,11 @@ def _used(placed: Sequence[_Placed], outputs: Iterable[int]) -> list[_Placed]:
 
 
 def _full_sorts(placed: Sequence[_Placed], outputs: Iterable[int], flat: _Flat) -> dict[int, int]:
-    """Return the first result of each `top_k` that XLA computes by a full sort, and the number of sorted arrays.
+    """Return the first result of each `top_k` that XLA runs as a full sort, and how many arrays it sorts.
 
-    XLA writes a `top_k` as a sort and a slice, and merges later slices into this slice. XLA then recognises the `top_k`
-    only in float32, and only if all slices of the sort are the same prefix of the sorted axis.
+    XLA writes a `top_k` as a sort and a slice, and merges later slices into this slice. XLA then
+    recognises the `top_k` only in float32, and only if all slices of the sort are the same prefix of
+    the sorted axis.
     """
     found = [each for each in placed if each.equation.primitive.name == "top_k"]
     readers: dict[Any, list[_Placed]] = {buffer: [] for each in found for buffer in each.writes}
@@ -388,26 +391,37 @@ def _full_sorts(placed: Sequence[_Placed], outputs: Iterable[int], flat: _Flat) 
                 readers[buffer].append(each)
     sorts = {}
     for equation, _, _, results in found:
-        operand, shape = equation.invars[0].aval, equation.outvars[0].aval.shape
-        whole, axis = ((0,) * len(shape), tuple(shape)), equation.params.get("axis", -1) % len(shape)
-        is_last = axis == len(shape) - 1  # otherwise a transpose follows, with which XLA merges no slice
-        parts = {_part(each, result, whole, flat) for result in results for each in readers[result] if is_last}
-        parts |= set() if is_last and {*results}.isdisjoint(outputs) else {whole}
-        (starts, ends), *others = parts
-        cut = [one for one, (end, size) in enumerate(zip(ends, operand.shape, strict=True)) if end < size]
-        if others or any(starts) or cut != [axis] or operand.dtype != np.float32:
+        operand, shape = equation.invars[0].aval, tuple(equation.outvars[0].aval.shape)
+        axis = equation.params.get("axis", -1) % len(shape)
+        whole = _Slice((0,) * len(shape), shape)
+        slices = {whole} if {*results} & {*outputs} else set()
+        for result in results:
+            slices |= {_slice_of(each, result, whole, flat) for each in readers[result]}
+        if axis != len(shape) - 1:  # XLA merges no slice with the transpose that follows
+            slices = {whole}
+        (starts, ends), *others = slices
+        cut_axes = [i for i, size in enumerate(operand.shape) if ends[i] < size]
+        is_prefix = not others and not any(starts) and cut_axes == [axis]
+        if not is_prefix or operand.dtype != np.float32:
             sorts[results[0]] = 2 if readers[results[1]] or results[1] in outputs else 1
     return sorts
 
 
-def _part(reader: _Placed, result: int, whole: tuple[Any, Any], flat: _Flat) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return where the part of a result that an equation slices starts and ends, along each axis."""
+class _Slice(NamedTuple):
+    """A part of an array: its start and its end along each axis."""
+
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+
+
+def _slice_of(reader: _Placed, result: int, whole: _Slice, flat: _Flat) -> _Slice:
+    """Return the part of a result that XLA knows an equation to slice; else the whole result."""
     name, params = reader.equation.primitive.name, reader.equation.params
-    starts = flat.numbers(reader.reads[1:])
-    if reader.reads[0] != result or reader.equation.invars[0].aval.shape != whole[1] or None in starts:
-        return whole  # XLA slices no reshaped result, and only at known places
+    starts, is_reshaped = flat.numbers(reader.reads[1:]), reader.equation.invars[0].aval.shape != whole.ends
+    if reader.reads[0] != result or is_reshaped or None in starts:
+        return whole
     if name == "slice" and {*(params["strides"] or ())} <= {1}:
-        return tuple(params["start_indices"]), tuple(params["limit_indices"])
+        return _Slice(tuple(params["start_indices"]), tuple(params["limit_indices"]))
     if name == "dynamic_slice":
-        return tuple(map(int, starts)), tuple(map(operator.add, starts, params["slice_sizes"]))
-    return (whole[1], whole[1]) if name in ("split", "gather") else whole
+        return _Slice(tuple(starts), tuple(map(operator.add, starts, params["slice_sizes"])))
+    return _Slice(whole.ends, whole.ends) if name in ("split", "gather") else whole
