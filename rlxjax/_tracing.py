@@ -25,10 +25,15 @@ def is_from_jit(fn: Any) -> bool:
     return isinstance(fn, _Jitted)
 
 
-def default_platform() -> str:
-    """Return the platform on which JAX runs functions, such as "cpu", "tpu", "cuda" or "rocm"."""
+def default_device() -> Any:
+    """Return the device on which JAX makes new arrays."""
     asked: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-    device = asked if hasattr(asked, "platform") else jax.devices(asked)[0]
+    return asked if hasattr(asked, "device_kind") else jax.devices(asked)[0]
+
+
+def default_platform() -> str:
+    """Return the platform of JAX's default device, such as "cpu", "tpu", "cuda" or "rocm"."""
+    device = default_device()
     if device.platform != "gpu":
         return device.platform
     return "rocm" if "rocm" in getattr(device.client, "platform_version", "").lower() else "cuda"

@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax._tracing import is_from_jit, wrong_count
+from rlxjax._tracing import default_device, is_from_jit, wrong_count
 from rlxjax._values import Handle, by_value, counted, handle
 from rlxjax.calibration import CalibratedModel, Calibration, FunctionPrediction, FunctionTimes, predict_profiles
 from rlxjax.fit import SURE, Cell, Runs, Suite, as_lists, batch_shape, decision, estimate, size_text
 from rlxjax.jaxpr import FunctionProfile, profile_function
 from rlxjax.models import FUNCTIONS, function_runs
 
-from ._description import content_of, default_device, description_of, digest
+from ._description import content_of, description_of, digest
 from ._way import SURE_OF_FUNCTIONS, Way
 
 #: Random integers are below this number, so that they are valid indices into arrays of at least this length.

@@ -392,36 +392,27 @@ def _full_sorts(placed: Sequence[_Placed], outputs: Iterable[int], flat: _Flat) 
     sorts = {}
     for equation, _, _, results in found:
         operand, shape = equation.invars[0].aval, tuple(equation.outvars[0].aval.shape)
-        axis = equation.params.get("axis", -1) % len(shape)
-        whole = _Slice((0,) * len(shape), shape)
-        slices = {whole} if {*results} & {*outputs} else set()
-        for result in results:
-            slices |= {_slice_of(each, result, whole, flat) for each in readers[result]}
+        axis, whole = equation.params.get("axis", -1) % len(shape), ((0,) * len(shape), shape)
+        slices = {_slice(each, result, whole, flat) for result in results for each in readers[result]}
         if axis != len(shape) - 1:  # XLA merges no slice with the transpose that follows
             slices = {whole}
+        elif not {*results}.isdisjoint(outputs):
+            slices.add(whole)
         (starts, ends), *others = slices
         cut_axes = [i for i, size in enumerate(operand.shape) if ends[i] < size]
-        is_prefix = not others and not any(starts) and cut_axes == [axis]
-        if not is_prefix or operand.dtype != np.float32:
+        if others or any(starts) or cut_axes != [axis] or operand.dtype != np.float32:
             sorts[results[0]] = 2 if readers[results[1]] or results[1] in outputs else 1
     return sorts
 
 
-class _Slice(NamedTuple):
-    """A part of an array: its start and its end along each axis."""
-
-    starts: tuple[int, ...]
-    ends: tuple[int, ...]
-
-
-def _slice_of(reader: _Placed, result: int, whole: _Slice, flat: _Flat) -> _Slice:
-    """Return the part of a result that XLA knows an equation to slice; else the whole result."""
+def _slice(reader: _Placed, result: int, whole: tuple[Any, Any], flat: _Flat) -> tuple[Any, Any]:
+    """Return the starts and the ends of the slice of a result that XLA knows an equation to read."""
     name, params = reader.equation.primitive.name, reader.equation.params
-    starts, is_reshaped = flat.numbers(reader.reads[1:]), reader.equation.invars[0].aval.shape != whole.ends
+    starts, is_reshaped = flat.numbers(reader.reads[1:]), reader.equation.invars[0].aval.shape != whole[1]
     if reader.reads[0] != result or is_reshaped or None in starts:
         return whole
     if name == "slice" and {*(params["strides"] or ())} <= {1}:
-        return _Slice(tuple(params["start_indices"]), tuple(params["limit_indices"]))
+        return tuple(params["start_indices"]), tuple(params["limit_indices"])
     if name == "dynamic_slice":
-        return _Slice(tuple(starts), tuple(map(operator.add, starts, params["slice_sizes"])))
-    return _Slice(whole.ends, whole.ends) if name in ("split", "gather") else whole
+        return tuple(starts), tuple(map(operator.add, starts, params["slice_sizes"]))
+    return (whole[1], whole[1]) if name in ("split", "gather") else whole
