@@ -16,12 +16,43 @@ from ._values import counted
 PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 
+#: The type of functions from `jax.jit`. Other objects with `trace` and `lower` are plain callables.
+_Jitted = type(jax.jit(lambda: None))
+
+
+def is_from_jit(fn: Any) -> bool:
+    """Whether a function comes from `jax.jit` itself, not from a wrapper such as `flax.nnx.jit`."""
+    return isinstance(fn, _Jitted)
+
+
+def default_device() -> Any:
+    """Return the device on which JAX makes new arrays."""
+    asked: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    return asked if hasattr(asked, "device_kind") else jax.devices(asked)[0]
+
+
+def default_platform() -> str:
+    """Return the platform of JAX's default device, such as "cpu", "tpu", "cuda" or "rocm"."""
+    device = default_device()
+    if device.platform != "gpu":
+        return device.platform
+    return "rocm" if "rocm" in getattr(device.client, "platform_version", "").lower() else "cuda"
+
+
 def jitted(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Return `fn` as a jitted function, and the arguments to trace it with. A jitted `fn` is returned unchanged."""
-    if isinstance(fn, jax.stages.Wrapped):
+    if is_from_jit(fn):
         return fn, args, kwargs
+    with contextlib.suppress(Exception):  # `flax.nnx.jit` holds JAX's trace, with the new state
+        program = fn.trace(*args, **kwargs).traced
+        from jax.extend.core import jaxpr_as_fun  # a slow import, which loads Pallas
+
+        shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.jaxpr.in_avals]
+        arguments = enumerate(jax.tree.leaves(program.args_info))
+        donated = [place for place, argument in arguments if argument.donated]
+        return jax.jit(jaxpr_as_fun(program.jaxpr), donate_argnums=donated), tuple(shapes), {}
     leaves, tree = jax.tree.flatten((args, kwargs))
     positional = len(jax.tree.leaves(args))
     traced = {

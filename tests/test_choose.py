@@ -98,6 +98,16 @@ def test_where_the_model_is_sure_nothing_is_compiled_or_run_and_nothing_is_remem
     assert choose(functions, real(512, 512), calibration=here, measure="never") == found
 
 
+def test_an_array_that_only_the_function_itself_changes_is_no_side_effect(here):
+    def filled(x):
+        held = jax.new_ref(x)
+        jax.lax.fori_loop(0, 3, lambda i, _: held.__setitem__(0, held[0] + 1.0), None)
+        return held[...]
+
+    functions = {"filled": jax.jit(filled), "plain": jax.jit(lambda x: x.at[0].add(3.0))}
+    assert choose(functions, X, calibration=here, **QUICK).by == "measured"
+
+
 def test_what_is_measured_is_measured_once_and_known_by_its_content(here):
     functions = ways()
     found = choose(functions, X, calibration=here, measure="always")
@@ -356,6 +366,9 @@ def test_no_answer_depends_on_what_was_measured_of_something_else(here):
 # --- What is refused, and what loses -------------------------------------------------------------
 
 
+SHARED = jax.new_ref(jnp.zeros((8, 16), jnp.float32))
+
+
 def printing(x):
     jax.debug.print("{}", x[0, 0])
     return x * 2.0
@@ -386,6 +399,7 @@ BAD_THIRD = (
     (lambda x: x * 2.1, "expected the same .* 'c' differs from 'product': .* differs by 0.1 at .0, 0.; .*check=False"),
     (printing, "'c' has side effects .*measure='never'"),
     (calling, "'c' has side effects .*measure='never'"),
+    (lambda x: x * 2.0 + SHARED[...], "'c' has side effects .*measure='never'"),
 )
 BAD_OPTIONS = (
     ({"measure": "sometimes"}, "measure: expected one of never, undecided, always, got 'sometimes'"),

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from rlxjax._tracing import default_device
 from rlxjax._values import Handle, handle
 from rlxjax.calibration import CalibratedModel, Fingerprint, current_fingerprint
 
@@ -56,12 +57,6 @@ def setting_of(calibrated: CalibratedModel | None, devices: Sequence[Any] = ()) 
     processes = len({device.process_index for device in used})
     model = None if calibrated is None else digest_of_model(calibrated)
     return digest(here.model_dump(mode="json"), flags, settings, kinds, len(used), processes, model), here
-
-
-def default_device() -> Any:
-    """Return the device on which JAX makes new arrays."""
-    asked: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-    return asked if hasattr(asked, "device_kind") else jax.devices(asked)[0]
 
 
 @functools.lru_cache(maxsize=8)

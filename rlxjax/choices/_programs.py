@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax._tracing import wrong_count
+from rlxjax._tracing import default_device, is_from_jit, wrong_count
 from rlxjax._values import Handle, by_value, counted, handle
 from rlxjax.calibration import CalibratedModel, Calibration, FunctionPrediction, FunctionTimes, predict_profiles
 from rlxjax.fit import SURE, Cell, Runs, Suite, as_lists, batch_shape, decision, estimate, size_text
 from rlxjax.jaxpr import FunctionProfile, profile_function
 from rlxjax.models import FUNCTIONS
 
-from ._description import content_of, default_device, description_of, digest
+from ._description import content_of, description_of, digest
 from ._way import SURE_OF_FUNCTIONS, Way
 
 #: Random integers are below this number, so that they are valid indices into arrays of at least this length.
@@ -78,7 +78,7 @@ def in_order(stages: Sequence[Callable[..., Any]], args: tuple[Any, ...]) -> lis
     for number, fn in enumerate(stages):
         name = getattr(fn, "__name__", "")
         name = name if name.isidentifier() else f"stage{number + 1}"  # a name that code can use
-        jitted: Any = fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(functools.partial(fn))
+        jitted: Any = fn if is_from_jit(fn) else jax.jit(functools.partial(fn))
         try:
             result = jitted.eval_shape(*given)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's function may raise anything, and may exit)
@@ -145,7 +145,7 @@ def work_of_functions(
         expected = expected or (name, whole.result)
         if check and (wrong := unlike(expected[1], whole.result)):
             raise unequal(expected[0], name, wrong)
-        is_jitted = isinstance(given, jax.stages.Wrapped)
+        is_jitted = is_from_jit(given)
         devices += devices_of([program.jaxpr.consts, _places_in(program.jaxpr.jaxpr)])
         parts.append(functools.partial(list, [whole]) if is_jitted else functools.partial(parts_of, whole))
         make = (lambda program=program: program.lower().compile()) if is_jitted else None
@@ -213,7 +213,9 @@ def in_words(args: tuple[Any, ...]) -> str:
 
 def check_repeatable(name: str, program: Any) -> None:
     """Raise a `ValueError` if a program cannot run repeatedly, because it has side effects or donates arguments."""
-    if effects := ", ".join(sorted(str(effect) for effect in program.jaxpr.effects)):
+    # A mutable array that the program itself creates is no side effect.
+    inside, effects = "InternalMutableArrayEffect", program.jaxpr.effects
+    if effects := ", ".join(sorted(str(one) for one in effects if type(one).__name__ != inside)):
         raise ValueError(
             f"alternatives: {name!r} has side effects ({effects}), but measuring runs it repeatedly; remove them, or "
             "use measure='never'"
