@@ -14,7 +14,7 @@ from rich.console import Console
 from typer import Argument, Option
 
 import rlxjax
-from rlxjax.units import interval_text, probability_text, time_text
+from rlxjax.units import interval_text, printable, probability_text, time_text
 
 from .command_line import (
     AsJson,
@@ -178,7 +178,7 @@ def _print_waterfall(explanation: "rlxjax.calibration.Explanation", to: Console)
 def _bar(start: float, end: float, scale: float) -> str:
     """Return a bar between two places. The bar of a negative term has a lighter shade."""
     first, last = (round(max(place * scale, 0.0)) for place in sorted((start, end)))
-    return " " * first + ("█" if end >= start else "░") * (last - first)
+    return " " * first + (printable("█", "#") if end >= start else printable("░", "-")) * (last - first)
 
 
 # --- Functions -----------------------------------------------------------------------------------

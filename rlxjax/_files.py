@@ -112,7 +112,13 @@ def read_file(path: str | os.PathLike[str], error: type[ValueError] = ValueError
 
 def _content_of(path: str | os.PathLike[str]) -> bytes:
     """Return at most `MOST_BYTES + 1` bytes of a regular file. Raise `IsADirectoryError` for a pipe or a device."""
-    if not stat.S_ISREG(mode := os.stat(path).st_mode):
+    try:
+        mode = os.stat(path).st_mode
+    except NotADirectoryError:
+        if not FilePath(path).is_relative_to(FilePath(__file__).parent):
+            raise
+        return __spec__.loader.get_data(os.fspath(path))  # the package lies in a zip archive
+    if not stat.S_ISREG(mode):
         raise IsADirectoryError(0, f"expected a file, got a {_KINDS.get(stat.S_IFMT(mode), 'special file')}")
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         return file.read(MOST_BYTES + 1)

@@ -6,6 +6,7 @@ import os
 import shlex
 import warnings
 from collections.abc import Iterable, Mapping
+from importlib import resources
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -200,7 +201,7 @@ def population_path(platform: str) -> FilePath:
 def population(platform: str) -> CalibrationFile | None:
     """Return the content of a platform's file at `population_path`; None if no machine of the platform was timed."""
     path, mend = population_path(platform), "install rlxjax again"
-    if not path.exists():
+    if not resources.files(__package__ or "").joinpath(path.name).is_file():
         return None
     content = read_json_file(path, CalibrationFile, SCHEMA_VERSION, CalibrationFileError, mend, "a calibration")
     good = {name: own for name, own in content.models.items() if own.model_version == BUILT_IN[name].version}
