@@ -157,11 +157,16 @@ def run(commands: Callable[..., Any], arguments: list[str], name: str) -> None:
     sys.exit(status)
 
 
+def in_options(text: object) -> str:
+    """Return a text in which an argument of the library has the name of its option."""
+    return str(text).replace("trip_counts", "--trips")
+
+
 def _refused(error: Exception | str) -> int:
     """Print an error in one line, and return the exit status. Say nothing if the reader of the output is gone."""
     if isinstance(error, BrokenPipeError) and error.filename is None:
         return CLOSED_STATUS
-    said = " ".join(str(error).split())
+    said = " ".join(in_options(error).split())
     if isinstance(error, OSError) and error.filename is None and error.errno in (errno.ENOSPC, errno.EIO):
         said = f"standard output: cannot be written ({error.strerror})"
     with contextlib.suppress(OSError):
@@ -211,9 +216,11 @@ def calibration_of(file: FilePath | None) -> "rlxjax.Calibration":
 
 
 def source_of(calibration: "rlxjax.Calibration", model: str) -> dict[str, Any]:
-    """Return a dict for JSON: the source of a calibration, and the cautions about a model."""
-    cautions: Sequence[str] = calibration.models[model].cautions if model in calibration.models else ()
-    return {"calibration": calibration.source, "cautions": cautions}
+    """Return a dict for JSON: the source of a calibration's model, and the cautions about the model."""
+    own = calibration.models.get(model)
+    is_pooled = own is not None and "measured" not in own.provenance.values()  # a file may have other models only
+    source = "no calibration of this machine" if is_pooled else calibration.source
+    return {"calibration": source, "cautions": own.cautions if own else ()}
 
 
 def say_source(calibration: "rlxjax.Calibration", model: str) -> None:

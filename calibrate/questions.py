@@ -26,6 +26,7 @@ from .command_line import (
     calibration_of,
     command,
     command_line,
+    in_options,
     say_source,
     set_up_jax,
     source_of,
@@ -280,7 +281,7 @@ def profile(
     if as_json:
         typer.echo(json_text(found))
     else:
-        say("\n\n".join(map(str, parts)))
+        say(in_options("\n\n".join(map(str, parts))))
         if known is not None:
             say_source(known, "functions")
     raise typer.Exit(0 if is_sure else UNSURE_STATUS)
@@ -386,7 +387,7 @@ def advise(
         source = {"calibration": None, "cautions": []} if known is None else source_of(known, "functions")
         typer.echo(json_text(advice.as_dict() | source))
     else:
-        say(advice.text(f"{command_line(context, 'measure')} --measure undecided"))
+        say(in_options(advice.text(f"{command_line(context, 'measure')} --measure undecided")))
         if known is not None:
             say_source(known, "functions")
     raise typer.Exit(0 if advice.verdict in ("fuse", "group", "keep") else UNSURE_STATUS)
