@@ -13,7 +13,7 @@ import stat
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
