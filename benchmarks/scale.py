@@ -39,7 +39,9 @@ def polars(source: str, sink: str) -> None:
     saved = {name: pl.col(f"before_{name}") - pl.col(f"after_{name}") for name in COUNTS}
     added = pl.max_horizontal(-saved["sync_points"], 0)
     score = sum((saved[name].cast(pl.Float64) * rate for name, rate in RATES.items()), -PENALTY_NS * added)
-    rows = pl.scan_parquet(source).select("id", score_ns=score).with_columns(should_fuse=pl.col("score_ns") >= MIN_GAIN_NS)
+    rows = (
+        pl.scan_parquet(source).select("id", score_ns=score).with_columns(should_fuse=pl.col("score_ns") >= MIN_GAIN_NS)
+    )
     odds = (pl.col("score_ns") - MIN_GAIN_NS) / TEMPERATURE_NS
     rows = rows.with_columns(fuse_probability=(1 / (1 + (-odds).exp())).cast(pl.Float32))
     rows.with_columns(pl.col("score_ns").cast(pl.Float32)).sink_parquet(sink, compression="zstd")

@@ -68,7 +68,7 @@ def evaluate(
     begun_s, partial = time.perf_counter(), sink.with_name(f"{sink.name}.partial")
     for path in (sink, partial):
         if path.exists():
-            raise ValueError(f"{path}: expected a name that is free, got a file or folder; delete it or name another")
+            raise ValueError(f"{path}: expected a free name, got a file or a folder; delete it or give another name")
     require("daft", "scale")
     os.environ.setdefault("DO_NOT_TRACK", "true")  # else Daft reports each import to its makers
     os.environ.setdefault("DAFT_PROGRESS_BAR", "0")
@@ -86,8 +86,9 @@ def evaluate(
             written = rows.write_parquet(str(partial), compression="zstd").to_pydict()["path"]
         for place, path in enumerate(written):  # sorted rows are in the order of these files
             (partial / FilePath(path).name).rename(partial / f"part-{place:05d}.parquet")
-        rejected = daft.read_parquet(f"{partial}/*.parquet").select("rejected").to_arrow()["rejected"]
-        found = {"rows": len(rejected), "rejected": len(rejected) - rejected.null_count}
+        rejected = daft.col("rejected")
+        counts = [rejected.count("all").alias("rows"), rejected.count().alias("rejected")]
+        (found,) = daft.read_parquet(f"{partial}/*.parquet").agg(*counts).to_pylist()
         partial.rename(sink)
     except (ValueError, OSError) as error:
         raise ValueError(_said(error)) from None
@@ -128,11 +129,12 @@ def _read(sources: list[str]) -> Any:
 
     if len(sources) == 1 and (FilePath(sources[0]) / "_delta_log").is_dir():
         return daft.read_deltalake(sources[0])
-    readers = {READERS.get(ending, "") for one in sources for ending in FilePath(one).suffixes[-2:] or [""]} - {""}
+    endings = [FilePath(one).suffixes for one in sources]
+    readers = {next((READERS[own] for own in each if own in READERS), "read_parquet") for each in endings}
     if len(readers) > 1:
         raise ValueError(f"source: expected files of one kind, got {', '.join(sources)}")
     paths = [f"{one}/**/*.parquet" if os.path.isdir(one) else one for one in sources]
-    return getattr(daft, next(iter(readers), "read_parquet"))(paths, hive_partitioning=True)
+    return getattr(daft, *readers)(paths, hive_partitioning=True)
 
 
 def _with_answers(rows: Any, what: Any, renamed: list[str], how: dict[str, Any]) -> Any:
@@ -160,7 +162,8 @@ def _with_answers(rows: Any, what: Any, renamed: list[str], how: dict[str, Any])
     # Wrong columns are refused before any row is read.
     others = {name: empty.column(name) for name in kept if name not in columns}
     schema = answers({**others, **{name: empty.column(own) for name, own in columns.items()}}).schema
-    types = {name: daft.DataType.from_arrow_type(schema.field(name).type) for name in schema.names[len(others | columns) :]}
+    added_names = schema.names[len(others | columns) :]
+    types = {name: daft.DataType.from_arrow_type(schema.field(name).type) for name in added_names}
 
     @daft.func.batch(return_dtype=daft.DataType.struct(types), unnest=True)
     def added(*batch: Any) -> Any:
@@ -172,5 +175,4 @@ def _with_answers(rows: Any, what: Any, renamed: list[str], how: dict[str, Any])
 
 def _said(error: Exception) -> str:
     """Return the sentence in an error of Daft, which has several lines and a prefix."""
-    lines = [line.partition(":: ")[2] or line for line in str(error).splitlines() if line.strip()]
-    return re.sub(r"DaftError::\w+ ", "", " ".join(lines))
+    return re.sub(r"DaftError::\w+ ", "", " ".join(str(error).split()))

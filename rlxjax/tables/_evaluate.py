@@ -143,9 +143,7 @@ def _gate_program(gate: IoFusionGate, temperature_ns: float | None) -> _Program:
     adds = ("score_ns", "should_fuse", "fuse_probability")[: 2 if temperature_ns is None else 3]
 
     def saved(columns: Columns) -> dict[str, np.ndarray]:
-        before, after = (
-            GraphIoProfile(*(columns[f"{side}_{name}"] for name in names)) for side in ("before", "after")
-        )
+        before, after = (GraphIoProfile(*(columns[f"{side}_{name}"] for name in names)) for side in ("before", "after"))
         benefit = fields_of(fusion_benefit(before, after))
         return {name: np.asarray(counts, np.float64) for name, counts in benefit.items()}
 
@@ -228,8 +226,10 @@ def _numbers(table: "pyarrow.Table", name: str, entry: Input, reasons: np.ndarra
         raise ValueError(f"{name}: expected {wanted}, got {column.type}; cast the column first")
     if column.null_count:
         reasons[np.asarray(column.is_null()) & np.equal(reasons, None)] = f"{name}: expected a number, got null"
-        if is_list:
+    if is_list:
         return column.to_pylist()
+    if pa.types.is_floating(type_):
+        column = column.cast("float64")
     return (column.fill_null(0) if column.null_count else column).to_numpy()
 
 
