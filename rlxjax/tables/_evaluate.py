@@ -245,12 +245,14 @@ def _reject(program: _Program, columns: Columns, reasons: np.ndarray) -> None:
             continue
         rows = np.flatnonzero(np.equal(reasons, None))
         each, place = np.unique(values[rows], return_inverse=True)
-        for bad, reason in _refused(lambda of: check(each[of]), len(each)).items():
+        for bad, reason in _refused(check, each).items():
             reasons[rows[place == bad]] = reason
     rows = np.flatnonzero(np.equal(reasons, None))
-    own = {name: _at(values, rows) for name, values in columns.items()}
-    found = _refused(lambda of: program.check({name: _at(each, of) for name, each in own.items()}), len(rows))
-    for bad, reason in found.items():
+
+    def check_rows(of: np.ndarray) -> None:
+        program.check({name: _at(values, of) for name, values in columns.items()})
+
+    for bad, reason in _refused(check_rows, rows).items():
         reasons[rows[bad]] = reason
 
 
@@ -259,22 +261,22 @@ def _check_column(name: str, entry: Input, values: np.ndarray) -> None:
     check_size(values, name, entry, entry.step if entry.step > 1 else 0)
 
 
-def _refused(check: Callable[[np.ndarray], None], count: int) -> dict[int, str]:
-    """Return the reason of each number below `count` that a check of several numbers refuses, by bisection."""
+def _refused(check: Callable[[np.ndarray], None], values: np.ndarray) -> dict[int, str]:
+    """Return the reasons by the places of the values that a check of several values refuses, by bisection."""
     found: dict[int, str] = {}
 
-    def search(of: np.ndarray) -> None:
+    def search(places: np.ndarray) -> None:
         try:
-            check(of)
+            check(values[places])
         except ValueError as refusal:
-            if len(of) == 1:
-                found[int(of[0])] = str(refusal)
+            if len(places) == 1:
+                found[int(places[0])] = str(refusal)
                 return
-            for half in np.array_split(of, 2):
+            for half in np.array_split(places, 2):
                 search(half)
 
-    if count:
-        search(np.arange(count))
+    if len(values):
+        search(np.arange(len(values)))
     return found
 
 
