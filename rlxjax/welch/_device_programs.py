@@ -16,7 +16,7 @@ from rlxjax._checks import as_index, is_symbolic
 from rlxjax._schedule import padded_rows, schedule
 
 from ._kernels import KERNEL_COMPILERS, has_kernel, kernel_peaks
-from ._selection import default_selection, selected_peaks
+from ._selection import at_any_scale, default_selection, selected_peaks
 from ._workload import WelchPeakParams, hann_window, host_peaks, one_sided_weights
 
 #: A kernel is right if its powers agree with the host's to this relative tolerance, and at least this share of its bins
@@ -126,7 +126,13 @@ def fused_peaks(
         return lax.platform_dependent(signal, default=others, **{KERNEL_COMPILERS[platform]: kernel})
 
     def peaks_of(start: Start, count: Any) -> Float[Array, "count k 2"]:
-        return selected_peaks(_few_rows_at_a_time(signal, params, start, count, platform), params.k, selection)
+        def power_of(rows: Array | np.ndarray, first: Start = 0) -> Array:
+            return _few_rows_at_a_time(rows, params, first, count, platform)
+
+        def rows() -> Array:
+            return lax.dynamic_slice(signal, (start, 0), (count, params.frame_len))
+
+        return selected_peaks(power_of(signal, start), params.k, selection, rows=rows, power_of=power_of)
 
     rows = piece_rows(batch, params, platform)
     if batch <= rows:
@@ -182,7 +188,16 @@ def one_kernel_peaks(
     signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams, platform: str, interpret: bool = False
 ) -> Float[Array, "batch k 2"]:
     """Return the peaks, computed by a single kernel. The derivative comes from `mean_power` at the peaks' bins."""
-    peaks = jax.custom_jvp(functools.partial(kernel_peaks, params=params, platform=platform, interpret=interpret))
+
+    def places_and_powers(peaks: Array) -> tuple[Array, Array]:
+        return peaks[..., 0].astype(jnp.int32), peaks[..., 1]
+
+    @jax.custom_jvp
+    def peaks(rows: Array) -> Array:
+        found = places_and_powers(kernel_peaks(rows, params, platform, interpret))
+        others = functools.partial(fused_peaks, params=params, selection="top_k", platform=platform)
+        found = at_any_scale(*found, lambda: rows[:, : params.frame_len], lambda own: places_and_powers(others(own)))
+        return jnp.stack(found, axis=-1)
 
     @peaks.defjvp
     def _(rows: tuple[Array], changes: tuple[Array]) -> tuple[Array, Array]:  # pyright: ignore[reportUnusedFunction]

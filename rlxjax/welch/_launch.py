@@ -18,7 +18,7 @@ from rlxjax._schedule import chunk_rows, schedule, shared_rows
 
 from ._device_programs import default_fused_selection, fused_peaks, padded_batch, segment_spectra
 from ._selection import default_selection
-from ._workload import RUNS, WelchPeakParams, WelchVariant, host_peaks, spectrum_peaks
+from ._workload import RUNS, WelchPeakParams, WelchVariant, host_peaks, replace_extreme_peaks, spectrum_peaks
 
 #: The largest memory of all compiled programs, in bytes. Programs of this size take half of the 65,530 memory maps that
 #: Linux allows a process. XLA ends a process that needs more maps than Linux allows.
@@ -118,8 +118,18 @@ def run_variant(
     program = compiled(_recipe(plan.variant, plan.params, platform, _shaped(plan.shape, device), shapes))
 
     def peaks_of(rows: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
-        found = run_program(program, _prepared(rows, plan.shape, stays), *arrays)
-        return spectrum_peaks(np.asarray(found), params) if variant.selection == "numpy" else found
+        prepared = _prepared(rows, plan.shape, stays)
+        found = run_program(program, prepared, *arrays)
+        if variant.selection != "numpy":
+            return found
+        peaks = spectrum_peaks(np.asarray(found), params)
+
+        def write(scaled: np.ndarray, out: np.ndarray) -> None:
+            out[:] = spectrum_peaks(np.asarray(run_program(program, scaled)), params)
+
+        with np.errstate(all="ignore"):
+            replace_extreme_peaks(np.asarray(prepared), write, peaks)
+        return peaks
 
     if batch <= plan.rows:
         peaks = peaks_of(signal)

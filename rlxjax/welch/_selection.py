@@ -1,26 +1,38 @@
 """The selection of the k largest powers on a device, in two forms with identical results.
 
-Larger powers come first. Among equal powers the lower bin comes first. NaN comes last.
+Larger powers come first. Among equal powers the lower bin comes first. NaN comes last. Powers that leave the range of
+float32 are ranked by the powers of scaled rows.
 """
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.custom_batching
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from rlxjax._checks import is_symbolic
+from rlxjax._numerics import straight_through
 from rlxjax._schedule import schedule
 from rlxjax._values import FrozenDict
+
+from ._workload import LEAST_POWER, MOST_POWER
 
 _HIGHEST = np.uint32(2**32 - 1)
 
 
 def selected_peaks(
-    power: Float[Array, "batch bins"], k: int, selection: str, bins: np.ndarray | None = None
+    power: Float[Array, "batch bins"],
+    k: int,
+    selection: str,
+    bins: np.ndarray | None = None,
+    *,
+    rows: Callable[[], Array] | None = None,
+    power_of: Callable[[Array], Array] | None = None,
 ) -> Float[Array, "batch k 2"]:
     """Return the k largest powers of each row as (bin, power). If there are fewer than k bins, the rest is (0, 0.0).
 
@@ -29,14 +41,69 @@ def selected_peaks(
         k: number of powers to return.
         selection: a key of `SELECTIONS`.
         bins: the bin number of each column of `power`, in ascending order; by default the index of the column.
+        rows: returns the rows of samples behind `power`. If it is given, rows of any scale have the right peaks.
+        power_of: returns the powers of rows of samples.
     """
     found = min(k, power.shape[1])
+    gathered = functools.partial(jnp.take_along_axis, axis=1, mode="promise_in_bounds")
     # Places are integers without a gradient. The gradient passes through the gathered powers.
     places = SELECTIONS[selection](lax.stop_gradient(power), found)
-    powers = jnp.take_along_axis(power, places, axis=1, mode="promise_in_bounds")
+    powers = gathered(power, places)
+    if rows is not None and power_of is not None:
+
+        def again(scaled: Array) -> tuple[Array, Array]:
+            own = power_of(scaled)
+            places = by_top_k(own, found)
+            return places, gathered(own, places)
+
+        places, exact = at_any_scale(places, lax.stop_gradient(powers), rows, again)
+        powers = straight_through(exact, gathered(power, places))
     numbers = places if bins is None else jnp.asarray(bins)[places]
     peaks = jnp.stack([numbers.astype(jnp.float32), powers], axis=-1)
     return jnp.pad(peaks, ((0, 0), (0, k - found), (0, 0)))
+
+
+def at_any_scale(
+    places: Int[Array, "batch k"],
+    powers: Float[Array, "batch k"],
+    rows: Callable[[], Float[Array, "batch length"]],
+    again: Callable[[Array], tuple[Array, Array]],
+) -> tuple[Int[Array, "batch k"], Float[Array, "batch k"]]:
+    """Return the places and powers of peaks. Replace them in rows whose powers leave the range of float32.
+
+    Such a row is multiplied by a power of two, which is exact. `again` returns the places and powers of scaled rows.
+    These powers are then divided by the square of the factor. Other rows keep their places and powers.
+    """
+    is_extreme = ~((powers[:, 0] >= LEAST_POWER) & (powers[:, 0] <= MOST_POWER))  # NaN is extreme
+
+    def scaled() -> tuple[Array, Array]:
+        samples = lax.stop_gradient(rows()).astype(jnp.float32)
+        # The exponent bits of the largest magnitude: 0 for a silent row, 255 for infinity and NaN.
+        bits = lax.bitcast_convert_type(samples, jnp.int32) & np.int32(2**31 - 1)
+        exponent = jnp.max(bits, axis=1) >> 23
+        is_scaled = is_extreme & (exponent > 0) & (exponent < 255)
+        held = jnp.where(is_scaled, jnp.minimum(exponent, 253), 127)
+        factor, inverse = (lax.bitcast_convert_type(own << 23, jnp.float32)[:, None] for own in (254 - held, held))
+
+        def replaced() -> tuple[Array, Array]:
+            own_places, own_powers = again(samples * factor)
+            own = own_places, own_powers * inverse * inverse
+            return tuple(jnp.where(is_scaled[:, None], *pair) for pair in zip(own, (places, powers), strict=True))
+
+        return lax.cond(_any(is_scaled), replaced, lambda: (places, powers))
+
+    return lax.cond(_any(is_extreme), scaled, lambda: (places, powers))
+
+
+@jax.custom_batching.custom_vmap
+def _any(flags: Bool[Array, "*batch"]) -> Bool[Array, ""]:
+    """Return whether any flag is true, also in another row of a `vmap`: otherwise `cond` would run both branches."""
+    return jnp.any(flags)
+
+
+@_any.def_vmap
+def _any_of_all(_: int, __: Any, flags: Array) -> tuple[Array, bool]:
+    return _any(flags), False
 
 
 def by_top_k(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"]:
