@@ -105,6 +105,7 @@ def fused_peaks(
     params: WelchPeakParams,
     selection: str | None = None,
     platform: str | None = None,
+    rescales: bool = True,
 ) -> Float[Array, "batch k 2"]:
     """Return the peaks of rows of samples. A single program computes pieces of rows, one piece after the other.
 
@@ -114,6 +115,7 @@ def fused_peaks(
         selection: how the program selects peaks: "maxima" or "top_k", or "kernel" for a single kernel that computes
             everything. The default depends on the platform and on the sizes.
         platform: platform that runs the program; by default the platform of JAX's default device.
+        rescales: whether rows whose powers leave the range of float32 are scaled.
 
     Returns:
         The peaks, as from `welch_peaks`: (bin, power), float32 `[batch, k, 2]`.
@@ -121,8 +123,9 @@ def fused_peaks(
     platform, batch = platform or jax.default_backend(), signal.shape[0]
     selection = selection or default_fused_selection(batch, params, platform)
     if selection == "kernel":  # a program that is compiled for another platform selects by top_k
-        others = functools.partial(fused_peaks, params=params, selection="top_k", platform=platform)
-        kernel = functools.partial(one_kernel_peaks, params=params, platform=platform)
+        options: dict[str, Any] = {"params": params, "platform": platform, "rescales": rescales}
+        others = functools.partial(fused_peaks, **options, selection="top_k")
+        kernel = functools.partial(one_kernel_peaks, **options)
         return lax.platform_dependent(signal, default=others, **{KERNEL_COMPILERS[platform]: kernel})
 
     def peaks_of(start: Start, count: Any) -> Float[Array, "count k 2"]:
@@ -132,7 +135,8 @@ def fused_peaks(
         def rows() -> Array:
             return lax.dynamic_slice(signal, (start, 0), (count, params.frame_len))
 
-        return selected_peaks(power_of(signal, start), params.k, selection, rows=rows, power_of=power_of)
+        own = {"rows": rows, "power_of": power_of} if rescales else {}
+        return selected_peaks(power_of(signal, start), params.k, selection, **own)
 
     rows = piece_rows(batch, params, platform)
     if batch <= rows:
@@ -185,19 +189,27 @@ def is_right(peaks_of: Callable[[np.ndarray], Any], params: WelchPeakParams) -> 
 
 
 def one_kernel_peaks(
-    signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams, platform: str, interpret: bool = False
+    signal: Real[Array | np.ndarray, "batch length"],
+    params: WelchPeakParams,
+    platform: str,
+    interpret: bool = False,
+    rescales: bool = True,
 ) -> Float[Array, "batch k 2"]:
     """Return the peaks, computed by a single kernel. The derivative comes from `mean_power` at the peaks' bins."""
 
-    def places_and_powers(peaks: Array) -> tuple[Array, Array]:
-        return peaks[..., 0].astype(jnp.int32), peaks[..., 1]
+    def with_places(peaks: Array) -> tuple[Array, Array]:
+        return peaks, peaks[..., 0].astype(jnp.int32)
 
     @jax.custom_jvp
     def peaks(rows: Array) -> Array:
-        found = places_and_powers(kernel_peaks(rows, params, platform, interpret))
-        others = functools.partial(fused_peaks, params=params, selection="top_k", platform=platform)
-        found = at_any_scale(*found, lambda: rows[:, : params.frame_len], lambda own: places_and_powers(others(own)))
-        return jnp.stack(found, axis=-1)
+        found = kernel_peaks(rows, params, platform, interpret)
+        if not rescales:
+            return found
+
+        def again(scaled: Array) -> tuple[Array, Array]:
+            return with_places(fused_peaks(scaled, params, "top_k", platform, rescales=False))
+
+        return at_any_scale(with_places(found), lambda: rows[:, : params.frame_len], again)[0]
 
     @peaks.defjvp
     def _(rows: tuple[Array], changes: tuple[Array]) -> tuple[Array, Array]:  # pyright: ignore[reportUnusedFunction]

@@ -15,7 +15,7 @@ from rlxjax._chunks import background, is_forked
 
 from ._choice import Call, choice, question
 from ._launch import compiled, row_axes, run_program, run_sharded, run_traced, run_variant, split_rows
-from ._workload import WelchPeakParams
+from ._workload import WelchPeakParams, rescaled_peaks
 from .costs import AUTO
 
 if TYPE_CHECKING:
@@ -103,8 +103,13 @@ def welch_peaks(
     run = functools.partial(welch_peaks, signal, params, model=model)
     variant, program = choice(call, calibration, model, measure, run)
     if program is not None:
-        peaks = run_program(compiled(program), signal)
-        return _placed_as(peaks, signal) if is_jax else np.array(peaks)
+        own = functools.partial(run_program, compiled(program))
+        peaks = own(signal)
+        if call.platform in (None, "cpu"):
+            found, rows = np.array(peaks), signal.reshape(-1, signal.shape[-1])
+            rescaled = rescaled_peaks(found, rows, lambda scaled: own(scaled.reshape(signal.shape)))
+            peaks = peaks if is_jax and rescaled is found else rescaled
+        return _placed_as(peaks, signal) if is_jax else peaks
     if signal.ndim == 1:
         signal = signal[None]
     if traced:

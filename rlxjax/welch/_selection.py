@@ -45,36 +45,40 @@ def selected_peaks(
         power_of: returns the powers of rows of samples.
     """
     found = min(k, power.shape[1])
-    gathered = functools.partial(jnp.take_along_axis, axis=1, mode="promise_in_bounds")
+
+    def peaks_at(places: Array, power: Array) -> Array:
+        powers = jnp.take_along_axis(power, places, axis=1, mode="promise_in_bounds")
+        its_bins = places if bins is None else jnp.asarray(bins)[places]
+        return jnp.stack([its_bins.astype(jnp.float32), powers], axis=-1)
+
     # Places are integers without a gradient. The gradient passes through the gathered powers.
-    places = SELECTIONS[selection](lax.stop_gradient(power), found)
-    powers = gathered(power, places)
+    constant = lax.stop_gradient(power)
+    places = SELECTIONS[selection](constant, found)
+    peaks = peaks_at(places, power)
     if rows is not None and power_of is not None:
 
         def again(scaled: Array) -> tuple[Array, Array]:
             own = power_of(scaled)
             places = by_top_k(own, found)
-            return places, gathered(own, places)
+            return peaks_at(places, own), places
 
-        places, exact = at_any_scale(places, lax.stop_gradient(powers), rows, again)
-        powers = straight_through(exact, gathered(power, places))
-    numbers = places if bins is None else jnp.asarray(bins)[places]
-    peaks = jnp.stack([numbers.astype(jnp.float32), powers], axis=-1)
+        exact, places = at_any_scale((peaks_at(places, constant), places), rows, again)
+        peaks = straight_through(exact, peaks_at(places, power))
     return jnp.pad(peaks, ((0, 0), (0, k - found), (0, 0)))
 
 
 def at_any_scale(
-    places: Int[Array, "batch k"],
-    powers: Float[Array, "batch k"],
+    found: tuple[Float[Array, "batch k 2"], Int[Array, "batch k"]],
     rows: Callable[[], Float[Array, "batch length"]],
     again: Callable[[Array], tuple[Array, Array]],
-) -> tuple[Int[Array, "batch k"], Float[Array, "batch k"]]:
-    """Return the places and powers of peaks. Replace them in rows whose powers leave the range of float32.
+) -> tuple[Float[Array, "batch k 2"], Int[Array, "batch k"]]:
+    """Return peaks and their places. Replace both in rows whose powers leave the range of float32.
 
-    Such a row is multiplied by a power of two, which is exact. `again` returns the places and powers of scaled rows.
-    These powers are then divided by the square of the factor. Other rows keep their places and powers.
+    Such a row is multiplied by a power of two, which is exact. `again` returns the peaks and the places of scaled rows.
+    These powers are then divided by the square of the factor. Other rows keep their peaks and places.
     """
-    is_extreme = ~((powers[:, 0] >= LEAST_POWER) & (powers[:, 0] <= MOST_POWER))  # NaN is extreme
+    largest_power = found[0][:, 0, 1]
+    is_extreme = ~((largest_power >= LEAST_POWER) & (largest_power <= MOST_POWER))  # NaN is extreme
 
     def scaled() -> tuple[Array, Array]:
         samples = lax.stop_gradient(rows()).astype(jnp.float32)
@@ -83,16 +87,18 @@ def at_any_scale(
         exponent = jnp.max(bits, axis=1) >> 23
         is_scaled = is_extreme & (exponent > 0) & (exponent < 255)
         held = jnp.where(is_scaled, jnp.minimum(exponent, 253), 127)
-        factor, inverse = (lax.bitcast_convert_type(own << 23, jnp.float32)[:, None] for own in (254 - held, held))
+        factor, inverse = (lax.bitcast_convert_type(own << 23, jnp.float32) for own in (254 - held, held))
 
         def replaced() -> tuple[Array, Array]:
-            own_places, own_powers = again(samples * factor)
-            own = own_places, own_powers * inverse * inverse
-            return tuple(jnp.where(is_scaled[:, None], *pair) for pair in zip(own, (places, powers), strict=True))
+            peaks, places = again(samples * factor[:, None])
+            powers = peaks[..., 1] * inverse[:, None] * inverse[:, None]
+            peaks = jnp.stack([peaks[..., 0], powers], axis=-1)
+            own = jnp.where(is_scaled[:, None, None], peaks, found[0])
+            return own, jnp.where(is_scaled[:, None], places, found[1])
 
-        return lax.cond(_any(is_scaled), replaced, lambda: (places, powers))
+        return lax.cond(_any(is_scaled), replaced, lambda: found)
 
-    return lax.cond(_any(is_extreme), scaled, lambda: (places, powers))
+    return lax.cond(_any(is_extreme), scaled, lambda: found)
 
 
 @jax.custom_batching.custom_vmap

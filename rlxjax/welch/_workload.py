@@ -5,7 +5,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -25,8 +25,6 @@ ULTRA_SEGMENTS, FAST_SEGMENTS, REFERENCE_SEGMENTS = 1, 2, 8
 #: If the largest power of a row is in this range, float32 holds all powers that exceed the rounding errors of a
 #: transform, which are about 2**-50 of the largest power. Rows with other powers are scaled.
 LEAST_POWER, MOST_POWER = 2.0**-72, 2.0**120
-#: The bits of these powers. As unsigned integers, the bits of all other numbers are outside of this range.
-_LEAST_BITS, _MOST_BITS = np.array([LEAST_POWER, MOST_POWER], np.float32).view(np.uint32)
 _SCHEDULE = schedule("cpu")
 #: Only scratch arrays of these sizes are kept. Smaller arrays are quick to allocate, and larger arrays are rare.
 LEAST_SCRATCH_SIZE, MOST_SCRATCH_SIZE = 2**12, 4 * _SCHEDULE.host_chunk_samples
@@ -176,44 +174,43 @@ def host_peaks(signal: np.ndarray, params: WelchPeakParams) -> np.ndarray:
     peaks = np.zeros((signal.shape[0], params.k, 2), np.float32)
     window = hann_window(params.n_fft)
 
-    def peaks_of(rows: np.ndarray, out: np.ndarray) -> None:
+    def peaks_of(rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        out = np.zeros((len(rows), params.k, 2), np.float32) if out is None else out
         shape, (row_bytes, sample_bytes) = (len(rows), params.n_segments, params.n_fft), rows.strides
         strides = (row_bytes, params.hop * sample_bytes, sample_bytes)
         segments = np.lib.stride_tricks.as_strided(rows, shape, strides, writeable=False)
         windowed = np.multiply(segments, window, out=_scratch("windowed", segments.shape, np.float32))
         shape = (*segments.shape[:-1], params.n_bins)
         spectrum = np.fft.rfft(windowed, out=_scratch("spectrum", shape, np.complex64))
-        select_peaks(mean_power(spectrum, params), params, out=out)
+        select_peaks(mean_power(spectrum, params), params, out)
+        return out
 
     def run(start: int, stop: int) -> None:
         with np.errstate(all="ignore"):  # infinity and NaN are valid results, as on a device
             rows = signal[start:stop, : params.frame_len].astype(np.float32, copy=False)
-            peaks_of(rows, peaks[start:stop])
-            replace_extreme_peaks(rows, peaks_of, peaks[start:stop])
+            found = peaks_of(rows, peaks[start:stop])
+            if (rescaled := rescaled_peaks(found, rows, peaks_of)) is not found:
+                found[:] = rescaled
 
     for_each_chunk(run, len(signal), _host_chunk_rows(params, len(signal), worker_count()))
     return peaks
 
 
-def replace_extreme_peaks(
-    rows: np.ndarray, peaks_of: Callable[[np.ndarray, np.ndarray], None], peaks: np.ndarray
-) -> None:
-    """Replace the peaks of float32 rows whose powers leave the range of float32, as `at_any_scale` does on a device.
-
-    `peaks_of` writes the peaks of rows into an array.
-    """
+def rescaled_peaks(peaks: np.ndarray, rows: np.ndarray, peaks_of: Callable[[np.ndarray], Any]) -> np.ndarray:
+    """Return the peaks of float32 rows, as `at_any_scale` does on a device. `peaks_of` returns the peaks of rows."""
     largest_power = peaks[:, 0, 1]
-    if not len(rows) or (largest_power.view(np.uint32) - _LEAST_BITS).max() <= _MOST_BITS - _LEAST_BITS:
-        return
+    if all(LEAST_POWER <= power <= MOST_POWER for power in largest_power.tolist()):  # for few rows faster than NumPy
+        return peaks
     largest = np.abs(rows).max(axis=1)
     is_ordinary = (largest_power >= LEAST_POWER) & (largest_power <= MOST_POWER)
     is_scaled = ~is_ordinary & (largest > 0) & np.isfinite(largest)
-    if is_scaled.any():
-        exponents = np.where(is_scaled, np.frexp(largest)[1], 0)[:, None]
-        own = np.zeros_like(peaks)
-        peaks_of(np.ldexp(rows, -exponents), own)
-        own[..., 1] = np.ldexp(own[..., 1], 2 * exponents)
-        peaks[is_scaled] = own[is_scaled]
+    if not is_scaled.any():
+        return peaks
+    exponents = np.where(is_scaled, np.frexp(largest)[1], 0)[:, None]
+    scaled = np.array(peaks_of(np.ldexp(rows, -exponents)))
+    with np.errstate(over="ignore", under="ignore"):
+        scaled[..., 1] = np.ldexp(scaled[..., 1], 2 * exponents)
+    return np.where(is_scaled[:, None, None], scaled, peaks)
 
 
 def spectrum_peaks(spectrum: NDArray[np.complexfloating], params: WelchPeakParams) -> np.ndarray:
