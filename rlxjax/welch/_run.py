@@ -68,7 +68,9 @@ def welch_peaks(
 
     Returns:
         The peaks (bin, power), float32 `[batch, k, 2]`. Larger powers come first. Among equal powers, lower bins come
-        first. NaN powers come last. If `k` exceeds the number of bins, the last peaks are (0, 0.0). Infinite samples
+        first. NaN powers come last. If `k` exceeds the number of bins, the last peaks are (0, 0.0). Rows of any scale
+        have the right bins, because very small and very large rows are multiplied by a power of two. A power beyond
+        float32 is infinite. A power or a sample below 1.2e-38 may count as 0. Infinite samples
         make some powers infinite or NaN; the strategy determines at which bins. The peaks of a NumPy signal are a
         NumPy array. The peaks of a JAX signal are a JAX array on the same devices, sharded like the rows.
 
