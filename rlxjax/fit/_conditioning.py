@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from rlxjax._checks import is_traced
+from rlxjax._checks import is_traced, real_numbers
 from rlxjax._counts import Columns
 from rlxjax._typing import RealLike
 
@@ -183,7 +183,7 @@ def _checked(
     if own != given:
         expected, got = (f"model {name!r} version {version}" for name, version in (own, given))
         raise ValueError(f"runs: expected runs of {expected}, as the posterior has, got {got}")
-    times, shape = np.asarray(time_ns, np.float64), runs.shape
+    times, shape = np.asarray(real_numbers(time_ns, "time_ns"), np.float64), runs.shape
     if times.ndim != 1 or len(shape) != 1:
         raise ValueError(f"time_ns, runs: expected one axis each, got the shapes {times.shape} and {shape}")
     bad = np.flatnonzero(~(np.isfinite(times) & (times > 0)))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from rlxjax._checks import unmasked
 from rlxjax._values import by_value
 from rlxjax.graph import OPS, Node, Shape
 
@@ -120,6 +121,7 @@ def given_array(node: Node, arrays: Arrays) -> "np.ndarray | Array":
         name = f" {node.attributes['name']!r}" if "name" in node.attributes else ""
         raise ValueError(f"node {node.id} ({node.op}{name}): no array was given for this node")
     array = arrays[node.id]
+    array = unmasked(array, where)
     array = array if hasattr(array, "shape") else np.asarray(array)
     if not _agrees(array.shape, node.shape):
         raise ValueError(f"{where}: expected an array of shape {node.shape}, got {array.shape}")

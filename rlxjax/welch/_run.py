@@ -10,7 +10,7 @@ import jax.core
 import numpy as np
 from jax.sharding import NamedSharding
 
-from rlxjax._checks import as_index, is_traced
+from rlxjax._checks import as_index, is_traced, unmasked
 from rlxjax._chunks import background, is_forked
 
 from ._choice import Call, choice, question
@@ -94,9 +94,7 @@ def welch_peaks(
     """
     is_jax = isinstance(signal, jax.Array)
     if not is_jax and type(signal) is not np.ndarray:
-        if isinstance(signal, np.ma.MaskedArray):
-            raise ValueError("signal: expected plain numbers, got a masked array; use signal.filled(...)")
-        signal = np.asarray(signal)
+        signal = np.asarray(unmasked(signal, "signal"))
     traced, forked = isinstance(signal, jax.core.Tracer), is_forked()
     where = signal.sharding if is_jax and not traced else None  # pyright: ignore[reportAttributeAccessIssue]
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
@@ -147,7 +145,7 @@ def choose_variant(
         >>> choice.by, sorted(own.name for own in choice.alternatives)
         ('model', ['block', 'fused_maxima', 'fused_top_k', 'host'])
     """
-    rows = signal if isinstance(signal, jax.Array) else np.asarray(signal)
+    rows = signal if isinstance(signal, jax.Array) else np.asarray(unmasked(signal, "signal"))
     where = None if is_traced(rows) or isinstance(rows, np.ndarray) else rows.sharding
     call = Call(rows.shape, rows.dtype, where, None, False, is_forked(), params, strategy)
     if is_traced(rows) or call.several:
@@ -231,4 +229,4 @@ def _placed_as(peaks: np.ndarray | jax.Array, signal: Any) -> jax.Array:
 def _held(signal) -> np.ndarray | jax.Array:
     if is_traced(signal):
         raise ValueError("signals: expected concrete arrays, got a traced array; use welch_peaks in traced code")
-    return signal if isinstance(signal, jax.Array) else np.array(signal)
+    return signal if isinstance(signal, jax.Array) else np.array(unmasked(signal, "signal"))

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from rlxjax._checks import as_index, check_positive
+from rlxjax._checks import as_index, check_positive, real_numbers
 from rlxjax._chunks import for_each_chunk, worker_count
 from rlxjax._kept import Kept
 from rlxjax._schedule import rows_of_a_processor, schedule
@@ -103,7 +103,7 @@ class WelchPeakParams:
             2000.0
         """
         check_positive(sample_rate_hz, "sample_rate_hz")
-        bins = bins if isinstance(bins, jax.Array) else np.asarray(bins)
+        bins = bins if isinstance(bins, jax.Array) else real_numbers(bins, "bins")
         return bins * (sample_rate_hz / self.n_fft)
 
 
