@@ -8,8 +8,8 @@ calls follow the program. So programs are compared twice, by the logarithm of th
 - by the mean of the visits, as if they came from the programs.
 
 Both comparisons divide a round by the factor by which it slows *both* programs. Resampled rounds give the errors (the
-bootstrap of Efron, 1979). The probability that a program is faster is the average of both comparisons; each counts as
-much as the ratio of mean to usual visit, which is equal in both programs if the machine alone is slow, makes probable.
+bootstrap of Efron, 1979). If all slow visits come from the machine, the ratio of mean to usual visit is equal in both
+programs. The measured ratios say how probable this is, and so how much each comparison counts.
 """
 
 import functools
@@ -23,7 +23,6 @@ import numpy as np
 
 from rlxjax._values import by_value
 from rlxjax.clock import FIRST_SHARE, LEAST_CALLS, QUARTILE, calls_of_visit, quiet_collector, settled_ns, visit_ns
-from rlxjax.fit import SURE
 
 from ._calls import ALONE, Caller, FailedError, Party
 
@@ -31,7 +30,7 @@ from ._calls import ALONE, Caller, FailedError, Party
 #: because a shared machine stays in one state for tens of milliseconds. A first round shorter than the share `WARMING`
 #: is left out.
 LEAST_ROUNDS, LEAST_SHARE, WARMING = 6, 0.5, 0.25
-#: The number of resamples, the probability that a program that drops out is slower, and the least error of a ratio.
+#: The number of resamples, the probability from which a program is surely slower, and the least error of a ratio.
 RESAMPLES, LEVEL, LEAST_ERROR = 200, 0.99, 0.002
 #: A program drops out only if the fastest stays ahead with one more visit that takes this many times its usual time.
 UNSEEN = 10.0
@@ -73,7 +72,7 @@ def contest(
     seed: int | None = None,
     party: Party = ALONE,
 ) -> Contest:
-    """Time programs until one is surely the fastest, until all that may be are surely equal, or until time is up."""
+    """Time programs until one is surely the fastest, or until time is up."""
     extras = np.zeros(len(calls)) if extra_ns is None else np.asarray(extra_ns, float)
     rng = np.random.default_rng(seed if party is ALONE else party.gathered(random.getrandbits(32))[0])
     firsts, rests = np.empty((2, 0, len(calls)))  # mean time of the first calls of a visit, and of the other calls
@@ -121,7 +120,7 @@ def contest(
     costs_ns = time_ns + extras
 
     def is_tied(place: int, one: _Ratio) -> bool:
-        is_alike = abs(one.centre) <= most or 1.0 - SURE < one.chance_above(0.0) < SURE
+        is_alike = abs(one.centre) <= most or 1.0 - LEVEL < one.chance_above(0.0) < LEVEL
         return is_alike and place in active or bool(costs_ns[place] * (1.0 + regret) < costs_ns[best])
 
     tied = tuple(place for place, one in ratios.items() if is_tied(place, one))
@@ -151,7 +150,10 @@ class _Ratio(NamedTuple):
             return cls(np.log(both[0, 0] / both[0, 1]) * np.ones(2) if rounds else np.zeros(2), *_UNKNOWN)
         drawn = both[np.concatenate([np.arange(rounds)[None], _drawn(rounds)])]
         usual, mean = (np.log(own[:, 0] / own[:, 1]) for own in (_quartile(drawn), drawn.mean(axis=1)))
-        errors = np.maximum(np.std([usual[1:], mean[1:], (mean - usual)[1:]], axis=1), LEAST_ERROR)
+        # The mean is as uncertain as if a visit as slow as the slowest of a program could come once more.
+        more = np.log1p((both.max(axis=0) / both.mean(axis=0) - 1.0) / rounds).max()
+        errors = np.std([usual[1:], mean[1:], (mean - usual)[1:]], axis=1)
+        errors = np.maximum(np.hypot(errors, [0.0, more, more]), LEAST_ERROR)
         # The Bayes factor of a difference that is 0, against a difference drawn with the deviation `OWN_LOG_SD`.
         prior, error = OWN_LOG_SD**2, errors[2] ** 2
         excess = (mean[0] - usual[0]) ** 2 / (2.0 * error) * prior / (error + prior)
