@@ -26,14 +26,15 @@ from rlxjax.clock import FIRST_SHARE, LEAST_CALLS, QUARTILE, calls_of_visit, qui
 
 from ._calls import ALONE, Caller, FailedError, Party
 
-#: A contest takes at least `LEAST_ROUNDS` rounds. No program drops out before the share `LEAST_SHARE` of the limit,
-#: because a shared machine stays in one state for tens of milliseconds. A first round shorter than the share `WARMING`
-#: is left out.
+#: A contest takes at least `LEAST_ROUNDS` rounds. Programs may drop out after each `LEAST_ROUNDS` rounds, but not
+#: before the share `LEAST_SHARE` of the limit, because a shared machine stays in one state for tens of milliseconds. A
+#: first round shorter than the share `WARMING` is left out.
 LEAST_ROUNDS, LEAST_SHARE, WARMING = 6, 0.5, 0.25
 #: The number of resamples, the probability from which a program is surely slower, and the least error of a ratio.
 RESAMPLES, LEVEL, LEAST_ERROR = 200, 0.99, 0.002
-#: A program drops out only if the fastest stays ahead with one more visit that takes this many times its usual time.
-UNSEEN = 10.0
+#: A program drops out only if the fastest stays ahead with one more visit that takes `UNSEEN` times its usual time
+#: longer. When time is up, the fastest is sure if it stays ahead with one more visit of twice its usual time.
+UNSEEN, UNSEEN_SURE = 10.0, 1.0
 #: Before timing, slow calls are the programs' own with probability one half. If they are, the ratio of mean to usual
 #: visit differs between two programs by this standard deviation of its logarithm.
 OWN_LOG_SD = 0.3
@@ -103,7 +104,7 @@ def contest(
                 is_first = False  # caches and threads were in the state that other programs left
                 continue
             is_first, firsts, rests = False, np.vstack([firsts, row[0]]), np.vstack([rests, row[1]])
-            if len(rests) >= LEAST_ROUNDS and elapsed_s >= LEAST_SHARE * limit_s:
+            if len(rests) % LEAST_ROUNDS == 0 and elapsed_s >= LEAST_SHARE * limit_s:
                 active = _left(_means(firsts, rests) + extras, active, regret)
     means = _means(firsts, rests)
     if not active:
@@ -120,7 +121,7 @@ def contest(
     costs_ns = time_ns + extras
 
     def is_tied(place: int, one: _Ratio) -> bool:
-        is_alike = abs(one.centre) <= most or 1.0 - LEVEL < one.chance_above(0.0) < LEVEL
+        is_alike = abs(one.centre) <= most or one.chance_above(math.log1p(UNSEEN_SURE / len(costs))) < LEVEL
         return is_alike and place in active or bool(costs_ns[place] * (1.0 + regret) < costs_ns[best])
 
     tied = tuple(place for place, one in ratios.items() if is_tied(place, one))
@@ -152,7 +153,7 @@ class _Ratio(NamedTuple):
         usual, mean = (np.log(own[:, 0] / own[:, 1]) for own in (_quartile(drawn), drawn.mean(axis=1)))
         # The mean is as uncertain as if a visit as slow as the slowest of a program could come once more.
         more = np.log1p((both.max(axis=0) / both.mean(axis=0) - 1.0) / rounds).max()
-        errors = np.std([usual[1:], mean[1:], (mean - usual)[1:]], axis=1)
+        errors = np.std([usual[1:], mean[1:], (mean - usual)[1:]], axis=1) * math.sqrt(rounds / (rounds - 1))
         errors = np.maximum(np.hypot(errors, [0.0, more, more]), LEAST_ERROR)
         # The Bayes factor of a difference that is 0, against a difference drawn with the deviation `OWN_LOG_SD`.
         prior, error = OWN_LOG_SD**2, errors[2] ** 2
@@ -188,7 +189,8 @@ def _left(costs: np.ndarray, active: list[int], regret: float) -> list[int]:
 
 
 def _ahead(costs: np.ndarray, active: list[int]) -> int:
-    return min(active, key=lambda place: _Ratio.of(costs, place, active[0]).centre)
+    first = active[0]
+    return min(active, key=lambda place: 0.0 if place == first else _Ratio.of(costs, place, first).centre)
 
 
 def _means(firsts: np.ndarray, rests: np.ndarray) -> np.ndarray:
