@@ -33,8 +33,8 @@ LEAST_ROUNDS, LEAST_SHARE, WARMING = 6, 0.5, 0.25
 #: The number of resamples, the probability from which a program is surely slower, and the least error of a ratio.
 RESAMPLES, LEVEL, LEAST_ERROR = 200, 0.99, 0.002
 #: A program drops out only if the fastest stays ahead with one more visit that takes `UNSEEN` times its usual time
-#: longer. When time is up, the fastest is sure if it stays ahead with one more visit of twice its usual time.
-UNSEEN, UNSEEN_SURE = 10.0, 1.0
+#: longer. When time is up, the fastest is sure if it stays ahead with one more visit of half as long again.
+UNSEEN, UNSEEN_SURE = 10.0, 0.5
 #: Before timing, slow calls are the programs' own with probability one half. If they are, the ratio of mean to usual
 #: visit differs between two programs by this standard deviation of its logarithm.
 OWN_LOG_SD = 0.3
