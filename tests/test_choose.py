@@ -173,6 +173,45 @@ def test_a_finer_question_is_measured_anew_and_answers_the_coarser_one(here):
     assert choose(ways(), X, calibration=here, regret=0.0, measure="never").by == "remembered"
 
 
+def test_a_choice_of_a_busy_machine_is_provisional_and_measured_once_more_when_the_machine_is_quiet(here, monkeypatch):
+    looks, shares = [0], [0.8]  # seconds of the clock, and the share that other work takes
+    module = sys.modules["rlxjax.choices._choose"]
+    monkeypatch.setattr(rx.clock.OtherWork, "share", lambda _: shares[0])
+    monkeypatch.setattr(time, "monotonic", lambda: looks[0])
+    functions = ways()
+    found = choose(functions, X, calibration=here, **QUICK)
+    assert (found.by, found.load, found.is_provisional) == ("measured", 0.8, True)
+    assert "; provisional, because other work took 80 % of the machine" in str(found).splitlines()[0]
+    asked = []
+    monkeypatch.setattr(module.OtherWork, "__init__", lambda _: asked.append(looks[0]))
+    for seconds, share in ((0, 0.0), (59, 0.0), (70, 0.7), (120, 0.0)):
+        looks[0], shares[0] = seconds, share
+        for fresh in (functions, ways()):
+            for word in ("never", "undecided"):
+                known = choose(fresh, X, calibration=here, measure=word)
+                assert (known.by, known.is_provisional) == ("remembered", True), seconds
+    assert asked == [70]
+    looks[0] = 140
+    by = [choose(fresh, X, calibration=here, **QUICK).by for fresh in (functions, functions, ways())]
+    assert (by, asked) == (["measured", "remembered", "remembered"], [70, 140, 140])
+    assert not choose(ways(), X, calibration=here).is_provisional
+
+
+def test_compiling_counts_against_no_limit_of_a_call(here):
+    """The first call of a function that is not jitted compiles its operations."""
+    slept = []
+
+    def slow(x):
+        if not isinstance(x, jax.core.Tracer) and not slept:
+            slept.append(time.sleep(1.2))
+        return x * 2.0
+
+    found = choose({"slow": slow, "sum": lambda x: x + x}, X, calibration=here, **QUICK)
+    assert [own.failed for own in found.alternatives] == ["", ""]
+    assert found["slow"].compile_s > 1.1
+    assert found.rounds >= 6
+
+
 def test_a_choice_says_itself_in_words_and_in_json(here):
     functions = {**ways(), "broken": jax.jit(lambda x: x @ x)}
     found = choose(functions, X, calibration=here, **QUICK)
@@ -209,6 +248,9 @@ def test_a_choice_says_what_is_not_told_apart_what_is_ruled_out_by_how_much_and_
     assert "  measured 1.9 ms (1.7 to 2.3)  predicted 1 us (0.50 to 2)" in rows[0]
     endings = ["", "not told apart", "10 % slower", "46 times slower", "ruled out by the model", "failed: raised Oops"]
     assert all(row.endswith(ending) for row, ending in zip(rows, endings, strict=True))
+    assert ["times longer than predicted" in row for row in rows] == [True, True, True, True, False, False]
+    assert way("quick", 0.2e3).times_text().endswith("  5 times shorter than predicted")
+    assert way("as predicted", 3e3).times_text().endswith("predicted 1 us (0.50 to 2)")
     pinned = dataclasses.replace(found, name="far", by="pinned", without_pin="a")
     assert str(pinned).splitlines()[0] == f"{first}; a person pinned far, which runs"
     assert str(dataclasses.replace(found, by="remembered")).splitlines()[0] == f"{first} (remembered)"
