@@ -9,6 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
+from jax.sharding import Mesh
 
 R = TypeVar("R")
 
@@ -90,6 +92,21 @@ def background() -> Iterator[Callable[..., Future]]:
     """Yield a function that starts a call on another thread and returns the call's `Future`."""
     with ThreadPoolExecutor(1, "rlxjax") as pool:
         yield lambda run, *args, **kwargs: pool.submit(with_callers_settings(run), *args, **kwargs)
+
+
+@contextlib.contextmanager
+def on_cpu() -> Iterator[None]:
+    """Compute on the first CPU, whatever mesh and default device the caller has set.
+
+    A GPU is slow at hundreds of small kernels. On a mesh, each device computes a copy, and all its processes must take
+    part. Inside `jax.jit`, JAX keeps the mesh.
+    """
+    with contextlib.ExitStack() as contexts:
+        with contextlib.suppress(RuntimeError):  # JAX_PLATFORMS has no CPU
+            contexts.enter_context(jax.default_device(jax.local_devices(backend="cpu")[0]))
+        with contextlib.suppress(ValueError):  # inside `jax.jit`
+            contexts.enter_context(jax.set_mesh(Mesh(np.empty((), object), ())))  # pyright: ignore
+        yield
 
 
 #: For each JAX setting that may differ between threads: the name and the context manager.

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from rlxjax._chunks import on_cpu
 from rlxjax._values import by_value
 from rlxjax.fit import (
     COVERED_SDS,
@@ -153,6 +154,7 @@ class Explanation:
         return {**found.pop("inputs"), **found}
 
 
+@on_cpu()
 def explain(calibrated: CalibratedModel, *inputs: float, **given: float | None) -> Explanation:
     """Explain which strategy a model picks: the terms of each time, the margin, and the changes that alter the pick.
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlxjax._chunks import on_cpu
 from rlxjax._tracing import wrong_count
 from rlxjax._values import Handle, by_value, counted, handle
 from rlxjax.calibration import CalibratedModel, Calibration, FunctionPrediction, FunctionTimes, predict_profiles
@@ -361,9 +362,9 @@ def _program(suite: Handle, cell: Cell) -> Callable[[], Any]:
 
 def predicted_variants(ways: Sequence[Way], sizes: Mapping[str, Any], calibrated: CalibratedModel) -> Predicted:
     """Predict alternatives that are variants of the model. Their names are the names of the variants."""
-    with jax.ensure_compile_time_eval():
+    with on_cpu(), jax.ensure_compile_time_eval():
         runs = Runs.checked(calibrated.model, [own.name for own in ways], **sizes)
-        found = jax.tree.map(np.asarray, estimate(calibrated.on_device(), runs.together()))
+        found = jax.tree.map(np.asarray, estimate(calibrated.posterior, runs.together()))
         low_ns, high_ns = calibrated.bounds_ns(found)
         row, column = (jax.tree.map(functools.partial(np.expand_dims, axis=axis), found) for axis in (1, 0))
         codes, alike = np.asarray(runs.variant), calibrated.posterior.alike

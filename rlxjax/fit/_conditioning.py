@@ -16,12 +16,13 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from rlxjax._checks import is_traced
+from rlxjax._chunks import on_cpu
 from rlxjax._counts import Columns
 from rlxjax._typing import RealLike
 
 from ._latency_model import Runs
 from ._lists import places_of
-from ._minimise import HUBER_DELTA, RELATIVE_SD, on_cpu
+from ._minimise import HUBER_DELTA, RELATIVE_SD
 from ._posterior import CORRECTION_SD, LatencyPosterior, estimate
 from ._timings import Timings, filled_up
 
