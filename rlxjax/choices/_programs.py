@@ -12,7 +12,7 @@ import numpy as np
 
 from rlxjax._chunks import on_cpu
 from rlxjax._tracing import wrong_count
-from rlxjax._values import Handle, by_value, counted, handle
+from rlxjax._values import by_value, counted
 from rlxjax.calibration import CalibratedModel, Calibration, FunctionPrediction, FunctionTimes, predict_profiles
 from rlxjax.fit import SURE, Cell, Runs, Suite, as_lists, batch_shape, decision, estimate, size_text
 from rlxjax.jaxpr import FunctionProfile, profile_function
@@ -23,8 +23,6 @@ from ._way import SURE_OF_FUNCTIONS, Way
 
 #: Random integers are below this number, so that they are valid indices into arrays of at least this length.
 INTEGERS = 100
-#: At most this number of suite programs is kept; the least recently used program is dropped first.
-MOST_PROGRAMS = 32
 #: The alternatives with their predictions and runs; and a matrix `[n, n]` that holds the standard deviation in ns of
 #: the difference between each two predictions, or infinity if it is unknown.
 Predicted = tuple[list[Way], np.ndarray]
@@ -340,24 +338,16 @@ def work_of_suite(suite: Suite, inputs: Mapping[str, Any] | None, known: Calibra
     calibrated = None if known is None else known.models.get(model.name)
     facts = suite.facts() if calibrated is None else calibrated.posterior.facts
     label = ", ".join(f"{name} {size_text(size)}" for name, size in sizes.items())
-    programs = f"{type(suite).__module__}.{type(suite).__qualname__}", suite.runner, dict(suite.given)
-    if dataclasses.is_dataclass(suite):  # its fields identify the suite
-        programs = *programs, description_of(suite)
+    programs = description_of(suite), suite.runner, dict(suite.given)
     is_same = np.ravel(np.asarray(model.same_result(Runs.checked(model, 0, **sizes), facts))).tolist()
     ways = []
     for variant in (name for name, is_own in zip(model.variants, is_same, strict=True) if is_own):
-        program = functools.partial(_program, handle(suite), Cell(f"{variant} {label}", variant, sizes))
+        # The program is prepared once for each choice, because a suite can change between choices.
+        program = functools.cache(functools.partial(suite.program, Cell(f"{variant} {label}", variant, sizes)))
         call = lambda program=program: program()()  # noqa: E731
         ways.append(Way(variant, content=digest(model.name, model.version, programs, variant), fn=call, call=call))
     predict = functools.partial(predicted_variants, ways, sizes)
     return Work(ways, predict, calibrated, model.name, label, sizes, runner=programs)
-
-
-@functools.lru_cache(maxsize=MOST_PROGRAMS)
-def _program(suite: Handle, cell: Cell) -> Callable[[], Any]:
-    """Return the program of a cell, which is a variant at given sizes. It is compiled once for all choices."""
-    own: Any = suite()
-    return own.program(cell)
 
 
 def predicted_variants(ways: Sequence[Way], sizes: Mapping[str, Any], calibrated: CalibratedModel) -> Predicted:
