@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlxjax._chunks import on_cpu
-from rlxjax._tracing import wrong_count
+from rlxjax._tracing import called, name_of, wrong_count
 from rlxjax._values import by_value, counted
 from rlxjax.calibration import CalibratedModel, Calibration, FunctionPrediction, FunctionTimes, predict_profiles
 from rlxjax.fit import SURE, Cell, Runs, Suite, as_lists, batch_shape, decision, estimate, size_text
@@ -77,10 +77,10 @@ def in_order(stages: Sequence[Callable[..., Any]], args: tuple[Any, ...]) -> lis
     """Jit and trace each function once, on the result of the previous function; return them as stages."""
     found, given = [], args
     for number, fn in enumerate(stages):
-        name = getattr(fn, "__name__", "")
+        name = name_of(fn, "")
         name = name if name.isidentifier() else f"stage{number + 1}"  # a name that code can use
-        jitted: Any = fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(functools.partial(fn))
         try:
+            jitted: Any = fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(lambda *own, fn=fn: called(fn, *own))
             result = jitted.eval_shape(*given)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's function may raise anything, and may exit)
             reason = str(error).strip().partition("\n")[0]
@@ -146,7 +146,7 @@ def work_of_functions(
         expected = expected or (name, whole.result)
         if check and (wrong := unlike(expected[1], whole.result)):
             raise unequal(expected[0], name, wrong)
-        is_jitted = isinstance(given, jax.stages.Wrapped)
+        is_jitted = whole.fn is given
         devices += devices_of([program.jaxpr.consts, _places_in(program.jaxpr.jaxpr)])
         parts.append(functools.partial(list, [whole]) if is_jitted else functools.partial(parts_of, whole))
         make = (lambda program=program: program.lower().compile()) if is_jitted else None
