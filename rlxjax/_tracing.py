@@ -33,23 +33,28 @@ def jitted(
     def of_arrays(*arrays: Any) -> Any:
         mixed = dict(enumerate(leaves)) | dict(zip(traced, arrays, strict=True))
         own_args, own_kwargs = jax.tree.unflatten(tree, mixed.values())
-        return called(fn, *own_args, **own_kwargs)
+        return of_arrays_only(fn)(*own_args, **own_kwargs)
 
     return jax.jit(of_arrays), tuple(traced.values()), {}
 
 
-def called(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a user's function. Raise a `TypeError` if its result holds anything but arrays; coroutines are closed."""
-    result = fn(*args, **kwargs)
-    for leaf in jax.tree.leaves(result):
-        if isinstance(leaf, Coroutine):
-            leaf.close()
-        try:
-            jax.typeof(leaf)
-        except TypeError:
-            if not hasattr(leaf, "__jax_array__"):
-                raise TypeError(f"expected arrays as its result, got {type(leaf).__name__!r}") from None
-    return result
+def of_arrays_only(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a plain function with the signature of `fn`. It raises a `TypeError` if `fn` returns more than arrays."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        result = fn(*args, **kwargs)
+        for leaf in jax.tree.leaves(result):
+            if isinstance(leaf, Coroutine):
+                leaf.close()
+            try:
+                jax.typeof(leaf)
+            except TypeError:
+                if not hasattr(leaf, "__jax_array__"):
+                    raise TypeError(f"expected arrays as its result, got {type(leaf).__name__!r}") from None
+        return result
+
+    called.__wrapped__ = fn  # pyright: ignore[reportFunctionMemberAccess]
+    return called
 
 
 def name_of(fn: object, default: str | None = None) -> str:

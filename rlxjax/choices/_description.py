@@ -27,6 +27,8 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _SHOWN = {"jax", "jaxlib", "ml_dtypes", "numpy"}
 #: Environment variables that affect programs but are not in the fingerprint.
 _FLAGS = ("LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE", "TF_XLA_FLAGS")
+#: JAX settings whose effect the devices or the jaxpr of a program show.
+_SEEN = ("jax_default_device", "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion", "jax_softmax_custom_jvp")
 
 
 def digest(*parts: Any) -> str:
@@ -47,7 +49,8 @@ def setting_of(
     here = _fingerprint(os.environ.get("XLA_FLAGS"), os.environ.get("OMP_NUM_THREADS"), cores)
     flags = {name: os.environ[name] for name in _FLAGS if name in os.environ}
     settings = dict(zip((*SETTINGS, "mesh"), map(str, callers_settings()), strict=True))
-    del settings["jax_default_device"]  # `kinds` says what matters of it
+    for name in _SEEN:
+        del settings[name]
     used = devices or [default_device()]
     kinds = sorted({(device.platform, device.device_kind) for device in used})
     processes = len({device.process_index for device in used})

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlxjax._chunks import on_cpu
-from rlxjax._tracing import called, name_of, wrong_count
+from rlxjax._tracing import name_of, of_arrays_only, wrong_count
 from rlxjax._values import by_value, counted
 from rlxjax.calibration import CalibratedModel, Calibration, FunctionPrediction, FunctionTimes, predict_profiles
 from rlxjax.fit import SURE, Cell, Runs, Suite, as_lists, batch_shape, decision, estimate, size_text
@@ -80,7 +80,7 @@ def in_order(stages: Sequence[Callable[..., Any]], args: tuple[Any, ...]) -> lis
         name = name_of(fn, "")
         name = name if name.isidentifier() else f"stage{number + 1}"  # a name that code can use
         try:
-            jitted: Any = fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(lambda *own, fn=fn: called(fn, *own))
+            jitted: Any = fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(of_arrays_only(fn))
             result = jitted.eval_shape(*given)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's function may raise anything, and may exit)
             reason = str(error).strip().partition("\n")[0]
@@ -338,7 +338,10 @@ def work_of_suite(suite: Suite, inputs: Mapping[str, Any] | None, known: Calibra
     calibrated = None if known is None else known.models.get(model.name)
     facts = suite.facts() if calibrated is None else calibrated.posterior.facts
     label = ", ".join(f"{name} {size_text(size)}" for name, size in sizes.items())
-    programs = description_of(suite), suite.runner, dict(suite.given)
+    # A suite may count its runs or keep what it made, so only plain attributes identify it.
+    plain = {name: own for name, own in vars(suite).items() if isinstance(own, bool | int | float | str | tuple)}
+    state = description_of(suite if dataclasses.is_dataclass(suite) else plain)
+    programs = f"{type(suite).__module__}.{type(suite).__qualname__}", suite.runner, dict(suite.given), state
     is_same = np.ravel(np.asarray(model.same_result(Runs.checked(model, 0, **sizes), facts))).tolist()
     ways = []
     for variant in (name for name, is_own in zip(model.variants, is_same, strict=True) if is_own):
