@@ -53,7 +53,8 @@ def of_arrays_only(fn: Callable[..., Any]) -> Callable[..., Any]:
                     raise TypeError(f"expected arrays as its result, got {type(leaf).__name__!r}") from None
         return result
 
-    called.__wrapped__ = fn  # pyright: ignore[reportFunctionMemberAccess]
+    with contextlib.suppress(Exception):  # a builtin function has no signature; a user's object may raise anything
+        called.__signature__ = inspect.signature(fn)  # pyright: ignore[reportFunctionMemberAccess]
     return called
 
 
