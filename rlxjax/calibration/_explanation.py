@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rlxjax._chunks import on_cpu
 from rlxjax._values import by_value
 from rlxjax.fit import all_inputs, alternatives_of
 from rlxjax.units import time_text
@@ -98,6 +99,7 @@ class Explanation:
         return {**found.pop("inputs"), **found}
 
 
+@on_cpu()
 def explain(calibrated: CalibratedModel, *inputs: float, **given: float | None) -> Explanation:
     """Explain which strategy a model picks: the terms of each time, the margin, and the nearest other pick.
 
