@@ -1,6 +1,5 @@
 """Check that a calibration still holds: compare this machine with the calibrated one, and time a few cells again."""
 
-import dataclasses
 import math
 import os
 import shlex
@@ -59,11 +58,10 @@ class Agreement(NamedTuple):
         return GOOD if is_near and self.inside >= LEAST_COVERED * self.cells else INCONCLUSIVE
 
 
-@dataclasses.dataclass(frozen=True)
-class Validation:
+class Validation(NamedTuple):
     """The result of a check: agreements, the load, changes of machine and software, and the command of each section."""
 
-    models: Mapping[str, Agreement] = dataclasses.field(default_factory=dict)
+    models: Mapping[str, Agreement] = {}
     others: float | None = None
     busy: str = ""
     elsewhere: Sequence[str] = ()
@@ -121,11 +119,11 @@ def check(
     content, here = files.read_calibration_file(file), files.current_fingerprint()
     made_on = [section.fingerprint for section in content.sections().values()]
     differences = dict.fromkeys(text for own in made_on for text in files.fingerprint_differences(own, here))
-    about: dict[str, Any] = {"commands": [section.command for section in content.models.values()]}
-    for kind, is_kind in (("elsewhere", True), ("software", False)):
-        about[kind] = [text for text in differences if (text.partition(" ")[0] in files.MACHINE_FIELDS) == is_kind]
-    if about["elsewhere"]:
-        return Validation(**about)
+    elsewhere = [text for text in differences if text.partition(" ")[0] in files.MACHINE_FIELDS]
+    software = [text for text in differences if text not in elsewhere]
+    commands = [section.command for section in content.models.values()]
+    if elsewhere:
+        return Validation(elsewhere=elsewhere, software=software, commands=commands)
     found: dict[str, Suite] = {}
     not_timed = []
     for name, section in content.models.items():
@@ -152,7 +150,8 @@ def check(
         models[name] = Agreement.of(quantile_ns(visits), np.asarray(expected.time_ns), log_sd)
         looks.append(used_by_others(log))
     others = max((own for own in looks if own is not None), default=None)
-    return Validation(models, others, busier(others, content.machine), not_timed=not_timed, **about)
+    busy = busier(others, content.machine)
+    return Validation(models, others, busy, elsewhere, software, not_timed, commands)
 
 
 def timed_again(
@@ -180,9 +179,8 @@ def chosen_cells(suite: Suite, calibrated: files.CalibratedModel) -> list[Cell]:
     inside = [work for work in works.values() if all(calibrated.in_domain(**dict[str, Any](c.inputs)) for c in work)]
     cells = [cell for work in inside for cell in work]
     times_ns = np.asarray(estimate(calibrated.posterior, cell_runs(suite.model, cells)).time_ns) if cells else []
-    slowest_ns: dict[str, float] = {}
-    for cell, time_ns in zip(cells, times_ns, strict=True):
-        slowest_ns[cell.work] = max(time_ns, slowest_ns.get(cell.work, 0.0))
+    of_cell = dict(zip((cell.name for cell in cells), times_ns, strict=True))
+    slowest_ns = {work[0].work: max(of_cell[cell.name] for cell in work) for work in inside}
     by_time = sorted((name for name, ns in slowest_ns.items() if ns <= LONGEST_RUN_NS), key=slowest_ns.__getitem__)
     if not by_time:
         raise ValueError(f"{suite.model.name}: no cell within the calibration's domain can run here")

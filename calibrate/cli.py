@@ -109,7 +109,7 @@ def calibrate(
         raise ValueError(
             f"--budget: expected at least {least_s:g} seconds, {MIN_BUDGET_S:g} per suite, got {budget_s:g}"
         )
-    progress = Progress(ends_s=_STARTED_S + budget_s, is_quiet=quiet)
+    progress = Progress(is_quiet=quiet)
     with progress.waiting("starting JAX"):
         set_up_jax(device)
         import jax
@@ -123,7 +123,6 @@ def calibrate(
     path = default_calibration_path() if out is None else out
     if not (suite or only) and jax.local_device_count() > 1 and (budget is None or budget >= least_s + MIN_BUDGET_S):
         names, budget_s = [*names, "collectives"], budget_s + MODEL_BUDGET_S * (budget is None)
-        progress = Progress(ends_s=_STARTED_S + budget_s, is_quiet=quiet)
     suites, failed = {}, []
     for name in names:
         try:
@@ -204,7 +203,7 @@ def validate(
     as_json: AsJson = False,
 ) -> None:
     """Check that a calibration file still holds on this machine, by timing a few runs again."""
-    progress = Progress(ends_s=_STARTED_S + budget, is_quiet=quiet)
+    progress = Progress(is_quiet=quiet)
     with progress.waiting("starting JAX"):
         file = calibration_file(file)
         from .check import check

@@ -45,17 +45,10 @@ app = typer.Typer(
 MAX_SIZE = 2**31 - 1
 
 
-def _no_larger(size: int) -> int:
-    """Return a size of a workload; raise an error if the size is too large."""
-    if size > MAX_SIZE:
-        raise typer.BadParameter(f"expected at most {MAX_SIZE}, got {size}")
-    return size
-
-
-Batch = Annotated[int, Option(help="Rows of the signal.", callback=_no_larger)]
-NFft = Annotated[int, Option(help="Samples per segment: an even number, at most 2**25.", callback=_no_larger)]
-Peaks = Annotated[int, Option("--k", help="Peaks per row, at most n_fft / 2 + 1.", callback=_no_larger)]
-Segments = Annotated[int, Option(help="Segments per row.", callback=_no_larger)]
+Batch = Annotated[int, Option(help="Rows of the signal.", max=MAX_SIZE)]
+NFft = Annotated[int, Option(help="Samples per segment: an even number, at most 2**25.", max=MAX_SIZE)]
+Peaks = Annotated[int, Option("--k", help="Peaks per row, at most n_fft / 2 + 1.", max=MAX_SIZE)]
+Segments = Annotated[int, Option(help="Segments per row.", max=MAX_SIZE)]
 File = Annotated[FilePath | None, Argument(help="A calibration file; default: the calibration of this machine.")]
 Suites = Annotated[
     list[str] | None, Option("--suite", help="Your own suite behind a section, as module:NAME; repeatable.")

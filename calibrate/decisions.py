@@ -1,6 +1,5 @@
 """Commands that show, pin and forget remembered choices, and texts on choices for explanations and pages."""
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,14 +9,14 @@ from typer import Argument, Option
 from rlxjax.units import time_text
 
 from .command_line import AsJson, app, command
-from .terminal import Row, console, counted, json_text, say
+from .terminal import Row, console, counted, json_text, print_rows, say
 
 if TYPE_CHECKING:
     from rlxjax.calibration import CalibratedModel
     from rlxjax.choices import Choice, Memory
 
-#: The least number of characters of a key, and the most characters of an alternative's name in a line.
-KEY_WIDTH, NAME_WIDTH = 8, 20
+#: The least number of characters of a key in a list.
+KEY_WIDTH = 8
 Key = Annotated[str, Argument(help="The key of a decision, or its first characters.")]
 
 decisions = typer.Typer(help="Show, pin and forget choices that were measured; each is a file that you can copy.")
@@ -48,14 +47,18 @@ def list_decisions(as_json: AsJson = False) -> None:
     keys, length = {one.key for one in found}, KEY_WIDTH
     while len({key[:length] for key in keys}) < len(keys):  # no two keys may look alike
         length += 1
-    names = [one.name if len(one.name) <= NAME_WIDTH else f"{one.name[: NAME_WIDTH - 3]}..." for one in found]
-    width = max(map(len, names))
-    say(f"{counted(len(found), 'decision')}: key, what runs, its measured time, how it was chosen, day, workload")
-    for one, name in zip(found, names, strict=True):
-        time = time_text(one.chosen.measured_ns or math.nan)
-        by = "a tie" if one.is_tie and not one.without_pin else one.by
-        line = f"{one.key[:length]}  {name:{width}}  {time:>7}  {by:8}  {one.created[:10]}  {one.label}"
-        say(line[: console().width])
+    rows = [
+        {
+            "key": one.key[:length],
+            "runs": one.name,
+            "takes (ns)": one.chosen.measured_ns,
+            "by": "a tie" if one.is_tie and not one.without_pin else one.by,
+            "day": one.created[:10],
+            "workload": one.label,
+        }
+        for one in found
+    ]
+    print_rows(console(), f"{counted(len(found), 'decision')}: the newest first", rows)
 
 
 @command("rlxjax decisions show a4f02c19", of=decisions)

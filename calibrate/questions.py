@@ -1,7 +1,6 @@
 """The commands that predict times, explain a pick, profile a function, and advise on fusing functions."""
 
 import contextlib
-import itertools
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -9,11 +8,10 @@ from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from typer import Argument, Option
 
 import rlxjax
-from rlxjax.units import interval_text, printable, probability_text, time_text
+from rlxjax.units import interval_text, probability_text, time_text
 
 from .command_line import (
     AsJson,
@@ -32,12 +30,10 @@ from .command_line import (
     workload,
 )
 from .decisions import decided_here, in_words, summary
-from .terminal import Progress, console, finite_ns, json_text, print_table, say
+from .terminal import Progress, Row, console, finite_ns, json_text, print_rows, say
 
 #: The exit status of an advice that contains no decision.
 UNSURE_STATUS = 1
-#: The lengths, in characters, of the longest bar and of the shortest bar to draw.
-BAR_WIDTH, LEAST_BAR_WIDTH = 16, 4
 
 
 # --- Welch peaks ---------------------------------------------------------------------------------
@@ -93,7 +89,8 @@ def explain(
         typer.echo(json_text(found | source_of(known, "welch")))
         return
     to = console()
-    _print_waterfall(explanation, to)
+    sizes_text = ", ".join(f"{name} {value:,g}" for name, value in sizes.items())
+    print_rows(to, f"{sizes_text}: predicted time", _terms(explanation))
     for text in reasons(explanation):
         say(text, to)
     if not explanation.in_domain:
@@ -123,31 +120,16 @@ def reasons(explanation: "rlxjax.calibration.Explanation") -> list[str]:
     ]
 
 
-def _print_waterfall(explanation: "rlxjax.calibration.Explanation", to: Console) -> None:
-    """Print a row with a bar for each term. Each bar begins where the bar above ends, and all bars have one scale."""
-    strategies = explanation.strategies
-    names = [name.removesuffix("_ns").replace("_", " ") for name in strategies[0].terms_ns]
-    rows: list[list[str]] = [[name] for name in (*names, "total", "90 %: from", "90 %: to")]
-    times = [[*map(time_text, (*one.terms_ns.values(), one.time_ns, *one.interval_ns))] for one in strategies]
-    texts = [*names, "90 %: from"], *([one.strategy, *own] for one, own in zip(strategies, times, strict=True))
-    left = to.width - sum(max(map(len, column)) for column in texts)
-    width = min(left // len(strategies) - 3, BAR_WIDTH)
-    ends = [[*itertools.accumulate(one.terms_ns.values(), initial=0.0)] for one in strategies]
-    scale, headings, parts = width / max(map(max, ends)), ["term"], 2 if width >= LEAST_BAR_WIDTH else 1
-    for own, sums, one in zip(times, ends, strategies, strict=True):
-        bars = [_bar(*span, scale) for span in (*itertools.pairwise(sums), (0.0, one.time_ns))]
-        headings += [one.strategy, ""][:parts]
-        for row, cells in zip(rows, itertools.zip_longest(own, bars, fillvalue=""), strict=True):
-            row += cells[:parts]
-    sizes = ", ".join(f"{name} {value:,g}" for name, value in explanation.inputs.items())
-    title = f"{sizes}: predicted time{'' if explanation.in_domain else ', extrapolated'}"
-    print_table(to, title, headings, rows)
-
-
-def _bar(start: float, end: float, scale: float) -> str:
-    """Return a bar between two places. The bar of a negative term has a lighter shade."""
-    first, last = (round(max(place * scale, 0.0)) for place in sorted((start, end)))
-    return " " * first + (printable("█", "#") if end >= start else printable("░", "-")) * (last - first)
+def _terms(explanation: "rlxjax.calibration.Explanation") -> list[Row]:
+    """Return a row for each term of a time, for their sum, and for the ends of its 90 % interval."""
+    columns = {
+        f"{one.strategy} (ns)": [*one.terms_ns.values(), one.time_ns, *one.interval_ns]
+        for one in explanation.strategies
+    }
+    terms = explanation.strategies[0].terms_ns
+    names = [name.removesuffix("_ns").replace("_", " ") for name in terms]
+    rows = zip([*names, "total", "90 %: from", "90 %: to"], *columns.values(), strict=True)
+    return [dict(zip(["term", *columns], row, strict=True)) for row in rows]
 
 
 # --- Functions -----------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from pydantic import Field, TypeAdapter, ValidationError
 
 from rlxjax import calibration as files
+from rlxjax.calibration import Fingerprint, NotNegative, Positive, Strict, not_written
 from rlxjax.clock import PROTOCOL, QUARTILE, mean_ns
 from rlxjax.fit import Cell, Facts, Suite
 
@@ -79,7 +80,7 @@ Name = Annotated[str, Field(min_length=1, max_length=256)]
 ShortName = Annotated[str, Field(max_length=64)]
 
 
-class Header(files.Strict):
+class Header(Strict):
     """The first line of a samples file: the suite, the machine, the model's facts, and the given files' SHA-256."""
 
     kind: Literal["header"] = "header"
@@ -87,47 +88,47 @@ class Header(files.Strict):
     suite: Name
     runner: Annotated[int, Field(ge=1)]
     protocol: Annotated[int, Field(ge=1)]
-    fingerprint: files.Fingerprint
-    facts: dict[str, files.NotNegative | list[files.NotNegative]]
+    fingerprint: Fingerprint
+    facts: dict[str, NotNegative | list[NotNegative]]
     given: dict[str, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] = {}
 
 
-class KeptCell(files.Strict):
+class KeptCell(Strict):
     """A line that describes a cell, see `rlxjax.fit.Cell`."""
 
     name: Name
     variant: Name
-    inputs: dict[str, files.NotNegative | tuple[files.NotNegative, ...]]
+    inputs: dict[str, NotNegative | tuple[NotNegative, ...]]
     work: Name
     group: Name
     held_out: bool
-    compiled: dict[str, files.NotNegative | tuple[files.NotNegative, ...]] = {}
+    compiled: dict[str, NotNegative | tuple[NotNegative, ...]] = {}
 
 
-class Cells(files.Strict):
+class Cells(Strict):
     """A line that names the cells that all later rounds visit."""
 
     kind: Literal["cells"] = "cells"
     cells: list[KeptCell]
 
 
-class Micro(files.Strict):
+class Micro(Strict):
     """A line with the time of one repeat of a micro-benchmark."""
 
     kind: Literal["micro"] = "micro"
     name: ShortName
-    time_ns: files.Positive
+    time_ns: Positive
 
 
-class Canary(files.Strict):
+class Canary(Strict):
     """A look at the machine's pace: times of micro-benchmarks, and how many processors other processes used."""
 
     kind: Literal["canary"] = "canary"
-    times_ns: dict[ShortName, files.Positive]
+    times_ns: dict[ShortName, Positive]
     others: Annotated[float, Field(ge=0)]
 
 
-class Visit(files.Strict):
+class Visit(Strict):
     """A line with the timed calls of one visit of a cell."""
 
     kind: Literal["visit"] = "visit"
@@ -160,7 +161,7 @@ class SampleLog:
         return cls(Header(suite=name, runner=suite.runner, protocol=PROTOCOL, **about))
 
     @property
-    def fingerprint(self) -> files.Fingerprint:
+    def fingerprint(self) -> Fingerprint:
         return self.header.fingerprint
 
     @property
@@ -194,7 +195,7 @@ class SampleLog:
         try:
             self._file = open(path, "ab" if append else "xb", buffering=0)  # noqa: SIM115
         except OSError as reason:
-            raise files.not_written(path, reason) from None
+            raise not_written(path, reason) from None
         with self._file:
             if not append:
                 self._write(self.header)
@@ -207,7 +208,7 @@ class SampleLog:
             while self._file and rest:  # a full disk may take only a part
                 rest = rest[self._file.write(rest) :]
         except OSError as reason:
-            raise files.not_written(self._file.name, reason) from None
+            raise not_written(self._file.name, reason) from None
 
     def keep(self, line: Line) -> None:
         self._write(line)

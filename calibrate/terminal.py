@@ -97,22 +97,15 @@ def headings_of(rows: Iterable[Row]) -> list[str]:
 
 
 def print_rows(console: Console, title: str, rows: Sequence[Row]) -> None:
-    headings = headings_of(rows)
-    cells = [[shown(row.get(name), name) for name in headings] for row in rows]
-    print_table(console, title, [*map(heading_text, headings)], cells)
-
-
-def print_table(
-    console: Console, title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1
-) -> None:
-    """Print a table. The first `texts` columns, and columns without a heading, are left-aligned. No cell is cut."""
+    """Print rows as a table. Columns that begin with a text are left-aligned. No cell is cut."""
     console.print(Text(plain(title), style="bold"))
+    headings = headings_of(rows)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for place, heading in enumerate(headings):
-        is_text = place < texts or not heading
-        table.add_column(Text(plain(heading)), justify="left" if is_text else "right", overflow="fold")
+    for heading in headings:
+        justify = "left" if isinstance(rows[0].get(heading), str) else "right"
+        table.add_column(Text(plain(heading_text(heading))), justify=justify, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(plain(cell)) for cell in row))
+        table.add_row(*(Text(plain(shown(row.get(name), name))) for name in headings))
     console.print(table)
     console.print()
 
@@ -131,9 +124,9 @@ class Deadline:
 class Progress:
     """Shows the phase of a command, its progress and the remaining time, on standard error."""
 
-    def __init__(self, console: Console | None = None, *, ends_s: float | None = None, is_quiet: bool = False):
+    def __init__(self, console: Console | None = None, *, is_quiet: bool = False):
         self._console = console or Console(stderr=True)
-        self._ends_s, self._is_quiet = ends_s, is_quiet  # the planned end of the command in `time.perf_counter()`
+        self._is_quiet = is_quiet
 
     @contextlib.contextmanager
     def waiting(self, name: str, total: float | None = None) -> Iterator[Callable[..., None]]:
@@ -146,7 +139,7 @@ class Progress:
             rich_progress.BarColumn(bar_width=24),
             rich_progress.TextColumn("{task.fields[steps]}"),
             rich_progress.TimeElapsedColumn(),
-            _TimeLeft(self._ends_s),
+            rich_progress.TimeRemainingColumn(),
         )
         with rich_progress.Progress(*columns, console=self._console, transient=True) as bar:
             yield functools.partial(bar.update, bar.add_task(name, total=total, steps=""))
@@ -169,15 +162,3 @@ class Progress:
             yield advance
         if not self._is_quiet:
             self._console.print(f"{name}: {time.perf_counter() - begun_s:.1f} s", highlight=False)
-
-
-class _TimeLeft(rich_progress.ProgressColumn):
-    """Seconds until the planned end of the command, or until the end of the phase if no such end is planned."""
-
-    def __init__(self, ends_s: float | None):
-        super().__init__()
-        self._ends_s = ends_s
-
-    def render(self, task: rich_progress.Task) -> Text:
-        left_s = task.time_remaining if self._ends_s is None else self._ends_s - time.perf_counter()
-        return Text("" if left_s is None else f"{left_s:.0f} s left" if left_s > 0.5 else "overdue")

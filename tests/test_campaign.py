@@ -93,7 +93,7 @@ def test_what_is_said_is_a_few_sentences_and_tables_on_request_of_80_columns(out
     brief, verbose = texts
     assert brief.startswith("toy: Ready.\n  Mean error ")
     assert "at_once is faster from rows " in " ".join(brief.split())
-    for words in ("held out", "interval", "fastest", "is picked", "row_ns"):
+    for words in ("held out", "interval", "fastest", "a ratio of 1", "row_ns"):
         assert words in verbose
         assert words not in brief
 

@@ -235,7 +235,7 @@ def test_predict_and_explain_print_what_the_library_says_in_json_and_in_text(fil
     decided = known.decide(8, 128, 8, fused=found["pick"], kept=found["next_best"])
     assert 0.5 <= found["probability"] == pytest.approx(float(decided.probability), rel=1e-12)
     assert found["verdict"] == (found["pick"] if found["probability"] >= 0.9 else "undecided")
-    text, found = invoke("explain", *sizes).stdout, printed("explain", *sizes)
+    text, found = " ".join(invoke("explain", *sizes).stdout.split()), printed("explain", *sizes)
     for strategy in found["strategies"]:
         for time_ns in (*strategy["terms_ns"].values(), strategy["time_ns"], *strategy["interval_ns"]):
             assert f" {time_text(time_ns)} " in text

@@ -38,20 +38,19 @@ def test_a_table_holds_every_character_of_its_cells_on_any_terminal():
         assert sorted(letters) == sorted(re.sub(r"\s", "", given))
 
 
-def test_progress_says_the_time_left_on_a_terminal_and_a_line_a_phase_elsewhere_and_nothing_if_quiet():
-    for is_terminal, ends_s, left in ((True, 1e9, " s left"), (True, 0.0, "overdue"), (False, 0, "")):
+def test_progress_says_the_steps_on_a_terminal_and_a_line_a_phase_elsewhere_and_nothing_if_quiet():
+    for is_terminal in (True, False):
         shown = Console(file=io.StringIO(), width=120, force_terminal=is_terminal)
-        progress = Progress(shown, ends_s=ends_s)
+        progress = Progress(shown)
         with progress.waiting("starting JAX"):
             pass
         with progress.phase("measuring", total=4) as advance:
             advance()
-        with progress.phase("compiling", Deadline(ends_s), what="program") as advance:
+        with progress.phase("compiling", Deadline(1e9), what="program") as advance:
             advance()
         text = shown.file.getvalue()
-        for said in ("starting JAX", "1/4", "1 program", left or "overdue"):
+        for said in ("starting JAX", "1/4", "1 program", "-:--:--"):
             assert (said in text) == is_terminal
-        assert ("s left" in text) == (left == " s left")
         assert re.search(r"compiling: \d+\.\d s$", text)
         assert is_terminal or text.count("\n") == 2
     shown = Console(file=io.StringIO(), force_terminal=True)

@@ -29,7 +29,7 @@ LARGE = {
     "sort": "1x16777216 65536x256",
     "top 8": "65536x129",
     "take rows": "1048576x64x1048576",
-    "scatter add": "4096x64x1048576",
+    "scatter add": "4096x64x1048576*",
     "softmax": "8192x8192",
     "layer norm": "16384x4096",
     "attention": "8x2048x16x64:bfloat16",

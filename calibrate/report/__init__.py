@@ -15,6 +15,7 @@ from ..command_line import (
     File,
     NFft,
     Peaks,
+    Quiet,
     Suites,
     calibration_file,
     command,
@@ -52,7 +53,7 @@ def report(
     n_fft: NFft = 256,
     k: Peaks = 16,
     suite: Suites = None,
-    quiet: Annotated[bool, Option("--quiet", "-q", help="Print warnings and errors only.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Write a calibration or an advice as an HTML file with the verdict, the next commands, errors and pictures.
 
