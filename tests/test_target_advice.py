@@ -20,7 +20,7 @@ from rlxjax.calibration import known_gpu, predict_for_target, prior_calibration
 from rlxjax.choices import rank_targets
 from rlxjax.fit import COVERED_SDS, coefficient_names, estimate, prior_posterior
 from rlxjax.jaxpr import TargetProfile, gpu_program
-from rlxjax.models import GPU_KERNELS, gpu_facts, gpu_facts_of_kind, gpu_runs
+from rlxjax.models import GPU_KERNELS, gpu_facts, gpu_runs
 from rlxjax.targets import DoesNotFitError, check_compiler, target_device, target_names
 
 X = real(1000, 1000)
@@ -250,19 +250,6 @@ def log_sd(known):
     return float(np.hypot(np.asarray(found.log_sd()), known.model.pace_log_sd)[0])
 
 
-def test_facts_are_those_of_the_data_sheet_and_kinds_are_known_by_jax_s_name_of_them():
-    for name in GPUS:
-        device = target_device(name)
-        facts = gpu_facts(device)
-        assert facts["memory_bytes_per_ns"] == device.bandwidth_bytes_per_ns
-        assert (facts["cores"], facts["cache_bytes"]) == (device.cores, device.l2_bytes)
-        matrix = device.matrix_flop_per_ns
-        assert facts["half_flop_per_ns"] == matrix.get("bf16", matrix.get("f16"))
-        assert facts == gpu_facts_of_kind(device.kind)
-    assert gpu_facts_of_kind("NVIDIA H100 80GB HBM3e") == gpu_facts(target_device("h100"))
-    assert gpu_facts_of_kind("cpu") is None
-    with pytest.raises(ValueError, match="target tpu-v5e: expected a GPU"):
-        gpu_facts(target_device("tpu-v5e"))
 
 
 def test_a_prediction_stands_on_timings_of_such_a_device_or_else_on_its_data_sheet_and_is_less_sure_then():
@@ -356,20 +343,3 @@ def test_a_prediction_for_a_target_lies_in_its_interval_and_says_what_it_stands_
     assert shipped.predict_function(jax.nn.softmax, rows, target=target).time_ns == found.time_ns
 
 
-@each_compiler
-def test_every_turn_takes_as_long_and_those_of_unknown_number_have_no_end(target):
-    compiler_of(target)
-    rows = jax.ShapeDtypeStruct((2048, 2048), jnp.float32)
-
-    def turns(count):
-        return lambda x: jax.lax.fori_loop(0, count, lambda _, y: jnp.sin(y) + x, x)
-
-    with jax.enable_x64(False):
-        few, some, many = (predict_for_target(turns(count), rows, target=target).time_ns for count in (40, 220, 400))
-    assert many > 3 * few
-    np.testing.assert_allclose(many - some, some - few, rtol=0.05)
-    unknown = predict_for_target(
-        lambda x: jax.lax.while_loop(lambda y: y[0, 0] < 1, lambda y: y + 1, x), rows, target=target
-    )
-    assert unknown.high_ns == np.inf
-    assert unknown.uncounted
