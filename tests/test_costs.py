@@ -30,7 +30,6 @@ PROFILES = [
 COUNTS = [*vars(PROFILES[0])]
 #: What is known of a learned FFT: whether there is one, its gates that are on, all of them.
 MODELS = [(False, None, 0), (True, None, 1024), (True, 255, 1024), (True, 256, 1024), (True, 0, 0), (False, 1, 1024)]
-SPARSE = {"learned_available": True, "learned_active_gates": 10, "learned_total_gates": 1024}
 FFT = rx.WelchPeakParams.fast(256, 16)
 
 lawful = settings(max_examples=20)
@@ -166,20 +165,6 @@ def test_a_set_of_ones_own_is_used_and_the_apple_cpu_is_one():
 
 
 
-def test_an_evaluation_is_what_the_separate_functions_return():
-    rng = np.random.default_rng(0)
-    sizes = rng.choice([0, 1, 129, 512, 2048, 8192, 16384], 50), 2 ** rng.integers(1, 13, 50), rng.integers(1, 40, 50)
-    work = rng.integers(0, len(rx.Device), 50), *(np.asarray(size, np.float32) for size in sizes)
-    with jax.numpy_dtype_promotion("standard"):  # columns of one precision meet coefficients of another
-        result = rx.welch.evaluate_welch_peaks(*work, **SPARSE, temperature_ns=1e5)
-        costs = rx.estimate_welch_peaks_costs(*work, **SPARSE)
-        why = rx.welch_peaks_fusion_gate_breakdown(*work)
-        gate = rx.io_fusion_gate_for_target(rx.fusion_target(jnp.asarray(work[0])))
-        by_gate = gate.fuse_probability(result.benefit, temperature_ns=1e5)
-    np.testing.assert_allclose(result.costs.stack(), costs.stack(), rtol=FLOAT64_RTOL)
-    for name in ("score_ns", "should_fuse_io", "should_fuse", "compute_floor_ok"):
-        np.testing.assert_array_equal(getattr(result, name), getattr(why, name))
-    np.testing.assert_allclose(result.fuse_probability, by_gate, rtol=1e3 * FLOAT64_RTOL, atol=1e-30)
 
 
 # --- Picks ---------------------------------------------------------------------------------------

@@ -51,19 +51,6 @@ def test_the_best_plans_are_those_of_all_groupings(problem, price, count):
         np.testing.assert_allclose(cost, least, rtol=FLOAT64_RTOL)
 
 
-@given(problems(st.integers(1, 6)), st.floats(1.0, 1e6))
-def test_dearer_launches_and_peaks_leave_less_units_do_not_matter_and_what_is_no_group_is_not_read(problem, price):
-    times, peaks = problem
-    cheap, dear = (plan_stages(times + launch_ns)[0] for launch_ns in (0.0, price))
-    assert len(dear.groups) <= len(cheap.groups)
-    assert cheap.time_ns <= dear.time_ns <= cheap.time_ns + price * len(cheap.groups) + FLOAT64_RTOL * dear.time_ns
-    free, priced = (plan_stages(times, peaks, peak_price_ns_per_byte=own)[0] for own in (0.0, price))
-    assert priced.peak_bytes <= free.peak_bytes
-    assert priced.time_ns >= free.time_ns
-    below = np.tri(len(times), k=-1, dtype=bool)
-    for other in (4.0 * times, np.where(below, np.nan, 4.0 * times)):
-        one, scaled = (plan_stages(table, np.where(below, -1.0, peaks))[0] for table in (times, other))
-        assert (scaled.groups, scaled.time_ns) == (one.groups, 4.0 * one.time_ns)
 
 
 @given(problems(st.sampled_from([1, 4])))

@@ -18,7 +18,7 @@ import rlxjax as rx
 from calibrate.cli import app
 from rlxjax.calibration import known_gpu, predict_for_target, prior_calibration
 from rlxjax.choices import rank_targets
-from rlxjax.fit import COVERED_SDS, coefficient_names, estimate, prior_posterior
+from rlxjax.fit import COVERED_SDS, estimate, prior_posterior
 from rlxjax.jaxpr import TargetProfile, gpu_program
 from rlxjax.models import GPU_KERNELS, gpu_facts, gpu_runs
 from rlxjax.targets import DoesNotFitError, check_compiler, target_device, target_names
@@ -142,13 +142,10 @@ SLOW = {name: figures(kilocycles=300) for name in "ab"}
         # A form that needs less of one thing and more of nothing is better, whatever kernels take.
         (SLOW | {"ab": figures(2, 15, 600)}, "fuse", None, ""),
         # A call is one of these things: stages apart have more of them.
-        (SLOW | {"ab": figures(2, 17, 600)}, "fuse", None, ""),
         (SLOW | {"ab": figures(1, 16, 300)}, "fuse", None, ""),
         (SLOW | {"ab": figures(1, 400, 300)}, "undecided", "too_close", "384 MB more"),
         # A program without cycles takes what its bytes take.
-        ({"a": figures(kilocycles=None), "ab": figures(kilocycles=900)}, "keep", None, ""),
         # What does not fit is not advised, and is named.
-        ({"ab": figures(peak=TPU.memory_bytes + 1)}, "keep", "peak_memory", ""),
         ({"ab": 21 * GB}, "keep", "peak_memory", "needs 21 GB of memory"),
         ({"b": 21 * GB, "ab": 42 * GB}, "cannot model", "peak_memory", "second: "),
         (
@@ -285,16 +282,6 @@ def test_a_calibration_of_such_a_device_is_used_and_of_another_is_not():
         assert (known.model.coefficients == posterior.coefficients) is is_used
 
 
-def test_the_population_of_gpus_has_every_coefficient_and_each_card_s_own():
-    section = rx.calibration.population("gpu").models["gpu_kernels"]
-    names = set(coefficient_names(GPU_KERNELS.prior.median))
-    assert set(section.coefficients) == names
-    kinds = [machine.fingerprint.device_kind for machine in section.population.machines]
-    assert kinds == [
-        "NVIDIA H100 80GB HBM3",
-        "NVIDIA H200",
-    ]
-    assert all(set(machine.coefficients) == names for machine in section.population.machines)
 
 
 # --- With a compiler -----------------------------------------------------------------------------
