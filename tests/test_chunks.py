@@ -106,10 +106,6 @@ def test_a_chunk_is_whole_tiles_and_padding_leaves_it_as_it_is(n_fft, n_segments
     assert rows == plan.tile_rows or rows > fitting / 1.25 - plan.tile_rows
 
 
-
-
-
-
 FORKED = """
 import os, sys
 import numpy as np

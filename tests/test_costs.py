@@ -89,8 +89,6 @@ def product(m, k, n):
 GRAPHS = [rx.Graph(), sample_graph(), rx.welch_peaks_graph(64, FFT), product(32, 32, 32), product(31, 32, 33)]
 
 
-
-
 def test_costs_of_profiles_and_graphs_are_the_closed_forms_on_every_device():
     odd = dataclasses.replace(ROWS["cpu"], memory_bw=0.5, readback_bw=0.0)
     for row, profile in itertools.product((*ROWS.values(), odd), PROFILES):
@@ -101,8 +99,6 @@ def test_costs_of_profiles_and_graphs_are_the_closed_forms_on_every_device():
             expected = graph_cost(graph, rx.backend_coefficients(device, set_))
             np.testing.assert_allclose(found, expected, rtol=FLOAT64_RTOL)
     assert [rx.rank_devices(GRAPHS[1], [name]).device for name in ("CPU", "wgpu")] == ["cpu", "gpu"]
-
-
 
 
 @lawful
@@ -133,10 +129,6 @@ def test_the_host_profile_and_useful_bytes_are_exact_and_a_bandwidth_is_bytes_ov
 # --- Tables, precision, sets ---------------------------------------------------------------------
 
 
-
-
-
-
 def test_a_large_batch_does_not_overflow():
     def costs(batch, n_fft):
         breakdown = rx.welch_peaks_fusion_gate_breakdown("cuda", batch, n_fft, 64)
@@ -161,10 +153,6 @@ def test_a_set_of_ones_own_is_used_and_the_apple_cpu_is_one():
         by_name = rx.estimate_welch_peaks_costs("CPU_Apple", 100, 256, 16, coefficients=name).stack()
         by_set = rx.estimate_welch_peaks_costs("cpu", 100, 256, 16, coefficients=apple).stack()
         np.testing.assert_array_equal(by_name, by_set)
-
-
-
-
 
 
 # --- Picks ---------------------------------------------------------------------------------------
@@ -242,25 +230,7 @@ def test_a_relaxed_pick_is_a_distribution_over_what_is_possible(device, batch, m
     np.testing.assert_allclose(weights, expected, rtol=1e-9, atol=SATURATED_ATOL)
 
 
-
-
 # --- Derivatives ---------------------------------------------------------------------------------
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
 
 
 @pytest.mark.parametrize("name", ["host_path_ns", "fused_graph_ns", "evaluate_welch_peaks"])
@@ -384,5 +354,3 @@ def test_a_bad_workload_is_refused_by_name_in_scalars_on_the_host_on_a_device_an
                 f(**work)
         with pytest.raises(ValueError, match=says):
             jax.jit(lambda t, work=work: rx.welch.evaluate_welch_peaks(**work, temperature_ns=t))(1.0)
-
-

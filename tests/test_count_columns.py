@@ -58,8 +58,6 @@ def test_a_difference_of_integers_is_that_of_pythons(column, other):
         np.testing.assert_array_equal(got, expected)
 
 
-
-
 def test_what_the_host_holds_is_subtracted_before_it_is_narrowed_and_by_every_method_alike():
     more, less = 2.0**40 + 4096, 2.0**40
     counts = [(np.array([more]), np.array([2**40])), (more, np.array([less])), ([more], [less])]
@@ -78,5 +76,3 @@ def test_what_the_host_holds_is_subtracted_before_it_is_narrowed_and_by_every_me
                 chance = gate.fuse_probability(*arguments, temperature_ns=1e7)
                 np.testing.assert_array_equal(result.fuse_probability, chance)
             np.testing.assert_array_equal(result.score_ns, [gate.score_ns(rx.FusionBenefit(*[4096.0] * 4))])
-
-

@@ -182,8 +182,6 @@ def test_a_profile_costs_what_its_io_costs_and_a_function_its_launch_bytes_resul
     np.testing.assert_allclose(difference, 2 * 512**3 * (1 / 2.0 - 1 / 201.0), rtol=1e-3)
 
 
-
-
 def test_work_and_options_that_are_none_are_refused_in_one_sentence():
     for work, options, sentence in [
         (relu_graph(), {"devices": []}, "at least one device"),

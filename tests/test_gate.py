@@ -87,11 +87,7 @@ def test_a_built_in_gate_goes_by_name_in_any_case_and_by_code():
     np.testing.assert_array_equal(np.stack(dataclasses.astuple(found), -1), by_name)
 
 
-
-
 # --- Relaxations, transformations, precision -----------------------------------------------------
-
-
 
 
 def test_odds_probability_and_log_probability_agree_and_the_log_has_no_underflow():
@@ -150,8 +146,6 @@ def test_a_gradient_is_the_count_that_a_coefficient_multiplies_at_singular_point
         # At no sync point the slope lies between those on both sides; an infinite penalty has none.
         most = penalty if np.isfinite(penalty) else 0.0
         assert most * (syncs < 0) <= by_syncs - 9_000.0 <= most * (syncs <= 0)
-
-
 
 
 def test_a_saturated_decision_has_finite_log_odds_and_gradients():
@@ -253,8 +247,6 @@ def floats(tree):
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, float), tree)
 
 
-
-
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_a_bad_count_is_refused_on_the_host_on_a_device_and_in_a_program(side):
     pair = dict(zip(("before", "after"), map(floats, profile_columns()), strict=True))
@@ -266,5 +258,3 @@ def test_a_bad_count_is_refused_on_the_host_on_a_device_and_in_a_program(side):
             words = f"{side}.host_output_bytes: expected a count of at least 0, got {bad}"
             with pytest.raises(ValueError, match=words):
                 call(1e5)
-
-

@@ -285,8 +285,6 @@ def test_a_network_sorts_rows_of_a_power_of_two_in_stages():
         np.testing.assert_allclose(inputs["sort_bytes"], stages * 4 * 3 * 2**octaves)
 
 
-
-
 def test_a_function_counts_alike_as_a_jaxpr_and_compiled():
     def fn(x, y):
         return jnp.exp(x) @ jnp.tanh(y), (x * x).sum(-1)

@@ -104,8 +104,6 @@ def test_samples_that_no_live_bin_depends_on_are_not_read(form):
     np.testing.assert_array_equal(peaks_of(unread, program, params), peaks_of(signal, program, params))
 
 
-
-
 @each_form
 def test_the_gradient_of_the_peak_powers_is_the_finite_difference(form):
     signal, direction = noise(2, PARAMS), noise(2, PARAMS, seed=1)

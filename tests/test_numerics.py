@@ -121,8 +121,6 @@ def test_a_count_of_zero_wins_over_an_infinite_coefficient():
     np.testing.assert_array_equal(by_coefficient, count)
 
 
-
-
 def test_the_logistic_keeps_its_slope_where_it_rounds_to_one_and_has_three_derivatives_everywhere():
     x = np.array([18.0, 40.0, 80.0])
     with jax.enable_x64(False):
@@ -148,8 +146,6 @@ def test_log_odds_have_the_slopes_of_the_quotient_and_stay_finite():
     # The logarithm of a step does not underflow.
     assert jax.value_and_grad(num.log_soft_step)(-1e6, 1.0) == (-1e6, 1.0)
     assert num.soft_step(-1e6, 1.0) == 0
-
-
 
 
 def test_powers_of_ratios_keep_value_and_slopes_over_the_range_of_float32():
@@ -213,8 +209,6 @@ def test_no_gradient_of_log_softmin_is_not_finite():
     masked = np.array([0.0, -INF, 0.0])
     slope = jax.grad(lambda a: (jnp.exp(num.log_softmin(COSTS[0], 1.0, a)) * mix).sum())(masked)
     assert np.isfinite(slope).all()
-
-
 
 
 def test_no_temperature_makes_a_nan():

@@ -176,12 +176,8 @@ def test_a_line_is_dotted_beyond_what_was_timed():
         assert np.isfinite(found).sum() == (~is_timed).sum() + 1  # the lines meet
 
 
-
-
 def classes_of(ax):
     return np.asarray(ax.collections[0].get_array())
-
-
 
 
 def test_a_map_of_two_strategies_shows_the_verdict_of_each_cell():
@@ -249,8 +245,6 @@ def test_a_map_without_given_values_shows_possible_doublings_of_timed_values_aro
         first, last = differs.min(), differs.max()
         assert kept[name] == every[name][max(first - 1, 0) : last + 3]
     assert len(kept["n"]) < len(every["n"])
-
-
 
 
 def test_terms_are_a_waterfall_that_ends_at_the_prediction():
@@ -413,8 +407,6 @@ def test_without_matplotlib_a_picture_says_how_to_get_it(monkeypatch):
     for draw in PICTURES.values():
         with pytest.raises(ImportError, match=said):
             draw()
-
-
 
 
 def lab(rgb):

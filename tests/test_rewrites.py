@@ -67,8 +67,6 @@ def test_a_spectrum_gives_way_to_its_peaks_and_other_outputs_stay_in_order():
         assert rx.select_peaks_only_outputs(graph, "CPU") is graph
 
 
-
-
 def test_a_graph_without_such_a_spectrum_comes_back_as_it_is():
     for target in TARGETS:
         graph, (spectrum,), ((peaks,),) = spectrum_graph()

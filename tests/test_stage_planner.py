@@ -51,8 +51,6 @@ def test_the_best_plans_are_those_of_all_groupings(problem, price, count):
         np.testing.assert_allclose(cost, least, rtol=FLOAT64_RTOL)
 
 
-
-
 @given(problems(st.sampled_from([1, 4])))
 def test_the_smooth_time_is_a_softmin_over_all_plans_and_tends_to_the_best(problem):
     times, _ = problem
@@ -67,8 +65,6 @@ def test_the_smooth_time_is_a_softmin_over_all_plans_and_tends_to_the_best(probl
             assert np.isfinite(slope)
             inside = [weights[: stage + 1, stage:].sum() for stage in range(len(times))]
             np.testing.assert_allclose(inside, 1.0, rtol=1e-9)
-
-
 
 
 @pytest.mark.parametrize(

@@ -247,8 +247,6 @@ def log_sd(known):
     return float(np.hypot(np.asarray(found.log_sd()), known.model.pace_log_sd)[0])
 
 
-
-
 def test_a_prediction_stands_on_timings_of_such_a_device_or_else_on_its_data_sheet_and_is_less_sure_then():
     for name in GPUS:
         known = known_gpu(target_device(name))
@@ -280,8 +278,6 @@ def test_a_calibration_of_such_a_device_is_used_and_of_another_is_not():
         known = known_gpu(target_device("l4"), own)
         assert (known.stands_on == "a calibration of NVIDIA L4") is is_used
         assert (known.model.coefficients == posterior.coefficients) is is_used
-
-
 
 
 # --- With a compiler -----------------------------------------------------------------------------
@@ -328,5 +324,3 @@ def test_a_prediction_for_a_target_lies_in_its_interval_and_says_what_it_stands_
     assert f"on {target}, based on {found.stands_on}" in str(found)
     shipped = prior_calibration("cpu")
     assert shipped.predict_function(jax.nn.softmax, rows, target=target).time_ns == found.time_ns
-
-

@@ -103,8 +103,6 @@ def test_no_program_takes_less_than_its_bytes_and_its_products(predicted):
         assert made.binds == "compute"
 
 
-
-
 # --- Calls and steps -------------------------------------------------------------------------------
 
 
@@ -124,8 +122,6 @@ def test_a_call_is_the_device_and_the_host_of_every_target_and_a_loop_takes_the_
         assert long.pipelined_ns == pytest.approx(long.device_ns, rel=0.02)
         assert long.pipelined_ns < long.time_ns
         assert long.binds == "memory"
-
-
 
 
 # --- Exchanges -------------------------------------------------------------------------------------

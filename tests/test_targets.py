@@ -163,8 +163,6 @@ def test_bad_targets_are_one_line(monkeypatch, call, said):
     assert "\n" not in str(refused.value)
 
 
-
-
 # --- The process -----------------------------------------------------------------------------------
 
 #: Answers as the compiler's process does, or not.
@@ -556,8 +554,6 @@ def test_arguments_of_every_kind(target):
     assert noise.output_bytes >= 4 * N
     trees = targets.compile_for(lambda tree: jnp.linalg.qr(tree["a"]), {"a": SQUARE}, target=target)
     assert trees.output_bytes >= 2 * 4 * N * N
-
-
 
 
 def test_a_mesh_is_the_context_of_what_a_function_says_of_its_axes(target):

@@ -89,10 +89,6 @@ def test_host_and_device_select_the_same_bins_of_the_same_spectrum(spectrum, k):
         np.testing.assert_array_equal(peaks_of(power, k, selection), expected)
 
 
-
-
-
-
 @each_selection
 def test_peaks_are_the_places_with_their_powers_zeros_beyond_the_bins_and_the_numbers_of_bins(selection):
     power, numbers = kinds_of_rows(14, 9), np.arange(9) * 3 + 1
@@ -129,8 +125,6 @@ def test_the_gradient_of_the_powers_is_one_at_the_peaks_and_none_elsewhere(selec
     np.testing.assert_allclose(tangent, 4 * weight.sum())
 
 
-
-
 def test_maxima_are_the_default_of_many_rows_on_cpus_while_keys_tell_bins_apart():
     for rows, bins, expected in [
         (64, 1, "maxima"),
@@ -141,5 +135,3 @@ def test_maxima_are_the_default_of_many_rows_on_cpus_while_keys_tell_bins_apart(
     ]:
         assert default_selection(rows, bins, "cpu") == expected
         assert {default_selection(rows, bins, platform) for platform in ("gpu", "tpu")} == {"top_k"}
-
-
