@@ -5,11 +5,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from _compilations import COMPILE, compilations
-from _models import LineModel
+from _models import LINE, LINE_TRUTH, LineModel, calibrated, certain
 from _tolerances import FLOAT32_RTOL
 from _welch_reference import noise
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -17,7 +15,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 import rlxjax as rx
 from calibrate.suites.collectives import CollectivesSuite
 from rlxjax.fit import Timings, fit_posterior
-from rlxjax.tables._rows import Compiled, gate_rows, model_rows
 
 PARAMS = rx.WelchPeakParams.fast(n_fft=64, k=5)
 MODEL = rx.learned.LearnedFft.exact(64)
@@ -163,30 +160,64 @@ def test_sharded_samples_are_refused_in_one_sentence_that_says_what_to_do():
                 assert eval(advice, names).sharding.spec == better  # noqa: S307 - the advice is code
 
 
-def test_a_table_has_the_bits_that_it_has_on_one_device(tmp_path):
-    rng, rows = np.random.default_rng(0), 5001
+@each_kind
+def test_a_table_has_the_same_answers_under_a_mesh(kind):
+    rng, rows = np.random.default_rng(0), 3000
     names = [f"{side}_{field.name}" for side in ("before", "after") for field in dataclasses.fields(rx.GraphIoProfile)]
     counts = {name: rng.integers(0, 2**20, rows) for name in names}
-    sizes = {
-        "batch": rng.integers(1, 9999, rows),
-        "n_fft": 2 * rng.integers(32, 999, rows),
-        "k": rng.integers(1, 9, rows),
-    }
-    welch = rx.calibration.prior_calibration("cpu").of("welch")
-    cases = {
-        "gate": (counts, gate_rows(rx.io_fusion_gate_for_target("cuda"), None, 1e5)),
-        "welch": (sizes | {"n_segments": np.full(rows, 2.0)}, model_rows(welch, ["pick", "time_ns", "probability"])),
-    }
-    for columns, program in cases.values():
-        one, is_one = Compiled(program, jax.devices()[:1])(columns)
-        all_, is_all = Compiled(program)(columns)
-        for name, own in one.items():
-            np.testing.assert_array_equal(own, all_[name], name)
-        assert np.all(is_one & is_all)
-    pq.write_table(pa.table(counts), tmp_path / "in.parquet")
-    rx.evaluate(tmp_path / "in.parquet", tmp_path / "out", rx.io_fusion_gate_for_target("cuda"), want=["score_ns"])
-    expected = Compiled(gate_rows(rx.io_fusion_gate_for_target("cuda")), jax.devices()[:1])(counts)[0]["score_ns"]
-    np.testing.assert_array_equal(pq.read_table(tmp_path / "out")["score_ns"], expected)
+    line = calibrated(certain(LINE, LINE_TRUTH))
+    for columns, what in ((counts, rx.io_fusion_gate_for_target("cuda")), ({"n": rng.integers(1, 9999, rows)}, line)):
+        expected = rx.tables.evaluate(columns, what)
+        with jax.set_mesh(mesh_of(kind)):
+            assert rx.tables.evaluate(columns, what).equals(expected)
+
+
+def answers_of(known, model, rows):
+    """Return what rlxjax says of some rows: numbers, words, and arrays with the devices that hold them."""
+    shape, params = jax.ShapeDtypeStruct(rows.shape, rows.dtype), PARAMS
+    ways = {"sum": jax.jit(lambda x: jnp.exp(x).sum(1)), "last": jax.jit(lambda x: jnp.cumsum(jnp.exp(x), 1)[:, -1])}
+    chosen = rx.choose(ways, shape, measure="never", calibration=known)
+    sizes = len(rows), 256, 16
+    yield known.predict_function(ways["last"], shape).time_ns
+    yield from (chosen.probability, chosen.chosen.predicted_ns)
+    yield rx.advise([jnp.exp, jnp.sum], shape, calibration=known).probability
+    yield from (known.pick(*sizes), known.of("welch").alternatives(*sizes), float(known.predict_ns("fused", *sizes)))
+    for path in ("auto", "fused", "learned", "block"):
+        for signal in (rows, jnp.asarray(rows), jnp.asarray(rows[0])):
+            peaks = rx.welch_peaks(signal, params, path, model=model, calibration=known)
+            yield np.asarray(peaks)
+            yield jax.typeof(peaks).sharding, peaks.devices() if isinstance(peaks, jax.Array) else None
+
+
+@each_kind
+def test_no_answer_depends_on_what_an_earlier_caller_had_set(kind):
+    prior = rx.calibration.prior_calibration("cpu")
+    settings = [
+        lambda: jax.set_mesh(mesh_of(kind)),
+        lambda: jax.default_device(jax.devices()[3]),
+        lambda: jax.enable_x64(not jax.config.jax_enable_x64),
+    ]
+    for number, setting in enumerate(settings):
+        rows = noise(16 + 2 * number + (kind == AxisType.Auto), PARAMS)
+
+        def new(rows=rows):
+            models = {name: dataclasses.replace(one) for name, one in prior.models.items()}
+            return dataclasses.replace(prior, models=models), rx.learned.LearnedFft.exact(64), rows
+
+        kept, inside, outside = new(), [], []
+        for _ in range(2):
+            with setting():
+                inside.append([*answers_of(*kept)])
+            outside.append([*answers_of(*kept)])
+        fresh = [*answers_of(*new())]
+        for found in outside:
+            jax.tree.map(np.testing.assert_array_equal, found, fresh)
+        jax.tree.map(np.testing.assert_array_equal, *inside)
+        for one, other in zip(inside[0], fresh, strict=True):
+            if isinstance(other, float):
+                np.testing.assert_allclose(one, other, rtol=1e-3)
+            elif isinstance(other, np.ndarray):
+                assert_same_peaks(one, other)
 
 
 def test_fits_run_on_the_first_cpu_whatever_the_default_device_is():

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from rlxjax._checks import is_traced
+from rlxjax._checks import is_traced, real_numbers
+from rlxjax._chunks import on_cpu
 from rlxjax._typing import Code, Nanoseconds, Provenance, RealLike, Size
 from rlxjax._values import FrozenDict, Handle, by_value, handle
 from rlxjax.fit import (
@@ -38,8 +39,8 @@ from rlxjax.fit import (
     strategy_of,
 )
 
-#: Largest number of picks that are cached, and largest number of posteriors that are cached on a device.
-MOST_CHOICES, MOST_PLACED = 4096, 64
+#: Largest number of picks that are cached.
+MOST_CHOICES = 4096
 #: If the variance of a logarithm is smaller than this value, the variance counts as zero.
 LEAST_VARIANCE = 1e-30
 #: The name of a model, or None. The type is wide because type checkers apply it to the numbers in `**sizes` too.
@@ -249,10 +250,6 @@ class CalibratedModel(Predictions):
         posterior = dataclasses.replace(self.posterior, facts={**self.posterior.facts, **facts})
         return dataclasses.replace(self, posterior=posterior)
 
-    def on_device(self) -> LatencyPosterior:
-        """Return the posterior with its arrays on JAX's default device; the arrays are cached."""
-        is_double = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
-        return _placed(handle(self.posterior), is_double) or self.posterior
 
     def bounds_ns(self, run: LatencyEstimate | Pick, level: float = 0.9) -> tuple[Nanoseconds, Nanoseconds]:
         """Return the two ends of `interval_ns`, `[*batch]`, for an estimate or a pick that this model returned.
@@ -272,9 +269,9 @@ class CalibratedModel(Predictions):
         """
         if not self.strategies:
             return ()
-        with jax.ensure_compile_time_eval():
+        with on_cpu(), jax.ensure_compile_time_eval():
             runs, counts = self._runs(self.strategies, inputs, named)
-            _, is_possible = _program(self.on_device(), runs, counts, "each")
+            _, is_possible = _answered(self.posterior, runs, counts, "each")
         if is_traced(is_possible):
             raise ValueError("alternatives: expected inputs that are numbers, got traced values; use `pick_index`")
         return tuple(np.array(self.strategies)[np.asarray(is_possible)].tolist())
@@ -309,9 +306,9 @@ class CalibratedModel(Predictions):
         runs, counts = self._runs(strategies, inputs, named)
         codes = tuple(np.ravel(runs.variant).tolist())
         if ask == "pick" and len(set(codes)) == len(codes) and _has_separate_weights(handle(self.posterior)):
-            found, is_possible = _program(self.on_device(), runs, counts, "separate pick", codes)
+            found, is_possible = _answered(self.posterior, runs, counts, "separate pick", codes)
         else:
-            found, is_possible = _program(self.on_device(), runs, counts, ask)
+            found, is_possible = _answered(self.posterior, runs, counts, ask)
         # An index is always that of a possible strategy, and traced values cannot be checked.
         if ask != "place" and not is_traced(is_possible):
             for name in np.array(strategies)[~np.asarray(is_possible)]:
@@ -347,6 +344,7 @@ class CalibratedModel(Predictions):
         lists = [name for name, entry in self.model.inputs.items() if entry.is_list]
         for name, value in (*zip(self.model.inputs, inputs, strict=False), *named.items()):
             own = as_lists(self.model.inputs, {name: value})[name] if name in lists else value
+            own = own if name in lists or own is None else real_numbers(own, name)
             if is_traced(own) or np.ndim(own) > (name in lists):
                 given = "a traced value" if is_traced(own) else f"shape {np.shape(own)}"
                 one = "list" if name in lists else "number"
@@ -361,16 +359,7 @@ def _hashable(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-@functools.lru_cache(maxsize=MOST_PLACED)
-def _placed(known: Handle, is_double: bool) -> LatencyPosterior | None:
-    """Return a posterior with its leaves on the device in JAX's current precision; None if the posterior is traced."""
-    if is_traced(*jax.tree.leaves(known())):
-        return None
-    with jax.ensure_compile_time_eval():
-        return jax.tree.map(jnp.asarray, known())
-
-
-@functools.lru_cache(maxsize=MOST_PLACED)
+@functools.lru_cache(maxsize=64)
 def _has_separate_weights(known: Handle) -> bool:
     posterior: Any = known()
     return has_separate_weights(posterior)
@@ -384,7 +373,7 @@ def _choice(
     if is_traced(*jax.tree.leaves(own.posterior)):
         raise ValueError("pick: expected a calibration of numbers, got a traced calibration; use `pick_index`")
     names = own.alternatives(*inputs, **dict(named)) if candidates is None else candidates
-    with jax.ensure_compile_time_eval():
+    with on_cpu(), jax.ensure_compile_time_eval():
         found = own._asked("each", names, inputs, dict(named))
     chosen = int(np.argmin([time_ns for time_ns, _ in found]))
     return names[chosen], own.model.variants[int(found[chosen][1])]
@@ -396,6 +385,14 @@ class _Run(NamedTuple):
     time_ns: Nanoseconds
     variant: Int[Array, "*batch"]
     said: Any
+
+
+def _answered(*asked: Any) -> tuple[Any, Bool[Array, "strategies"]]:
+    """Return what `_program` returns. The infinite times in it are no errors, though JAX's debugging takes them so."""
+    if not (jax.config.jax_debug_infs or jax.config.jax_debug_nans):
+        return _program(*asked)
+    with jax.debug_infs(False), jax.debug_nans(False):
+        return _program(*asked)
 
 
 @functools.partial(jax.jit, static_argnames=("counts", "ask", "codes"))
