@@ -1,4 +1,4 @@
-"""One law for all functions of rows: jit, vmap, a loop and float32 change no value, and gradients have their types."""
+"""Laws of all functions of rows: jit, vmap, loops and float32 change no value; right derivatives."""
 
 import dataclasses
 import functools
@@ -24,9 +24,10 @@ ROWS = 24
 RNG = np.random.default_rng(0)
 CODES = np.arange(ROWS) % len(rx.Device)
 PRICES = dataclasses.replace(rx.backend_coefficients(CODES), provenance="uncalibrated")
-PROFILES = rx.GraphIoProfile(*(RNG.integers(0, most, ROWS).astype(float) for most in (20, 4, 2**10, 2**18)))
-SIZES = RNG.choice([0, 1, 129, 1024, 8192, 10**6], ROWS), 2 ** RNG.integers(1, 13, ROWS), RNG.integers(1, 40, ROWS)
-WORK = CODES, *(size.astype(float) for size in SIZES)
+COUNTS = RNG.integers(0, [[20], [4], [2**10], [2**18]], (4, ROWS))
+PROFILES = rx.GraphIoProfile(*COUNTS.astype(float))
+BATCH = RNG.choice([0.0, 1.0, 129.0, 1024.0, 8192.0, 1e6], ROWS)
+WORK = CODES, BATCH, 2.0 ** RNG.integers(1, 13, ROWS), RNG.integers(1, 40, ROWS).astype(float)
 #: Temperatures at which no decision is certain.
 WARM = np.geomspace(3e6, 3e7, ROWS)
 
@@ -41,7 +42,7 @@ def paths(*work):
     return [path(*work) for path in (rx.fused_graph_ns, rx.block_graph_ns, rx.welch.host_path_ns)]
 
 
-#: Functions of a row, and a table of what they take; strategies have the laws in the tests of their golden tables.
+#: Functions of a row, and a table of what they take. Strategies are beside their golden tables.
 FUNCTIONS = {
     "gate": (decisions, (*jax.tree.map(lambda leaf: leaf.astype(float), table(ROWS)), WARM)),
     "profile": (lambda profile, row: rx.io_cost_ns(profile, row), (PROFILES, PRICES)),
@@ -58,10 +59,14 @@ SMOOTH = {name: FUNCTIONS[name] for name in ("graph", "weights", "stages")}
 SMOOTH["profile"] = functools.partial(rx.io_cost_ns, PROFILES), (PRICES,)
 
 
+def floats_of(tree):
+    return [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.floating)]
+
+
 def assert_same(found, expected, rtol):
     """Compare trees whose leaves have infinities, and values that cancel."""
     assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for one, other in zip(*(map(np.asarray, jax.tree.leaves(tree)) for tree in (found, expected)), strict=True):
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         largest = np.max(np.abs(other), initial=0.0, where=np.isfinite(other))
         np.testing.assert_allclose(one, other, rtol=10 * rtol, atol=10 * rtol * largest)
 
@@ -78,16 +83,16 @@ def test_jit_vmap_a_loop_and_float32_change_no_value(name):
             row = (list(rx.Device)[row[0]], *map(int, row[1:]))
         assert_same(f(*row), expected, FLOAT64_RTOL)
     with jax.enable_x64(False):
-        single = f(*jax.tree.map(lambda leaf: jnp.asarray(leaf, np.dtype(leaf.dtype.kind + "4")), columns))
-    floats = [leaf.dtype for leaf in jax.tree.leaves(single) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    assert set(floats) == {np.dtype(np.float32)}
+        narrow = jax.tree.map(lambda leaf: leaf.astype(leaf.dtype.kind + "4"), columns)
+        single = f(*narrow)
+    assert {leaf.dtype for leaf in floats_of(single)} == {np.dtype(np.float32)}
     assert_same(single, table, FLOAT32_RTOL)
 
 
 def total(f, columns):
     """Return the sum of all floats that a function finds, the infinite ones aside."""
-    floats = [x for x in jax.tree.leaves(f(*columns)) if jnp.issubdtype(jnp.result_type(x), jnp.floating)]
-    return sum(jnp.sum(jnp.where(jnp.isfinite(x), x, 0)).astype(float) for x in floats)
+    finite = [jnp.where(jnp.isfinite(x), x, 0) for x in floats_of(f(*columns))]
+    return sum(jnp.sum(x).astype(float) for x in finite)
 
 
 @pytest.mark.parametrize("turn", [0, 1])
@@ -100,7 +105,9 @@ def test_a_gradient_has_the_types_of_what_it_is_by(turn):
 
         def loss(floats, f=f, structure=structure, leaves=leaves, is_float=is_float):
             rest = iter(floats)
-            return total(f, structure.unflatten(next(rest) if own else leaf for own, leaf in zip(is_float, leaves)))
+            return total(
+                f, structure.unflatten(next(rest) if own else leaf for own, leaf in zip(is_float, leaves, strict=True))
+            )
 
         with jax.numpy_dtype_promotion("standard"):
             slopes = jax.eval_shape(jax.grad(loss), given)
@@ -144,11 +151,14 @@ def by_strategy(prices, temperature_ns, straight):
         (by_strategy, rx.welch.coefficient_set().gate, 3e5, None),
     ],
 )
-def test_straight_through_is_the_hard_choice_with_the_soft_gradient(f, prices, temperature_ns, hard):
+def test_straight_through_is_hard_and_has_the_soft_gradient(f, prices, temperature_ns, hard):
     at = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), (prices, temperature_ns))
     along = jax.tree.map(lambda leaf: leaf * RNG.uniform(size=leaf.shape), at)
-    both = jax.jit(lambda at, along: jax.jvp(lambda *x: [f(*x, straight) for straight in (True, False)], at, along))
-    (chosen, soft), (by_hard, by_soft) = both(at, along)
+
+    def both(*prices):
+        return [f(*prices, straight) for straight in (True, False)]
+
+    (chosen, soft), (by_hard, by_soft) = jax.jit(lambda *ways: jax.jvp(both, *ways))(at, along)
     if hard is None:
         hard = np.eye(4)[rx.pick_welch_peaks_strategy("metal", 1024, 256, 16).code]
     np.testing.assert_array_equal(chosen, hard)
