@@ -48,7 +48,7 @@ NOT_READY_STATUS = 3
 #: suites share the seconds beyond the least seconds.
 MODEL_BUDGET_S, MIN_BUDGET_S, SHIPPED, SHARES = 60.0, 10.0, ("functions", "welch"), {"functions": 4.0}
 #: The order of the commands in the help.
-ORDER = ["profile", "advise", "evaluate", "fleet", "calibrate", "refit", "validate", "report", "predict", "explain"]
+ORDER = ["profile", "advise", "evaluate", "calibrate", "refit", "validate", "report", "predict", "explain"]
 _FITTED = {1: "a fit did not converge, or is worse than the calibration: not written", 3: "with --strict: not ready"}
 
 

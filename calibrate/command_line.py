@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path as FilePath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -59,12 +59,6 @@ Suites = Annotated[
 ]
 Prior = Annotated[
     FilePath | None, Option(help="A calibration of another machine or day to start from; fewer timings suffice.")
-]
-Engine = Annotated[
-    Literal["local", "ray"], Option(help="local: all processors of this machine; ray: a cluster of machines.")
-]
-Address = Annotated[
-    str | None, Option(help="The address of a Ray cluster, as host:port; default: start a cluster here.")
 ]
 Strict = Annotated[bool, Option("--strict", help="Exit status 3 unless the calibration is good enough.")]
 Force = Annotated[bool, Option("--force", help="Write the file even if the fit did not converge or is worse.")]

@@ -1,5 +1,10 @@
-"""Two commands for large tables: `evaluate` answers rows by a gate or a latency model; `fleet` calibrates devices."""
+"""The command `evaluate`: a Daft query that adds the answers of a gate or of a model to the rows of files."""
 
+import dataclasses
+import os
+import re
+import shutil
+import time
 from pathlib import Path as FilePath
 from typing import Annotated, Any
 
@@ -7,46 +12,32 @@ import typer
 from typer import Argument, Option
 
 import rlxjax
+from rlxjax.extras import require
 
 from .command_line import (
     NOT_WRITTEN_STATUS,
-    Address,
     AsJson,
-    Engine,
-    Prior,
     Quiet,
     calibration_file,
     calibration_of,
     command,
-    command_line,
     set_up_jax,
-    warn,
 )
 from .terminal import Progress, counted, json_text, say
 
-Columns = Annotated[
-    list[str] | None, Option("--column", help="The column of a field with another name, as field=name; repeatable.")
-]
-
-
-def _columns_by_field(given: list[str] | None) -> dict[str, str]:
-    columns = {}
-    for text in given or []:
-        field, equals, name = text.partition("=")
-        if not (field and equals and name) or field in columns:
-            raise ValueError(f"--column: expected field=name, with each field once, got {text!r}")
-        columns[field] = name
-    return columns
+#: The function of Daft that reads files with an ending. Files with other endings are read as Parquet.
+READERS = {".csv": "read_csv", **dict.fromkeys((".json", ".jsonl", ".ndjson"), "read_json")}
 
 
 @command(
     "rlxjax evaluate 'pairs/*.parquet' scored --gate cuda",
-    "rlxjax evaluate runs picked --model welch --want pick,time_ns,probability",
-    statuses={1: "some rows are rejected, and listed", 130: "interrupted; continue with --resume"},
+    "rlxjax evaluate runs picked --model welch --sort-by batch",
+    "DAFT_RUNNER=ray rlxjax evaluate 's3://bucket/runs/*.parquet' picked --model welch",
+    statuses={1: "some rows are rejected; their column `rejected` says why"},
 )
 def evaluate(
-    source: Annotated[list[str], Argument(help="Parquet files, globs or folders.")],
-    sink: Annotated[FilePath, Argument(help="The folder to write.")],
+    source: Annotated[list[str], Argument(help="Parquet, CSV or JSON files, globs, URLs or folders of Parquet.")],
+    sink: Annotated[FilePath, Argument(help="A new folder for the answers, in Parquet.")],
     gate: Annotated[str | None, Option(help="A built-in gate, such as cuda; a row is a pair of profiles.")] = None,
     model: Annotated[
         str | None,
@@ -56,55 +47,61 @@ def evaluate(
         FilePath | None,
         Option(help="A calibration file; without --model, its gate evaluates. Default: this machine's."),
     ] = None,
-    want: Annotated[
-        str | None,
-        Option(
-            help="Columns to add. Gate: score_ns, should_fuse, fuse_probability, fuse_log_odds. Model: pick, "
-            "time_ns, low_ns, high_ns, terms, margin_ns, probability, undecided, in_domain."
-        ),
+    column: Annotated[
+        list[str] | None, Option(help="The column of an input with another name, as input=column; repeatable.")
     ] = None,
-    column: Columns = None,
-    temperature_ns: Annotated[
-        float | None, Option(help="Temperature in ns of a gate's probability and log-odds.")
-    ] = None,
+    temperature_ns: Annotated[float | None, Option(help="Temperature in ns of a gate's probability.")] = None,
     strategy: Annotated[
         str | None, Option(help="The strategy of a model whose time is written; default: the fastest.")
     ] = None,
     level: Annotated[float, Option(help="Probability of the interval low_ns to high_ns.")] = 0.9,
-    rows_per_batch: Annotated[int, Option(help="Rows that each processor holds in memory.", min=1)] = 2**17,
-    strict: Annotated[bool, Option("--strict", help="Stop at the first row that cannot be evaluated.")] = False,
-    resume: Annotated[bool, Option("--resume", help="Continue a stopped job with its missing parts.")] = False,
-    engine: Engine = "local",
-    address: Address = None,
+    sort_by: Annotated[str | None, Option(help="Sort the rows by a column; otherwise their order may change.")] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate every row of Parquet files, which may be larger than memory. Write the answers as Parquet.
+    """Evaluate every row of files, which may be larger than memory. Write the answers as Parquet.
 
-    The output has all columns of the input; for a gate, the columns of counts are left out. A row that cannot be
-    evaluated goes to SINK.rejected, with its place in the input and the reason.
+    The output has all columns of the input; for a gate, the columns of counts are left out. In a row that cannot be
+    evaluated, the answers are null, and the column `rejected` says why. With DAFT_RUNNER=ray, a Ray cluster does the
+    work, and all its machines need the files under the same paths.
     """
+    begun_s, partial = time.perf_counter(), sink.with_name(f"{sink.name}.partial")
+    for path in (sink, partial):
+        if path.exists():
+            raise ValueError(f"{path}: expected a free name, got a file or a folder; delete it or give another name")
+    require("daft", "scale")
+    os.environ.setdefault("DO_NOT_TRACK", "true")  # else Daft reports each import to its makers
+    os.environ.setdefault("DAFT_PROGRESS_BAR", "0")
     progress = Progress(is_quiet=quiet)
     with progress.waiting("starting JAX"):
         what = _asked(gate, model, calibration)
-    with progress.counting("evaluating", "row") as advance:
-        names = None if want is None else [name.strip() for name in want.split(",")]
-        how: dict[str, Any] = {"temperature_ns": temperature_ns, "strategy": strategy, "level": level}
-        how |= {"rows_per_batch": rows_per_batch, "strict": strict, "resume": resume}
-        how |= {"engine": engine, "address": address, "advance": advance}
-        done = rlxjax.evaluate(source, sink, what, want=names, columns=_columns_by_field(column), **how)
+        import daft
+
+    how: dict[str, Any] = {"temperature_ns": temperature_ns, "strategy": strategy, "level": level}
+    try:
+        rows = _with_answers(_read(source), what, column or [], how)
+        if sort_by is not None:
+            rows = rows.sort(sort_by)
+        with progress.waiting("evaluating"):
+            written = rows.write_parquet(str(partial), compression="zstd").to_pydict()["path"]
+        for place, path in enumerate(written):  # sorted rows are in the order of these files
+            (partial / FilePath(path).name).rename(partial / f"part-{place:05d}.parquet")
+        rejected = daft.col("rejected")
+        counts = [rejected.count("all").alias("rows"), rejected.count().alias("rejected")]
+        (found,) = daft.read_parquet(f"{partial}/*.parquet").agg(*counts).to_pylist()
+        partial.rename(sink)
+    except (ValueError, OSError) as error:
+        raise ValueError(_said(error)) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    seconds = time.perf_counter() - begun_s
     if as_json:
-        typer.echo(json_text(done.as_dict()))
+        typer.echo(json_text({"sink": str(sink), **found, "seconds": seconds}))
     elif not quiet:
-        resumed = f" ({done.resumed} from an earlier run)" if done.resumed else ""
-        parts = f"{counted(done.parts, 'part')}{resumed} in {done.sink}"
-        say(f"{counted(done.rows, 'row')} in {done.seconds:.1f} s: {parts}.")
-        shares_s = {"reading": done.decode_s, "evaluating": done.evaluate_s, "writing": done.encode_s}
-        if working_s := sum(shares_s.values()):
-            say(", ".join(f"{name} {share_s / working_s:.0%}" for name, share_s in shares_s.items()) + " of the time.")
-        if done.rejected:
-            say(f"{counted(done.rejected, 'row')} could not be evaluated: see {done.rejects}.")
-    raise typer.Exit(NOT_WRITTEN_STATUS if done.rejected else 0)
+        say(f"{counted(found['rows'], 'row')} in {seconds:.1f} s: {sink}.")
+        if found["rejected"]:
+            say(f"{counted(found['rejected'], 'row')} could not be evaluated: the column `rejected` says why.")
+    raise typer.Exit(NOT_WRITTEN_STATUS if found["rejected"] else 0)
 
 
 def _asked(gate: str | None, model: str | None, file: FilePath | None) -> Any:
@@ -126,50 +123,56 @@ def _asked(gate: str | None, model: str | None, file: FilePath | None) -> Any:
     return known.gate
 
 
-@command("rlxjax fleet 'timings/*.parquet' fleet", statuses={1: "some devices are left out, and listed"})
-def fleet(
-    context: typer.Context,
-    source: Annotated[list[str], Argument(help="Timings of devices: Parquet files, globs or folders.")],
-    sink: Annotated[FilePath, Argument(help="A new folder for a calibration of each device and their prior.")],
-    model: Annotated[str, Option(help="The model of the timings, such as welch, or your module:NAME.")] = "welch",
-    column: Columns = None,
-    prior: Prior = None,
-    engine: Engine = "local",
-    address: Address = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
-    """Calibrate each device of a fleet from the device's timings, and make a prior for devices to come.
+def _read(sources: list[str]) -> Any:
+    """Return Daft's query of the rows of files. A folder `name=value` in a path is a column `name`."""
+    import daft
 
-    Nothing is measured. With --engine ray, a cluster fits the devices.
-    """
-    columns, progress = _columns_by_field(column), Progress(is_quiet=quiet)
-    with progress.waiting("starting JAX"):
-        set_up_jax("cpu")
-        from rlxjax.calibration import read_prior
-        from rlxjax.tables import fleet_of
+    if len(sources) == 1 and (FilePath(sources[0]) / "_delta_log").is_dir():
+        return daft.read_deltalake(sources[0])
+    endings = [FilePath(one).suffixes for one in sources]
+    readers = {next((READERS[own] for own in each if own in READERS), "read_parquet") for each in endings}
+    if len(readers) > 1:
+        raise ValueError(f"source: expected files of one kind, got {', '.join(sources)}")
+    paths = [f"{one}/**/*.parquet" if os.path.isdir(one) else one for one in sources]
+    return getattr(daft, *readers)(paths, hive_partitioning=True)
 
-        from . import fleet as job
-        from .suites import latency_model
 
-    of = latency_model(model)
-    job.check_folder(sink)
-    outcome = job.run(
-        fleet_of(source, of, columns, sink),
-        sink,
-        known=None if prior is None else read_prior(prior, of)[0],
-        command=command_line(context),
-        progress=progress,
-        pool=job.on_ray_pool(address) if engine == "ray" else job.pool_of,
-    )
-    for device, reason in [*outcome.left_out.items()][: job.SHOWN]:
-        warn(f"{device} is left out: {reason}")
-    if (more := len(outcome.left_out) - job.SHOWN) > 0:
-        warn(f"{more} more are left out: see {sink / job.LEFT_OUT}.json")
-    if as_json:
-        typer.echo(json_text(outcome.as_dict()))
-    elif not quiet:
-        for text in outcome.sentences():
-            say(text)
-    if outcome.left_out:
-        raise typer.Exit(NOT_WRITTEN_STATUS)
+def _with_answers(rows: Any, what: Any, renamed: list[str], how: dict[str, Any]) -> Any:
+    """Return Daft's query of the rows with the answers."""
+    import daft
+    import pyarrow as pa
+
+    is_gate = isinstance(what, rlxjax.IoFusionGate)
+    counts = [field.name for field in dataclasses.fields(rlxjax.GraphIoProfile)]
+    pairs = [f"{side}_{name}" for side in ("before", "after") for name in counts]
+    columns = {name: name for name in (pairs if is_gate else what.model.inputs)}
+    empty = rows.schema().to_pyarrow_schema().empty_table()
+    for text in renamed:
+        name, _, column = text.partition("=")
+        if name not in columns or column not in empty.column_names:
+            inputs, known = ", ".join(columns), ", ".join(empty.column_names)
+            raise ValueError(f"--column: expected input=column, of {inputs} and of {known}, got {text!r}")
+        columns[name] = column
+    columns = {name: column for name, column in columns.items() if column in empty.column_names}
+    kept = [name for name in empty.column_names if not (is_gate and name in columns.values())]
+
+    def answers(given: dict[str, Any]) -> pa.Table:
+        return rlxjax.tables.evaluate(pa.table(given), what, **how)
+
+    # Wrong columns are refused before any row is read.
+    others = {name: empty.column(name) for name in kept if name not in columns}
+    schema = answers({**others, **{name: empty.column(own) for name, own in columns.items()}}).schema
+    added_names = schema.names[len(others | columns) :]
+    types = {name: daft.DataType.from_arrow_type(schema.field(name).type) for name in added_names}
+
+    @daft.func.batch(return_dtype=daft.DataType.struct(types), unnest=True)
+    def added(*batch: Any) -> Any:
+        given = {name: own.to_arrow() for name, own in zip(columns, batch, strict=True)}
+        return answers(given).select([*types]).to_struct_array().combine_chunks()
+
+    return rows.select(*kept, added(*map(daft.col, columns.values())))
+
+
+def _said(error: Exception) -> str:
+    """Return the sentence in an error of Daft, which has several lines and a prefix."""
+    return re.sub(r"DaftError::\w+ ", "", " ".join(str(error).split()))

@@ -170,20 +170,6 @@ class Progress:
         if not self._is_quiet:
             self._console.print(f"{name}: {time.perf_counter() - begun_s:.1f} s", highlight=False)
 
-    @contextlib.contextmanager
-    def counting(self, name: str, what: str) -> Iterator[Callable[[int, int], None]]:
-        """Show how many of `what` are done, and the rate. Yield a function that takes the done number and the total."""
-        begun: tuple[float, int] | None = None
-
-        def advance(done: int, total: int) -> None:
-            nonlocal begun
-            begun = begun or (time.perf_counter(), done)  # the rate leaves out an earlier run's part
-            rate = (done - begun[1]) / max(time.perf_counter() - begun[0], 1e-3)
-            update(completed=done, total=total, steps=f"{done:,} of {counted(total, what)}, {rate:,.0f} a second")
-
-        with self.waiting(name) as update:
-            yield advance
-
 
 class _TimeLeft(rich_progress.ProgressColumn):
     """Seconds until the planned end of the command, or until the end of the phase if no such end is planned."""

@@ -10,7 +10,7 @@ The most used names, by task:
   `rank_devices`
 - fuse graphs of operations: `plan_fusion`, `execute_plan`
 - write a latency model of your own: `LatencyModel`, `Input`, `Suite`, `Cell`, `Timings`, `fit_posterior`
-- evaluate Parquet files larger than memory: `evaluate`
+- add the answers of a gate or a model to a table: `tables.evaluate`
 - find the strongest bins of a signal's spectrum: `WelchPeakParams`, `welch_peaks`
 - differentiate through choices: `soft_step`, `soft_minimum`, `straight_through`, `temperature_from_sd`
 

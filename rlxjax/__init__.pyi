@@ -55,7 +55,6 @@ from .graph import GraphIoProfile as GraphIoProfile
 from .graph import profile_graph_io as profile_graph_io
 from .jaxpr import FunctionProfile as FunctionProfile
 from .jaxpr import profile_function as profile_function
-from .tables import evaluate as evaluate
 from .welch import WelchPeakParams as WelchPeakParams
 from .welch import WelchPeaksCostEstimates as WelchPeaksCostEstimates
 from .welch import WelchPeaksGateBreakdown as WelchPeaksGateBreakdown
@@ -97,7 +96,6 @@ __all__ = [
     "choose",
     "default_calibration",
     "gate",
-    "evaluate",
     "execute_plan",
     "fit",
     "fit_posterior",

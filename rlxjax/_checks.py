@@ -50,7 +50,7 @@ def check_positive(value: Any, name: str, what: str = "number") -> None:
 
 
 def _check_at_most(flat: np.ndarray, name: str, what: str, most: float) -> None:
-    if flat.size and flat.dtype.kind not in "biu" and not flat.max() <= most:
+    if flat.size and flat.dtype.kind not in "biu" and not float(flat.max()) <= most:
         raise ValueError(f"{name}: expected a {what} of at most {most:.4g}, got {flat.max():.4g}")
 
 

@@ -5,11 +5,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from _compilations import COMPILE, compilations
-from _models import LineModel
+from _models import LINE, LINE_TRUTH, LineModel, calibrated, certain
 from _tolerances import FLOAT32_RTOL
 from _welch_reference import noise
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -17,7 +15,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 import rlxjax as rx
 from calibrate.suites.collectives import CollectivesSuite
 from rlxjax.fit import Timings, fit_posterior
-from rlxjax.tables._rows import Compiled, gate_rows, model_rows
 
 PARAMS = rx.WelchPeakParams.fast(n_fft=64, k=5)
 MODEL = rx.learned.LearnedFft.exact(64)
@@ -163,30 +160,16 @@ def test_sharded_samples_are_refused_in_one_sentence_that_says_what_to_do():
                 assert eval(advice, names).sharding.spec == better  # noqa: S307 - the advice is code
 
 
-def test_a_table_has_the_bits_that_it_has_on_one_device(tmp_path):
-    rng, rows = np.random.default_rng(0), 5001
+@each_kind
+def test_a_table_has_the_same_answers_under_a_mesh(kind):
+    rng, rows = np.random.default_rng(0), 3000
     names = [f"{side}_{field.name}" for side in ("before", "after") for field in dataclasses.fields(rx.GraphIoProfile)]
     counts = {name: rng.integers(0, 2**20, rows) for name in names}
-    sizes = {
-        "batch": rng.integers(1, 9999, rows),
-        "n_fft": 2 * rng.integers(32, 999, rows),
-        "k": rng.integers(1, 9, rows),
-    }
-    welch = rx.calibration.prior_calibration("cpu").of("welch")
-    cases = {
-        "gate": (counts, gate_rows(rx.io_fusion_gate_for_target("cuda"), None, 1e5)),
-        "welch": (sizes | {"n_segments": np.full(rows, 2.0)}, model_rows(welch, ["pick", "time_ns", "probability"])),
-    }
-    for columns, program in cases.values():
-        one, is_one = Compiled(program, jax.devices()[:1])(columns)
-        all_, is_all = Compiled(program)(columns)
-        for name, own in one.items():
-            np.testing.assert_array_equal(own, all_[name], name)
-        assert np.all(is_one & is_all)
-    pq.write_table(pa.table(counts), tmp_path / "in.parquet")
-    rx.evaluate(tmp_path / "in.parquet", tmp_path / "out", rx.io_fusion_gate_for_target("cuda"), want=["score_ns"])
-    expected = Compiled(gate_rows(rx.io_fusion_gate_for_target("cuda")), jax.devices()[:1])(counts)[0]["score_ns"]
-    np.testing.assert_array_equal(pq.read_table(tmp_path / "out")["score_ns"], expected)
+    line = calibrated(certain(LINE, LINE_TRUTH))
+    for columns, what in ((counts, rx.io_fusion_gate_for_target("cuda")), ({"n": rng.integers(1, 9999, rows)}, line)):
+        expected = rx.tables.evaluate(columns, what)
+        with jax.set_mesh(mesh_of(kind)):
+            assert rx.tables.evaluate(columns, what).equals(expected)
 
 
 def test_fits_run_on_the_first_cpu_whatever_the_default_device_is():

@@ -94,7 +94,7 @@ def test_the_keys_of_commands_that_print_figures_are_listed_and_jobs_can_be_quie
     for command, own in COMMANDS.items():
         names = {name for option in own.params for name in option.opts}
         assert "--json" not in names or documented_keys(command) or command == "refit"
-        is_job = command in ("calibrate", "evaluate", "fleet", "refit", "validate", "report")
+        is_job = command in ("calibrate", "evaluate", "refit", "validate", "report")
         assert ({"--quiet", "-q"} <= names) == is_job
 
 

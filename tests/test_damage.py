@@ -27,8 +27,6 @@ MUTANTS, LIMIT_S, LOST = 24, 5.0, 2
 NUMBER = re.compile(rb"-?\d+\.?\d*(?:[eE][-+]?\d+)?")
 FIELD = re.compile(rb'"[^"\\]*": ?(?:"[^"\\]*"|-?\d[^,}\]\s]*)')
 VALUES = (*b'1e999 -1 0 1e-320 NaN null true "x" []'.split(), b"9" * 400, b"1" + b"0" * 5000, b"")
-GATE = rx.io_fusion_gate_for_target("cuda")
-FIELDS = ("kernel_launches", "sync_points", "host_output_bytes", "device_traffic_bytes")
 TERMS = {"call": 900.0, "elementwise": 300.0}
 FORMS = (
     Grouping("together", 1.2e3, (1e3, 2e3), 1e3, compile_s=0.5, groups=(("a", "b"),), terms_ns=TERMS),
@@ -47,38 +45,6 @@ def visits(path):
 
 def leaves(path):
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(rx.learned.load_learned_fft(path))]
-
-
-def evaluated(path):
-    """Return the columns that a gate's job writes for a file of rows, and how many rows it rejects."""
-    with tempfile.TemporaryDirectory() as folder:
-        done = rx.evaluate(path, Path(folder) / "out", GATE)
-        return [column.to_pylist() for column in pq.read_table(done.sink).columns], done.rejected
-
-
-def tables(folder):
-    """Return what `good_files` does, of Parquet with checksums and of the manifest of a job."""
-    sides = [f"{side}_{name}" for side in ("before", "after") for name in FIELDS]
-    rows = {"id": range(60), "tag": ["a", "b"] * 30, **{name: range(9 + at, 69 + at) for at, name in enumerate(sides)}}
-    pq.write_table(pa.table(rows), folder / "rows.parquet", row_group_size=30, write_page_checksum=True)
-    runs = {
-        "device": ["a", "b"] * 5,
-        "batch": [2.0**at for at in range(10)],
-        "n_fft": [256] * 10,
-        "time_us": [7.5] * 10,
-    }
-    pq.write_table(pa.table(runs), folder / "runs.parquet", write_page_checksum=True)
-    rx.evaluate(folder / "rows.parquet", folder / "job", GATE)
-    manifest = folder / "job.manifest.json"
-    content = manifest.read_bytes()
-
-    def resumed(path):
-        manifest.write_bytes(path.read_bytes())
-        return [rx.evaluate(folder / "rows.parquet", folder / "job", GATE, resume=True).resumed]
-
-    yield ".parquet", (folder / "rows.parquet").read_bytes(), evaluated, True
-    yield ".parquet", (folder / "runs.parquet").read_bytes(), lambda path: rx.Timings.of(FFT, path), True
-    yield ".json", content, resumed, True
 
 
 def first_lines(name):
@@ -103,7 +69,9 @@ def good_files(folder):
     yield ".json", json.dumps(ADVICE.as_dict()).encode(), read_advice, False
     Memory(folder).keep(decision(key="it"))
     yield ".json", (folder / "it.json").read_bytes(), remembered, False
-    yield from tables(folder)
+    runs = {"batch": [2.0**at for at in range(10)], "n_fft": [256] * 10, "time_us": [7.5] * 10}
+    pq.write_table(pa.table(runs), folder / "runs.parquet", write_page_checksum=True)
+    yield ".parquet", (folder / "runs.parquet").read_bytes(), lambda path: rx.Timings.of(FFT, path), True
 
 
 def mutant(good, rng):

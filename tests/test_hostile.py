@@ -43,7 +43,7 @@ BESIDE = {
     "report": (["calibration.json"], ["--samples", "learned.json", "--against", "learned.json"]),
 }
 #: Options and arguments that are words of the user, and name no file.
-WORDS = ("suite", "function", "stages", "args", "arg", "key", "keys", "name", "column", "strategy", "want", "address")
+WORDS = ("suite", "function", "stages", "args", "arg", "key", "keys", "name", "column", "strategy", "sort_by")
 COMMANDS = {
     " ".join([name, *([own.name] if hasattr(group, "commands") else [])]): own
     for name, group in get_command(app).commands.items()

@@ -16,7 +16,7 @@ EXEMPT = {
     "advise": "exact integers and predictions on the host",
     "choose": "predictions and timings on the host",
     "default_calibration": "reads a file",
-    "evaluate": "files in, files out",
+    "evaluate": "a table in, a table out",
     "fusion_target": "names in, a name out",
     "is_fused_viable": "names in, a truth value out",
     "load_calibration": "reads a file",

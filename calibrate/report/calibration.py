@@ -287,5 +287,6 @@ def _sizes(calibrated: CalibratedModel, asked: Mapping[str, float]) -> Mapping[s
 
 def _values(calibrated: CalibratedModel, name: str, count: int) -> np.ndarray:
     """Return different values of an input, from the smallest to the largest timed value, with equal ratios."""
-    step, values = calibrated.model.inputs[name].step, np.geomspace(*calibrated.domain[name], count)
+    step, (low, high) = calibrated.model.inputs[name].step, calibrated.domain[name]
+    values = (np.geomspace if low > 0.0 else np.linspace)(low, high, count)
     return np.unique(np.maximum(np.round(values / step), 1) * step if step else values)

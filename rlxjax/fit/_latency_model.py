@@ -349,8 +349,8 @@ def check_size(value: Columns, name: str, entry: Input, step: int) -> None:
 
 
 def check_timed_size(value: Columns, name: str, entry: Input) -> None:
-    """Check the values of an input of timed runs. Numbers must be positive unless the input's default is 0."""
-    if entry.default != 0.0 and entry.least <= 0.0 and not entry.is_list:
+    """Check the values of an input of timed runs. Whole numbers must be positive, since nothing takes no time."""
+    if entry.step and entry.least <= 0.0 and not entry.is_list:
         check_positive(value, name, "size")
     check_size(value, name, entry, entry.step)
 

@@ -111,8 +111,8 @@ class FunctionsModel(CountsModel):
 
     name, version = "functions", 5
     inputs = FrozenDict(
-        {name: Input(unit, least=0.0, step=0, default=0.0) for name, unit in PROGRAM_INPUTS.items()}
-        | {name: Input(unit, least=0.0, step=0, default=0.0, is_list=True) for name, unit in KERNEL_INPUTS.items()}
+        {name: Input(unit, least=0.0, step=0) for name, unit in PROGRAM_INPUTS.items()}
+        | {name: Input(unit, least=0.0, step=0, is_list=True) for name, unit in KERNEL_INPUTS.items()}
     )
     variants = ("jitted",)
 

@@ -138,7 +138,7 @@ class GpuKernelsModel(CountsModel):
 
     name, version = "gpu_kernels", 4
     inputs = FrozenDict(
-        {one: Input(one.rpartition("_")[2], 0.0, 0, default=0.0, is_list=one in LISTS) for one in SUMS + LISTS}
+        {one: Input(one.rpartition("_")[2], 0.0, 0, is_list=one in LISTS) for one in SUMS + LISTS}
     )
     variants = ("compiled",)
     prior = prior_of(GpuCoefficients, log_sd=0.8)  # pyright: ignore

@@ -84,7 +84,7 @@ class TpuKernelsModel(CountsModel):
 
     name, version = "tpu_kernels", 1
     inputs = FrozenDict(
-        {name: Input(unit, 0.0, 0, default=0.0, is_list=name in LISTS) for name, unit in {**SUMS, **LISTS}.items()}
+        {name: Input(unit, 0.0, 0, is_list=name in LISTS) for name, unit in {**SUMS, **LISTS}.items()}
     )
     variants = ("compiled",)
     prior = prior_of(TpuCoefficients)  # pyright: ignore

@@ -1,147 +1,302 @@
-"""Evaluate a gate or a latency model for each row of files that may be larger than memory."""
+"""Add columns to an Arrow table: the answers of a gate or of a calibrated model for each row."""
 
+import contextlib
 import dataclasses
-import os
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path as FilePath
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlxjax._checks import as_index
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlxjax._checks import fields_of
+from rlxjax._counts import as_temperature
+from rlxjax._values import Handle, handle
 from rlxjax.calibration import CalibratedModel
 from rlxjax.extras import require
-from rlxjax.gate import IoFusionGate
+from rlxjax.fit import Input, all_inputs, check_size
+from rlxjax.gate import FusionBenefit, IoFusionGate, fusion_benefit
+from rlxjax.graph import GraphIoProfile
 
-from ._rows import STRATEGY, gate_rows, model_rows
+if TYPE_CHECKING:
+    import pyarrow
 
-#: The default number of rows that each processor holds in memory at a time.
-ROWS_PER_BATCH = 2**17
+#: The rows of a gate's and of a model's program. Longer batches are divided, and the rest of a batch is padded.
+GATE_ROWS, MODEL_ROWS = 2**15, 2**11
+#: The most models whose programs are kept.
+MOST_PROGRAMS = 16
+#: The column with the reason why a row has no answer.
+REJECTED = "rejected"
+#: The columns that a gate and a model can add, with their types in Arrow.
+TYPES = {
+    **{"score_ns": "float32", "should_fuse": "bool", "fuse_probability": "float32"},
+    **{"pick": "string", "time_ns": "float32", "low_ns": "float32", "high_ns": "float32"},
+    **{"margin_ns": "float32", "probability": "float32", "in_domain": "bool"},
+}
+
+#: Columns by name: an array `[rows]` of numbers, or a list of lists of numbers.
+Columns = Mapping[str, Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """The summary of a call of `evaluate`.
+class _Program(NamedTuple):
+    """What a gate or a model needs of a row, and what it adds."""
 
-    Attributes:
-        sink: the folder with the output.
-        rows: number of rows in the input, including the rows that an earlier call evaluated.
-        rejected: number of rows without an answer.
-        rejects: the folder with the rejected rows, each with its place and the reason; None if no row was rejected.
-        parts: number of files in the output. Each file is called a part.
-        resumed: number of parts that an earlier call wrote.
-        seconds: duration of the call, in seconds.
-        decode_s: time that was spent on reading, in seconds, summed over all processors.
-        evaluate_s: time that was spent on evaluating, in seconds, summed over all processors.
-        encode_s: time that was spent on writing, in seconds, summed over all processors.
-    """
-
-    sink: FilePath
-    rows: int
-    rejected: int
-    rejects: FilePath | None
-    parts: int
-    resumed: int
-    seconds: float
-    decode_s: float
-    evaluate_s: float
-    encode_s: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as a dict that can be written as JSON. Paths become strings."""
-        return dataclasses.asdict(self) | {"sink": str(self.sink), "rejects": self.rejects and str(self.rejects)}
+    inputs: Mapping[str, Input]
+    check: Callable[[Columns], None]  # raises a ValueError if the values of a row cannot stand together
+    prepared: Callable[[Columns], dict[str, np.ndarray]]  # returns the arguments of `run` for possible rows
+    run: Callable[[Columns], dict[str, jax.Array]]  # returns the added columns of a chunk of rows
+    chunk_rows: int
+    adds: tuple[str, ...]
+    picks: tuple[str, ...] = ()  # the names to which the numbers in the column `pick` refer
 
 
 def evaluate(
-    source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
-    sink: str | os.PathLike[str],
+    table: Any,
     what: IoFusionGate | CalibratedModel,
     *,
-    want: Sequence[str] | None = None,
-    columns: Mapping[str, str] | None = None,
     temperature_ns: float | None = None,
     strategy: str | None = None,
     level: float = 0.9,
-    rows_per_batch: int = ROWS_PER_BATCH,
-    strict: bool = False,
-    resume: bool = False,
-    engine: str = "local",
-    address: str | None = None,
-    advance: Callable[[int, int], None] | None = None,
-) -> Evaluation:
-    """Evaluate a gate or a latency model for every row of Parquet files, and write the answers as Parquet.
+) -> "pyarrow.Table":
+    """Return a table with more columns: the answer of a gate or of a calibrated model for each row.
 
-    All processors read, evaluate and write at the same time. `rows_per_batch` bounds the memory, whatever the size of
-    the files. The output is a folder of files (parts), in the order of the input. A stopped job leaves no unfinished
-    parts, and can be continued with `resume`. The rows of a batch are split over all JAX devices.
+    A gate adds `score_ns`, `should_fuse` and, with a temperature, `fuse_probability`. A model adds `pick`, `time_ns`,
+    `low_ns`, `high_ns`, `margin_ns`, `probability` and `in_domain`; for a single strategy, `time_ns`, `low_ns`,
+    `high_ns` and `in_domain`. Numbers are float32. Integer counts are subtracted exactly before they become floats.
 
-    A row has no answer if a value is null, negative, NaN or impossible for the model. The output leaves these rows out.
-    The folder `SINK.rejected` holds these rows, each with its file, its row group, its row number and the reason.
-    The file `SINK.manifest.json` describes the job.
+    A row is rejected if a value is null, or if the gate or the model refuses the row's values. The added columns of a
+    rejected row are null, and the last column, `rejected`, gives the reason. In other rows `rejected` is null.
 
     Args:
-        source: a file, a glob or a folder, or several of these. A folder `name=value` in a path gives a column `name`.
-        sink: the folder to which the output is written.
-        what: a gate, which needs columns of counts `before_kernel_launches`, ..., `after_device_traffic_bytes`; or a
-            calibrated model, which needs a column for each input without a default. A list input needs a list column.
-        want: the columns to add. For a gate: score_ns, should_fuse, fuse_probability, fuse_log_odds. For a model: pick,
-            time_ns, low_ns, high_ns, terms (one column per term), margin_ns, probability, undecided, in_domain.
-        columns: a dict from a count or input to its column, if the names differ. For a model, the entry `strategy`
-            names the column of strategies to predict. The output keeps all input columns, except a gate's counts.
-        temperature_ns: the temperature of a gate's probability and log-odds, in ns.
+        table: a pyarrow table or batch, any object with the method `__arrow_c_stream__` or `__arrow_c_array__` (such as
+            a Polars or pandas frame), or a dict of columns. A gate needs the counts of two profiles:
+            `before_kernel_launches`, ..., `after_device_traffic_bytes`. A model needs its inputs; the column of an
+            input may be absent only if the input has a default. An input that is a list needs a column of lists.
+        what: a gate of numbers, or a calibrated model, such as `rx.default_calibration().of("welch")`.
+        temperature_ns: the temperature of a gate's probability, in ns.
         strategy: the strategy for which a model predicts the time. By default, it is the fastest strategy in each row.
-        level: the level of a model's interval from low_ns to high_ns, between 0 and 1.
-        rows_per_batch: number of rows (at least 1) that each processor holds at a time, and of each output row group.
-        strict: whether to stop with an error at the first row without an answer.
-        resume: whether to continue a job that was stopped.
-        engine: "local" for threads of this process, or "ray" for a Ray cluster, with one worker for each processor or
-            GPU. All machines of the cluster need the input and the output under the same paths. If you defined the
-            model, they also need your module. If a worker dies, its part is evaluated again.
-        address: the address of a Ray cluster, in the form for `ray.init`. By default, the job uses the cluster of this
-            process, else the cluster at `RAY_ADDRESS`, else a new cluster on this machine.
-        advance: a function that the job calls with two numbers: the number of finished rows and the number of all rows.
-
-    Returns:
-        A summary. The field `rejected` of the summary is the number of rows without an answer.
+        level: the probability of a model's interval from `low_ns` to `high_ns`.
 
     Raises:
-        ValueError: files, columns or arguments are wrong, or the folder holds another job. The message is one line.
-        OSError: a file cannot be written, or no Ray cluster answers. The message is one line.
-        ImportError: pyarrow or Ray is not installed.
+        ValueError: a column is missing, has another type, or has the name of an added column; or an argument is wrong.
+        ImportError: pyarrow is not installed.
 
     Examples:
-        >>> import pathlib, tempfile
-        >>> import pyarrow as pa, pyarrow.parquet as pq
-        >>> from rlxjax import io_fusion_gate_for_target
-        >>> folder, names = pathlib.Path(tempfile.mkdtemp()), ("kernel_launches", "sync_points", "host_output_bytes")
-        >>> pairs = {f"{side}_{name}": [2, 4] for side in ("before", "after") for name in names}
-        >>> pairs |= {"before_device_traffic_bytes": [2**30, 2**10], "after_device_traffic_bytes": [2**20, 2**10]}
-        >>> pq.write_table(pa.table({"graph": ["a", "b"], **pairs}), folder / "pairs.parquet")
-        >>> done = evaluate(folder / "pairs.parquet", folder / "scored", io_fusion_gate_for_target("cuda"))
-        >>> pq.read_table(done.sink).to_pylist()  # doctest: +NORMALIZE_WHITESPACE
-        [{'graph': 'a', 'score_ns': 1340866.5, 'should_fuse': True},
-         {'graph': 'b', 'score_ns': 0.0, 'should_fuse': False}]
+        >>> from rlxjax.gate import io_fusion_gate_for_target
+        >>> counts = {"kernel_launches": [2, 4], "sync_points": [1, 1], "host_output_bytes": [0, 0]}
+        >>> rows = {f"{side}_{name}": column for side in ("before", "after") for name, column in counts.items()}
+        >>> rows |= {"before_device_traffic_bytes": [2**30, 2**10], "after_device_traffic_bytes": [2**20, None]}
+        >>> found = evaluate(rows, io_fusion_gate_for_target("cuda"))
+        >>> found.select(["score_ns", "should_fuse", "rejected"]).to_pylist()
+        [{'score_ns': 1340866.5, 'should_fuse': True, 'rejected': None},
+         {'score_ns': None, 'should_fuse': None,
+          'rejected': 'after_device_traffic_bytes: expected a number, got null'}]
     """
-    begun_s, sink = time.perf_counter(), FilePath(sink)
-    as_index(rows_per_batch, "rows_per_batch", at_least=1)
+    require("pyarrow", "scale")
+    import pyarrow as pa
+
     if isinstance(what, IoFusionGate):
         if strategy is not None:
             raise ValueError("strategy: expected none with a gate, which has no strategies")
-        program = gate_rows(what, want, temperature_ns)
+        program = _gate_program(what, temperature_ns)
     elif isinstance(what, CalibratedModel):
         if temperature_ns is not None:
-            raise ValueError("temperature_ns: expected none with a calibrated model, which has its own uncertainty")
-        program = model_rows(what, want, strategy, level, has_strategy_column=STRATEGY in (columns or {}))
+            raise ValueError("temperature_ns: expected none with a calibrated model, got a temperature")
+        program = _model_program(handle(what), strategy, level)
     else:
         raise ValueError(f"what: expected an IoFusionGate or a CalibratedModel, got {type(what).__name__}")
-    if engine not in ("local", "ray"):
-        raise ValueError(f"engine: expected local or ray, got {engine!r}")
-    if address is not None and engine != "ray":
-        raise ValueError(f"address: expected none with the engine {engine}, which runs in this process")
-    require("pyarrow", "scale")
-    from ._job import job_of, run_job
+    rows = _table(table)
+    for name in (*program.adds, REJECTED):
+        if name in rows.column_names:
+            raise ValueError(f"{name}: expected no column of this name, since `evaluate` adds it; rename your column")
+    reasons = np.full(rows.num_rows, None, object)
+    columns = {
+        name: _numbers(rows, name, entry, reasons)
+        for name, entry in program.inputs.items()
+        if name in rows.column_names or entry.default is None
+    }
+    _reject(program, columns, reasons)
+    good = np.flatnonzero(np.equal(reasons, None))
+    found = _in_chunks(program, {name: _at(values, good) for name, values in columns.items()}, len(good))
+    cost = next((found[name] for name in ("score_ns", "time_ns") if name in found), good)
+    reasons[good[~np.isfinite(cost)]] = "expected a finite time, got none for these sizes"
+    is_bad = np.not_equal(reasons, None)
+    for name, values in found.items():
+        if len(good) < len(reasons):
+            each = np.zeros(len(reasons), values.dtype)
+            each[good] = values
+            values = each
+        if name == "pick":
+            values = np.array(program.picks, object)[values]
+        rows = rows.append_column(name, pa.array(values, TYPES[name], mask=is_bad))
+    return rows.append_column(REJECTED, pa.array(reasons, "string"))
 
-    job, parts = job_of(program, source, sink, columns, rows_per_batch, strict)
-    totals, resumed = run_job(job, parts, resume, advance or (lambda done, total: None), engine, address)
-    rows, rejected, *working_s = totals.tolist()
-    rejects, seconds = job.rejects if rejected else None, time.perf_counter() - begun_s
-    return Evaluation(sink, int(rows), int(rejected), rejects, len(parts), resumed, seconds, *working_s)
+
+def _gate_program(gate: IoFusionGate, temperature_ns: float | None) -> _Program:
+    rates = fields_of(gate)
+    if wrong := next((name for name, rate in rates.items() if np.ndim(rate)), None):
+        raise ValueError(f"what: expected a gate of numbers, got an array for {wrong}")
+    soft_ns = 1.0 if temperature_ns is None else float(as_temperature(temperature_ns))
+    names = [field.name for field in dataclasses.fields(GraphIoProfile)]
+    own = IoFusionGate(**{name: float(rate) for name, rate in rates.items()})
+    adds = ("score_ns", "should_fuse", "fuse_probability")[: 2 if temperature_ns is None else 3]
+
+    def saved(columns: Columns) -> dict[str, np.ndarray]:
+        before, after = (GraphIoProfile(*(columns[f"{side}_{name}"] for name in names)) for side in ("before", "after"))
+        benefit = fields_of(fusion_benefit(before, after))
+        return {name: np.asarray(counts, np.float64) for name, counts in benefit.items()}
+
+    def run(benefit: Columns) -> dict[str, jax.Array]:
+        found = own.evaluate(FusionBenefit(**benefit), temperature_ns=soft_ns)
+        return {name: getattr(found, name) for name in adds}
+
+    inputs = {f"{side}_{name}": Input("counts", least=0, step=0) for side in ("before", "after") for name in names}
+    return _Program(inputs, lambda _: None, saved, run, GATE_ROWS, adds)
+
+
+@functools.lru_cache(maxsize=MOST_PROGRAMS)
+def _model_program(given: Handle, strategy: str | None, level: float) -> _Program:
+    known: Any = given()
+    model, impossible = known.model, {*known.model.impossible(known.posterior.facts)}
+    names = [name for name, own in model.strategies.items() if not own.fixed]
+    names = tuple(name for name in names if not impossible.issuperset(model.strategies[name].variants))
+    if strategy is None and len(names) == 1:
+        strategy = names[0]
+    if strategy not in names and (strategy is not None or not model.is_choice):
+        raise ValueError(f"strategy: expected one of {', '.join(names)}, got {strategy!r}")
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level: expected a probability between 0 and 1, got {level}")
+    of_pick = ("pick", "time_ns", "low_ns", "high_ns", "margin_ns", "probability", "in_domain")
+    adds = of_pick if strategy is None else ("time_ns", "low_ns", "high_ns", "in_domain")
+
+    lists = [name for name, entry in model.inputs.items() if entry.is_list]
+
+    def check(columns: Columns) -> None:
+        sizes = prepared(columns)
+        for name in lists:
+            _check_column(name, model.inputs[name], sizes[name])
+        model.check(sizes)
+
+    def prepared(columns: Columns) -> dict[str, np.ndarray]:
+        sizes = all_inputs(model, strategy or names[0], (), columns)
+        return {name: np.asarray(values, np.float64) for name, values in sizes.items()}
+
+    @jax.jit
+    def run(sizes: Columns) -> dict[str, jax.Array]:
+        if strategy is None:
+            found = known.decided(**sizes, candidates=names)
+            answers = {"pick": found.place, "margin_ns": found.margin_ns, "probability": found.probability}
+        else:
+            found, answers = known.estimate(strategy, **sizes), {}
+        low_ns, high_ns = known.bounds_ns(found, level)
+        inside = jnp.broadcast_to(known.in_domain(**sizes), found.time_ns.shape)
+        answers |= {"time_ns": found.time_ns, "low_ns": low_ns, "high_ns": high_ns, "in_domain": inside}
+        return answers
+
+    return _Program(model.inputs, check, prepared, run, MODEL_ROWS, adds, names)
+
+
+def _table(given: Any) -> "pyarrow.Table":
+    """Return any table in memory as a pyarrow table."""
+    import pyarrow as pa
+
+    try:
+        return pa.table(given)
+    except (TypeError, ValueError, pa.ArrowException) as reason:
+        collect = "; call its `collect()` first" if hasattr(given, "collect") else f" ({reason})"
+        kind = f"{type(given).__module__}.{type(given).__name__}"
+        raise ValueError(f"table: expected a table in memory, such as a pyarrow table, got {kind}{collect}") from None
+
+
+def _numbers(table: "pyarrow.Table", name: str, entry: Input, reasons: np.ndarray) -> Any:
+    """Return a column of numbers, or of lists of numbers. Nulls become 0, and each null is a reason."""
+    import pyarrow as pa
+
+    if (count := table.column_names.count(name)) != 1:
+        said = f"{count}" if count else f"only {', '.join(table.column_names) or 'an empty table'}"
+        raise ValueError(f"{name}: expected a column with the number of {entry.unit}, got {said}")
+    column = table.column(name)
+    if pa.types.is_null(column.type):
+        column = column.cast("float64")
+    is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+    type_ = column.type.value_type if is_list else column.type
+    if is_list != entry.is_list or not (pa.types.is_integer(type_) or pa.types.is_floating(type_)):
+        wanted = f"{'lists of ' * entry.is_list}integers or floats"
+        raise ValueError(f"{name}: expected {wanted}, got {column.type}; cast the column first")
+    if column.null_count:
+        reasons[np.asarray(column.is_null()) & np.equal(reasons, None)] = f"{name}: expected a number, got null"
+    if is_list:
+        return column.to_pylist()
+    if pa.types.is_floating(type_):
+        column = column.cast("float64")
+    return (column.fill_null(0) if column.null_count else column).to_numpy()
+
+
+def _reject(program: _Program, columns: Columns, reasons: np.ndarray) -> None:
+    """Find the reason of each row that the program refuses: first column by column, then row by row."""
+    for name, values in columns.items():
+        entry = program.inputs[name]
+        if entry.is_list:
+            continue
+        check = functools.partial(_check_column, name, entry)
+        with contextlib.suppress(ValueError):
+            check(values)
+            continue
+        rows = np.flatnonzero(np.equal(reasons, None))
+        each, place = np.unique(values[rows], return_inverse=True)
+        for bad, reason in _refused(lambda of: check(each[of]), len(each)).items():
+            reasons[rows[place == bad]] = reason
+    rows = np.flatnonzero(np.equal(reasons, None))
+    own = {name: _at(values, rows) for name, values in columns.items()}
+    found = _refused(lambda of: program.check({name: _at(each, of) for name, each in own.items()}), len(rows))
+    for bad, reason in found.items():
+        reasons[rows[bad]] = reason
+
+
+def _check_column(name: str, entry: Input, values: np.ndarray) -> None:
+    # Predictions are smooth in sizes, so a size may lie between whole numbers.
+    check_size(values, name, entry, entry.step if entry.step > 1 else 0)
+
+
+def _refused(check: Callable[[np.ndarray], None], count: int) -> dict[int, str]:
+    """Return the reason of each number below `count` that a check of several numbers refuses, by bisection."""
+    found: dict[int, str] = {}
+
+    def search(of: np.ndarray) -> None:
+        try:
+            check(of)
+        except ValueError as refusal:
+            if len(of) == 1:
+                found[int(of[0])] = str(refusal)
+                return
+            for half in np.array_split(of, 2):
+                search(half)
+
+    if count:
+        search(np.arange(count))
+    return found
+
+
+def _at(values: Any, rows: np.ndarray) -> Any:
+    if isinstance(values, list):
+        return [values[row] for row in rows]
+    return values if len(rows) == len(values) else values[rows]
+
+
+def _in_chunks(program: _Program, columns: Columns, n_rows: int) -> dict[str, np.ndarray]:
+    """Return the added columns of rows that are possible."""
+    found = {name: np.zeros(n_rows, np.int64 if name == "pick" else TYPES[name]) for name in program.adds}
+    given = program.prepared(columns) if n_rows else {}
+    for start in range(0, n_rows, program.chunk_rows):
+        stop = min(start + program.chunk_rows, n_rows)
+        more = (0, start + program.chunk_rows - stop)
+        chunk = {
+            name: np.pad(own[start:stop], [more, *[(0, 0)] * (own.ndim - 1)], "edge") if own.ndim else own
+            for name, own in given.items()
+        }
+        with jax.enable_x64(True):
+            answers = program.run(chunk)
+        for name, values in found.items():
+            values[start:stop] = np.asarray(answers[name])[: stop - start]
+    return found
