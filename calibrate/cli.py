@@ -191,9 +191,9 @@ def refit(
     "rlxjax validate calibration.json --quiet",
     statuses={
         0: "the calibration holds",
-        1: "the calibration drifted",
+        1: "the calibration is off",
         2: "a calibration of another machine, or bad input",
-        3: "inconclusive: drifted, but the machine is busier than before",
+        3: "inconclusive: the machine is busier than before, or the intervals are too wide to tell",
     },
 )
 def validate(

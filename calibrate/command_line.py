@@ -1,8 +1,10 @@
 """What all commands share: options, help texts, one-line errors, exit statuses, and the setup of JAX."""
 
+import contextlib
 import errno
 import functools
 import hashlib
+import io
 import os
 import platform
 import re
@@ -11,7 +13,7 @@ import stat
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path as FilePath
 from typing import Annotated, Any
@@ -24,9 +26,10 @@ import rlxjax
 from .interrupts import INTERRUPTED_STATUS
 from .terminal import plain, say
 
-NOT_WRITTEN_STATUS, BAD_INPUT_STATUS = 1, 2
+#: A program that the signal SIGPIPE ends has the exit status `CLOSED_STATUS`.
+NOT_WRITTEN_STATUS, BAD_INPUT_STATUS, CLOSED_STATUS = 1, 2, 141
 #: The exit statuses that have the same meaning in every command.
-SHARED = {0: "done", 2: "bad input; one line says why", 130: "interrupted"}
+SHARED = {0: "done", 2: "bad input; one line says why", 130: "interrupted", CLOSED_STATUS: "standard output was closed"}
 _SETTINGS: Any = {"context_settings": {"help_option_names": ["-h", "--help"]}}
 app = typer.Typer(
     pretty_exceptions_enable=False,
@@ -125,6 +128,9 @@ def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
 def run(commands: Callable[..., Any], arguments: list[str], name: str) -> None:
     """Run a command line of the program `name`. A mistake in the arguments prints one line, as all bad input does."""
     usage_error: Any = typer.BadParameter.__base__  # the base class of all mistakes in arguments
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal may lack characters, of file names for instance
     try:
         status = commands(arguments, prog_name=name, standalone_mode=False)
     except usage_error as error:
@@ -132,17 +138,33 @@ def run(commands: Callable[..., Any], arguments: list[str], name: str) -> None:
         status = _refused(f"{message} (see `{error.ctx.command_path if error.ctx else name} -h`)")
     except OSError as error:
         status = _refused(error)
+    except SystemExit as ended:  # typer and rich end so if standard output is closed
+        status = _refused(ended.__context__) if isinstance(ended.__context__, OSError) else ended.code
     except typer.Abort:
         status = INTERRUPTED_STATUS
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        status = status or _refused(error)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes again when it ends
     sys.exit(status)
 
 
+def in_options(text: object) -> str:
+    """Return a text in which an argument of the library has the name of its option."""
+    return str(text).replace("trip_counts", "--trips")
+
+
 def _refused(error: Exception | str) -> int:
-    """Print an error in one line, and return the exit status. A full or closed standard output is named."""
-    said = " ".join(str(error).split())
-    if isinstance(error, OSError) and error.filename is None and error.errno in (errno.ENOSPC, errno.EPIPE, errno.EIO):
+    """Print an error in one line, and return the exit status. Say nothing if the reader of the output is gone."""
+    if isinstance(error, BrokenPipeError) and error.filename is None:
+        return CLOSED_STATUS
+    said = " ".join(in_options(error).split())
+    if isinstance(error, OSError) and error.filename is None and error.errno in (errno.ENOSPC, errno.EIO):
         said = f"standard output: cannot be written ({error.strerror})"
-    typer.echo(plain(f"error: {said}"), err=True)
+    with contextlib.suppress(OSError):
+        typer.echo(plain(f"error: {said}"), err=True)
     return BAD_INPUT_STATUS
 
 
@@ -188,9 +210,11 @@ def calibration_of(file: FilePath | None) -> "rlxjax.Calibration":
 
 
 def source_of(calibration: "rlxjax.Calibration", model: str) -> dict[str, Any]:
-    """Return a dict for JSON: the source of a calibration, and the cautions about a model."""
-    cautions: Sequence[str] = calibration.models[model].cautions if model in calibration.models else ()
-    return {"calibration": calibration.source, "cautions": cautions}
+    """Return a dict for JSON: the source of a calibration's model, and the cautions about the model."""
+    own = calibration.models.get(model)
+    is_pooled = own is not None and "measured" not in own.provenance.values()  # a file may have other models only
+    source = "no calibration of this machine" if is_pooled else calibration.source
+    return {"calibration": source, "cautions": own.cautions if own else ()}
 
 
 def say_source(calibration: "rlxjax.Calibration", model: str) -> None:

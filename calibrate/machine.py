@@ -147,7 +147,8 @@ def used_by_others(log: SampleLog) -> float | None:
 
 def pace_of(log: SampleLog, earlier: MachineSection | None) -> Pace:
     """Return the machine's speed while the samples were taken, relative to its fastest earlier calibration."""
-    looks = np.log([[look.times_ns[name] for name in CANARIES] for look in log.canaries])
+    whole = [look.times_ns for look in log.canaries if look.times_ns.keys() >= {*CANARIES}]
+    looks = np.log([[times_ns[name] for name in CANARIES] for times_ns in whole])
     changes = np.mean(looks - np.median(looks, 0), -1) if len(looks) else np.zeros(0)
     # The looks are a second apart; looks a minute apart differ at least as much.
     squares = np.sum(np.minimum(np.abs(changes), 2.0 * PACE_LOG_SD) ** 2) + PACE_LOOKS * PACE_LOG_SD**2

@@ -1,7 +1,6 @@
 """The commands that predict times, explain a pick, profile a function, and advise on fusing functions."""
 
 import contextlib
-import dataclasses
 import itertools
 import sys
 import warnings
@@ -14,7 +13,7 @@ from rich.console import Console
 from typer import Argument, Option
 
 import rlxjax
-from rlxjax.units import interval_text, probability_text, time_text
+from rlxjax.units import interval_text, printable, probability_text, time_text
 
 from .command_line import (
     AsJson,
@@ -26,18 +25,19 @@ from .command_line import (
     calibration_of,
     command,
     command_line,
+    in_options,
     say_source,
     set_up_jax,
     source_of,
     workload,
 )
 from .decisions import decided_here, in_words, summary
-from .terminal import Progress, Row, console, finite_ns, json_text, print_rows, print_table, say
+from .terminal import Progress, console, finite_ns, json_text, print_table, say
 
 #: The exit status of an advice that contains no decision.
 UNSURE_STATUS = 1
-#: The lengths, in characters, of the longest bar and of the shortest bar to draw; the number of printed flips.
-BAR_WIDTH, LEAST_BAR_WIDTH, FLIPS_SHOWN = 16, 4, 6
+#: The lengths, in characters, of the longest bar and of the shortest bar to draw.
+BAR_WIDTH, LEAST_BAR_WIDTH = 16, 4
 
 
 # --- Welch peaks ---------------------------------------------------------------------------------
@@ -81,12 +81,12 @@ def predict(
 def explain(
     batch: Batch, file: File = None, n_fft: NFft = 256, k: Peaks = 16, segments: Segments = 2, as_json: AsJson = False
 ) -> None:
-    """Explain the pick, the fastest strategy of Welch peaks: its time in parts, its lead, and what changes the pick."""
+    """Explain the pick, the fastest strategy of Welch peaks: its time in parts, and the nearest other pick."""
     with Progress().waiting("explaining"):
         sizes = workload(batch, n_fft, k, segments)
         known = calibration_of(file)
         own = known.of("welch")
-        explanation = possible(own, known.explain(**sizes, model="welch"))
+        explanation = finite(known.explain(**sizes, model="welch"))
         decided = decided_here(own, sizes)
     if as_json:
         found = explanation.as_dict() | {"remembered": None if decided is None else summary(decided)}
@@ -96,11 +96,6 @@ def explain(
     _print_waterfall(explanation, to)
     for text in reasons(explanation):
         say(text, to)
-    if rows := flip_rows(explanation)[:FLIPS_SHOWN]:
-        print_rows(to, flips_title(explanation), rows)
-        say("a change of more standard deviations is less likely", to)
-    else:
-        say("no change of one input or coefficient by up to a factor of 100 changes the pick", to)
     if not explanation.in_domain:
         say("extrapolated: the workload is outside the measured range", to)
     if decided is not None:
@@ -108,49 +103,23 @@ def explain(
     say_source(known, "welch")
 
 
-def possible(
-    calibrated: "rlxjax.calibration.CalibratedModel", explanation: "rlxjax.calibration.Explanation"
-) -> "rlxjax.calibration.Explanation":
-    """Return an explanation, without the flips whose inputs the model refuses."""
+def finite(explanation: "rlxjax.calibration.Explanation") -> "rlxjax.calibration.Explanation":
+    """Return an explanation; refuse it if a time is not finite."""
     for strategy in explanation.strategies:
         finite_ns(strategy.time_ns, strategy.strategy)
-
-    def can_be(flip: "rlxjax.calibration.Flip") -> bool:
-        changed = {flip.name: flip.value * (flip.factor or 1.0)} if flip.kind == "input" else {}
-        try:
-            calibrated.model.check({**explanation.inputs, **changed})
-        except ValueError:
-            return False
-        return True
-
-    return dataclasses.replace(explanation, flips=tuple(filter(can_be, explanation.flips)))
+    return explanation
 
 
 def reasons(explanation: "rlxjax.calibration.Explanation") -> list[str]:
-    """Return two sentences: one on the pick's lead, its probability and the verdict, and one on the crossover."""
+    """Return sentences on the pick's lead, its probability and the verdict; on why; and on the crossover."""
     verdict, crossover = explanation.verdict, explanation.crossover
     ends = "" if crossover.interval is None else "; 90 % interval {:,.0f} to {:,.0f}".format(*crossover.interval)
     return [
         f"predicted: {explanation.pick} is faster than {explanation.runner_up} by {time_text(explanation.margin_ns)}, "
         f"give or take {time_text(explanation.margin_sd_ns)}; probability {100 * explanation.probability:.1f} %: "
         f"{'undecided, too close to call' if verdict == 'undecided' else verdict}",
+        f"why: {explanation.why}",
         f"crossover: {'' if ends else 'none, '}{crossover.sentence}{ends}",
-    ]
-
-
-def flips_title(explanation: "rlxjax.calibration.Explanation") -> str:
-    """Return the title of the table of flips, the changes of an input that change the pick."""
-    return f"The smallest changes that make {explanation.runner_up} faster than {explanation.pick}"
-
-
-def flip_rows(explanation: "rlxjax.calibration.Explanation") -> list[Row]:
-    """Return a table row for each flip; the smallest change comes first."""
-    return [
-        {"input or coefficient": flip.name, "value": flip.value, "unit": flip.unit, "factor": flip.factor}
-        | {"new value": flip.value * flip.factor, "standard deviations": "known" if flip.kind == "input" else flip.sds}
-        | {"note": ", ".join(["a jump"] * flip.is_jump + ["extrapolated"] * (flip.in_domain is False))}
-        for flip in explanation.flips
-        if flip.factor is not None
     ]
 
 
@@ -178,7 +147,7 @@ def _print_waterfall(explanation: "rlxjax.calibration.Explanation", to: Console)
 def _bar(start: float, end: float, scale: float) -> str:
     """Return a bar between two places. The bar of a negative term has a lighter shade."""
     first, last = (round(max(place * scale, 0.0)) for place in sorted((start, end)))
-    return " " * first + ("█" if end >= start else "░") * (last - first)
+    return " " * first + (printable("█", "#") if end >= start else printable("░", "-")) * (last - first)
 
 
 # --- Functions -----------------------------------------------------------------------------------
@@ -280,7 +249,7 @@ def profile(
     if as_json:
         typer.echo(json_text(found))
     else:
-        say("\n\n".join(map(str, parts)))
+        say(in_options("\n\n".join(map(str, parts))))
         if known is not None:
             say_source(known, "functions")
     raise typer.Exit(0 if is_sure else UNSURE_STATUS)
@@ -386,7 +355,7 @@ def advise(
         source = {"calibration": None, "cautions": []} if known is None else source_of(known, "functions")
         typer.echo(json_text(advice.as_dict() | source))
     else:
-        say(advice.text(f"{command_line(context, 'measure')} --measure undecided"))
+        say(in_options(advice.text(f"{command_line(context, 'measure')} --measure undecided")))
         if known is not None:
             say_source(known, "functions")
     raise typer.Exit(0 if advice.verdict in ("fuse", "group", "keep") else UNSURE_STATUS)

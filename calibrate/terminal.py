@@ -84,7 +84,7 @@ def shown(value: Any, heading: str) -> str:
     if heading.endswith("(%)"):
         return f"{100 * value:.1f}"
     text_of = next((text for unit, text in _TEXTS.items() if heading.endswith(unit)), number)
-    return f"−{text_of(-value)}" if value < 0 else text_of(value)
+    return f"-{text_of(-value)}" if value < 0 else text_of(value)
 
 
 def heading_text(heading: str) -> str:

@@ -25,7 +25,11 @@ from pathlib import Path as _Path
 import lazy_loader as _lazy_loader
 
 __version__ = "0.1.0"
-#: The stub `__init__.pyi` lists the public names and their modules. The first use of a name imports its module.
-__getattr__, __dir__, _ = _lazy_loader.attach_stub(__name__, __file__)
-_STUB = _ast.parse(_Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-__all__ = next(_ast.literal_eval(line.value) for line in _STUB.body if isinstance(line, _ast.Assign))  # pyright: ignore
+#: The stub `__init__.pyi` lists the public names and their modules. The package may lie in a zip archive.
+_SOURCE = __spec__.loader.get_data(str(_Path(__file__).with_suffix(".pyi")))  # pyright: ignore
+_STUB = _ast.parse(_SOURCE).body
+_FROM = [(line.module, [one.name for one in line.names]) for line in _STUB if isinstance(line, _ast.ImportFrom)]
+_NAMES = {module: [name for own, names in _FROM if own == module for name in names] for module, _ in _FROM}
+# The first use of a name imports its module.
+__getattr__, __dir__, _ = _lazy_loader.attach(__name__, _NAMES.pop(None), _NAMES)  # pyright: ignore
+__all__ = next(_ast.literal_eval(line.value) for line in _STUB if isinstance(line, _ast.Assign))  # pyright: ignore

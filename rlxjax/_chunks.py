@@ -4,7 +4,7 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
@@ -85,11 +85,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_as_child)
 
 
-@contextlib.contextmanager
-def background() -> Iterator[Callable[..., Future]]:
-    """Yield a function that starts a call on another thread and returns the call's `Future`."""
-    with ThreadPoolExecutor(1, "rlxjax") as pool:
-        yield lambda run, *args, **kwargs: pool.submit(with_callers_settings(run), *args, **kwargs)
+def background() -> Callable[..., Future]:
+    """Return a function that starts a call on another thread and returns the call's `Future`.
+
+    The thread ends once nothing refers to the function.
+    """
+    pool = ThreadPoolExecutor(1, "rlxjax")
+    return lambda run, *args, **kwargs: pool.submit(with_callers_settings(run), *args, **kwargs)
 
 
 #: For each JAX setting that may differ between threads: the name and the context manager.

@@ -114,7 +114,13 @@ def read_file(path: str | os.PathLike[str], error: type[ValueError] = ValueError
 
 def _content_of(path: str | os.PathLike[str]) -> bytes:
     """Return at most `MOST_BYTES + 1` bytes of a regular file. Raise `IsADirectoryError` for a pipe or a device."""
-    if not stat.S_ISREG(mode := os.stat(path).st_mode):
+    try:
+        mode = os.stat(path).st_mode
+    except NotADirectoryError:
+        if not FilePath(path).is_relative_to(FilePath(__file__).parent):
+            raise
+        return __spec__.loader.get_data(os.fspath(path))  # the package lies in a zip archive
+    if not stat.S_ISREG(mode):
         raise IsADirectoryError(0, f"expected a file, got a {_KINDS.get(stat.S_IFMT(mode), 'special file')}")
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         return file.read(MOST_BYTES + 1)
@@ -134,13 +140,21 @@ def read_json(path: AnyPath, version: int | None, error: type[ValueError], mend:
         raise error(f"{path}: not {what} ({reason}); {mend}") from None
     if not isinstance(content, dict):
         raise error(f"{path}: expected a JSON object; {mend}")
+    if version is not None:
+        check_version(path, content, version, error, mend)
+    return content
+
+
+def check_version(
+    path: AnyPath, content: Mapping[str, Any], version: int, error: type[ValueError], mend: str
+) -> None:
+    """Raise an `error` unless the content of a file has the schema `version`."""
     own = content.get("schema_version")
-    if version is not None and type(own) is int and own > version:
+    if type(own) is int and own > version:
         newest = f"{own} is newer than {version}, the newest that this rlxjax reads; install a newer rlxjax"
         raise error(f"{path}: schema_version: {newest}")
-    if version is not None and repr(own) != repr(version):
+    if repr(own) != repr(version):
         raise error(f"{path}: schema_version: expected {version}, got {own!r}; {mend}")
-    return content
 
 
 def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -229,9 +243,12 @@ def write_json_file(content: BaseModel, path: str | os.PathLike[str], indent: in
 
 
 def write_text_file(text: str, path: str | os.PathLike[str]) -> None:
-    """Write a file. A reader sees either the whole old file or the whole new file."""
-    with whole_file(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
+    """Write a file, compressed if its name ends in `.gz`. A reader sees the whole old file or the whole new file."""
+    content = text.encode()
+    if os.fspath(path).endswith(".gz"):
+        content = gzip.compress(content, mtime=0)
+    with whole_file(path) as temporary:
+        temporary.write_bytes(content)
 
 
 @contextlib.contextmanager

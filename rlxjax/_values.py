@@ -71,7 +71,12 @@ def handle(value: Any) -> Any:
     number = id(value)
     known = _handles.get(number)
     if known is None or known() is not value:
-        known = _handles[number] = Handle(value, lambda dead: _handles.get(number) is dead and _handles.pop(number))
+
+        def forget(dead: Handle, handles: dict[int, Handle] = _handles) -> None:  # globals are gone when Python ends
+            if handles.get(number) is dead:
+                del handles[number]
+
+        known = _handles[number] = Handle(value, forget)
     return known
 
 

@@ -1,6 +1,7 @@
 """Texts for times, intervals, bytes and probabilities: `19 ms (12 to 32)`, `134 MB`, `over 99 %`."""
 
 import math
+import sys
 
 TIME_UNITS = (("s", 1e9), ("ms", 1e6), ("us", 1e3), ("ns", 1.0))
 BYTE_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
@@ -82,12 +83,30 @@ def probability_text(probability: float) -> str:
         probability: a number from 0 to 1.
 
     Examples:
-        >>> probability_text(0.643), probability_text(0.9999), probability_text(0.0)
+        >>> probability_text(0.643), probability_text(0.9999), probability_text(0.005)
         ('64 %', 'over 99 %', 'under 1 %')
     """
-    if probability < 0.005:
+    if probability < 0.01:
         return "under 1 %"
-    return "over 99 %" if probability >= 0.995 else f"{100.0 * probability:.0f} %"
+    return "over 99 %" if probability > 0.99 else f"{100.0 * probability:.0f} %"
+
+
+def printable(text: str, plain: str) -> str:
+    """Return a text, or a plain text if standard output has no such characters.
+
+    Args:
+        text: any text.
+        plain: a text in ASCII that says the same.
+
+    Examples:
+        >>> printable("→", "->")
+        '→'
+    """
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return plain
+    return text
 
 
 def _unit(value: float, units: tuple[tuple[str, float], ...]) -> tuple[str, float]:

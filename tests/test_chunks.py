@@ -73,7 +73,8 @@ def test_the_callers_settings_hold_in_chunks_and_in_the_background(has_x64, devi
     def run(start, stop):
         seen.append((jnp.asarray(np.zeros(1)).dtype, jax.config.jax_default_device))
 
-    with jax.enable_x64(has_x64), jax.default_device(device), background() as start:
+    with jax.enable_x64(has_x64), jax.default_device(device):
+        start = background()
         for_each_chunk(run, 4, 1, 2)
         start(run, 0, 1).result()
         start(for_each_chunk, run, 4, 1, 2).result()
@@ -94,8 +95,7 @@ def test_chunks_within_a_chunk_start_no_threads_and_those_in_the_background_do()
     assert len(threads) == 4
     assert all(inner == [outer] * 4 for outer, inner in threads)
     together = threading.Barrier(2, timeout=30)
-    with background() as start:
-        start(for_each_chunk, lambda *_: together.wait(), 2, 1, 2).result()
+    background()(for_each_chunk, lambda *_: together.wait(), 2, 1, 2).result()
 
 
 @given(SIZES, st.integers(1, 40), st.sampled_from(["cpu", "gpu", "tpu"]))

@@ -266,17 +266,6 @@ def test_any_sizes_and_all_bins_as_peaks_have_a_prediction(file):
             assert ("extrapolated: the workload is outside" in result.stdout) == (sizes == largest)
 
 
-def test_no_change_that_is_said_asks_for_more_peaks_than_bins(file):
-    def has_bins(flip):
-        sizes = {"n_fft": 64, "k": 16} | {flip["name"]: flip["value"] * (flip["factor"] or 1.0)}
-        return sizes["k"] <= sizes["n_fft"] / 2 + 1
-
-    every = load_calibration(file).explain(64, 64, 16, model="welch").as_dict()["flips"]
-    assert not all(map(has_bins, every))  # the model has no bound of one input by another
-    shown = printed("explain", file, *sized(64, 64, 16))["flips"]
-    assert shown == [flip for flip in every if has_bins(flip)]
-
-
 def test_profile_says_what_a_function_does_and_takes_as_the_library_does(tmp_path, monkeypatch):
     (tmp_path / "profiled.py").write_text(
         "import jax, jax.numpy as jnp\n"

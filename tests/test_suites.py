@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import sys
 
 import jax
 import numpy as np
@@ -182,3 +183,21 @@ def test_a_file_has_a_suite_that_is_given_that_ships_or_that_a_package_offers_an
     ):
         with pytest.raises(ValueError, match=said):
             suite_of_file(name, "toy")
+    # An entry of the current folder is none of an installed package, and no module there stands for an installed one.
+    (made / "entry_points.txt").write_text("[rlxjax.suites]\nown:S = evil:SUITE\nlargest = _campaigns:ToySuite\n")
+    for name in ("evil", "_campaigns"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    for path in ("", str(tmp_path)):
+        monkeypatch.setattr(sys, "path", [path, *(one for one in sys.path if one not in ("", str(tmp_path)))])
+        for name in ("own:S", "largest"):
+            with pytest.raises(ValueError, match="give its suite with --suite"):
+                suite_of_file(name, "toy")
+        with pytest.raises(ValueError, match="--suite: own does not import"):
+            suite_of("own:S")
+    (packages := tmp_path / "packages").mkdir()
+    made.rename(packages / made.name)
+    monkeypatch.setattr(sys, "path", ["", str(packages), *(one for one in sys.path if one not in ("", str(tmp_path)))])
+    monkeypatch.delitem(sys.modules, "_campaigns")
+    assert suite_of("largest").model.name == "toy"
+    assert sys.path[0] == ""

@@ -33,7 +33,7 @@ def explanation():
 
 #: Records of a few plain numbers and names, which hold no array and no long text.
 PLAIN = (
-    "BranchSpread Cell Disagreement Flip FusionEdge GraphWork Grouping "
+    "BranchSpread Cell Disagreement FusionEdge GraphWork Grouping "
     "Input LearnedProgram LearnedWork Node Op OperationCounts "
     "Schedule StagePlan StrategySpec Table ToneSignals UnknownLoop WelchPeakParams WelchVariant"
 )

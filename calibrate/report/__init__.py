@@ -93,7 +93,7 @@ def report(
 
 def _place(out: FilePath | None, kind: str, path: FilePath, inputs: list[tuple[str, FilePath | None]]) -> FilePath:
     """Return the file to write. Refuse an input of the command, and a file that is no earlier page of this kind."""
-    from rlxjax.calibration import file_to_write
+    from rlxjax.calibration import file_to_write, read_file
 
     from .page import mark_of
 
@@ -101,7 +101,7 @@ def _place(out: FilePath | None, kind: str, path: FilePath, inputs: list[tuple[s
     refuse_input(out, "the page", [(f"the {kind}", path), *inputs])
     with _about_place():
         place = file_to_write(out)
-        if place.exists() and (old := place.read_bytes()) and mark_of(kind).encode() not in old:
+        if place.exists() and (old := read_file(place)) and mark_of(kind).encode() not in old:
             raise ValueError(f"{out} exists and is no {mark_of(kind)}")
     return out
 

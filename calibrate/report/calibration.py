@@ -29,7 +29,7 @@ from rlxjax.models import BUILT_IN, FUNCTIONS, GPU_KERNELS, WELCH
 
 from ..decisions import decided_here, in_words, is_by, row_of
 from ..judge import error_rows, said_of_pace, verdict_on, what_pays
-from ..questions import flip_rows, flips_title, possible, reasons
+from ..questions import finite, reasons
 from .changes import Measured, change_section, earlier_calibration, measured_beside, model_of
 from .page import Section, Table, Verdict, drawn, page, rows_of, sentence
 
@@ -238,7 +238,7 @@ def _choices(calibrated: CalibratedModel, measured: Measured | None, asked: Mapp
         )
         table = Table(f"The fastest strategy, by {first} and {second}", rows)
         yield Section(f"{name}-picks", f"{name}: the fastest strategy", [said], pictures, [table])
-    explanation, decided = possible(calibrated, explain(calibrated, **sizes)), decided_here(calibrated, sizes)
+    explanation, decided = finite(explain(calibrated, **sizes)), decided_here(calibrated, sizes)
     told, sized = reasons(explanation), _in_words(explanation.inputs)
     said = [
         f"The workload is {sized}. The grey bar is the predicted time, with its 90 % interval. Each part begins where "
@@ -248,11 +248,8 @@ def _choices(calibrated: CalibratedModel, measured: Measured | None, asked: Mapp
         *["The workload lies outside the timed sizes: these times are extrapolated."] * (not explanation.in_domain),
     ]
     pictures, rows = drawn({sized: lambda: plot.terms(explanation)})
-    tables = [
-        Table(f"Parts of the time, {sized}", rows),
-        Table(flips_title(explanation), flip_rows(explanation), "What would change the choice"),
-    ]
-    yield Section(f"{name}-terms", f"{name}: where the time goes", said, pictures, tables)
+    table = Table(f"Parts of the time, {sized}", rows)
+    yield Section(f"{name}-terms", f"{name}: where the time goes", said, pictures, [table])
 
 
 def _coefficients(calibrated: CalibratedModel) -> Section:

@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import math
 import operator
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,9 +47,16 @@ def _installed(name: str, models: Sequence[FilePath] = ()) -> Suite | None:
     if name in SHIPPED:
         made = getattr(importlib.import_module(f".{name}", __package__), SHIPPED[name])
         return made(models) if name == "welch" else made()
-    for entry in metadata.entry_points(group=ENTRY_POINTS, name=name):
-        with users_code(f"--suite: the entry point {name} does not load"):
-            found = entry.load()
+    # The current folder holds no installed packages, and none of their modules.
+    here, before = os.path.realpath("."), [*sys.path]
+    installed = metadata.distributions(path=[folder for folder in before if os.path.realpath(folder) != here])
+    for entry in (one for package in installed for one in package.entry_points.select(group=ENTRY_POINTS, name=name)):
+        sys.path[:] = filter(None, before)
+        try:
+            with users_code(f"--suite: the entry point {name} does not load"):
+                found = entry.load()
+        finally:
+            sys.path[:] = before
         return _suite(found, name)
     return None
 

@@ -43,7 +43,6 @@ from ._conversion import prior_of as prior_of
 from ._conversion import section_of as section_of
 from ._explanation import Crossover as Crossover
 from ._explanation import Explanation as Explanation
-from ._explanation import Flip as Flip
 from ._explanation import StrategyExplanation as StrategyExplanation
 from ._explanation import explain as explain
 from ._function_times import FunctionPrediction as FunctionPrediction

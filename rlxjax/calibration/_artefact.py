@@ -6,6 +6,7 @@ import os
 import shlex
 import warnings
 from collections.abc import Iterable, Mapping
+from importlib import resources
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -13,6 +14,7 @@ import jax
 from pydantic import ValidationError
 
 from rlxjax._files import (
+    check_version,
     digest_of,
     digest_problem,
     file_to_write,
@@ -115,14 +117,18 @@ def sections_of_file(
 
 
 def _raw_of(path: str | os.PathLike[str]) -> dict[str, Any]:
-    raw = read_json(path, SCHEMA_VERSION, CalibrationFileError, _mend(path), "a calibration")
+    raw = read_json(path, None, CalibrationFileError, _mend(path), "a calibration")
+    if raw.keys().isdisjoint(("schema_version", "models", "digest")):
+        expected = "expected a calibration, got other JSON; give a file that `rlxjax calibrate` wrote"
+        raise CalibrationFileError(f"{path}: {expected}")
+    check_version(path, raw, SCHEMA_VERSION, CalibrationFileError, _mend(path))
     if not isinstance(raw.get("models"), dict):
         raise CalibrationFileError(f"{path}: models: expected one section for each model's name; {_mend(path)}")
     return raw
 
 
 def _mend(path: str | os.PathLike[str], model: str = "", raw: Any = None) -> str:
-    """Return a phrase with two commands that make a section again: from new timings, or from the kept samples."""
+    """Return a phrase with commands that make a section again: from new timings, or from samples that are there."""
     named = raw.get("samples") if isinstance(raw, dict) else None
     named = named if isinstance(named, dict) else {}
     suite, file = (own if isinstance(own, str) else "" for own in (named.get("suite"), named.get("file")))
@@ -132,7 +138,8 @@ def _mend(path: str | os.PathLike[str], model: str = "", raw: Any = None) -> str
     samples = samples.with_name(FilePath(file).name or samples.name)
     again = shlex.join(["rlxjax", "calibrate", *own, "--out", str(path)])
     refit = shlex.join(["rlxjax", "refit", str(samples), *users, "--out", str(path)])
-    return f"measure again with `{again}`, or fit the raw timings again with `{refit}`"
+    or_refit = f", or fit the raw timings again with `{refit}`" if os.path.isfile(samples) else ""
+    return f"measure again with `{again}`{or_refit}"
 
 
 def write_sections(
@@ -200,7 +207,7 @@ def population_path(platform: str) -> FilePath:
 def population(platform: str) -> CalibrationFile | None:
     """Return the content of a platform's file at `population_path`; None if no machine of the platform was timed."""
     path, mend = population_path(platform), "install rlxjax again"
-    if not path.exists():
+    if not resources.files(__package__ or "").joinpath(path.name).is_file():
         return None
     content = read_json_file(path, CalibrationFile, SCHEMA_VERSION, CalibrationFileError, mend, "a calibration")
     good = {name: own for name, own in content.models.items() if own.model_version == BUILT_IN[name].version}

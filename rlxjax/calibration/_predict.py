@@ -274,7 +274,7 @@ class CalibratedModel(Predictions):
             return ()
         with jax.ensure_compile_time_eval():
             runs, counts = self._runs(self.strategies, inputs, named)
-            _, is_possible = _program(self.on_device(), runs, counts, "each")
+            _, is_possible = _answered(self.on_device(), runs, counts, "each")
         if is_traced(is_possible):
             raise ValueError("alternatives: expected inputs that are numbers, got traced values; use `pick_index`")
         return tuple(np.array(self.strategies)[np.asarray(is_possible)].tolist())
@@ -309,9 +309,9 @@ class CalibratedModel(Predictions):
         runs, counts = self._runs(strategies, inputs, named)
         codes = tuple(np.ravel(runs.variant).tolist())
         if ask == "pick" and len(set(codes)) == len(codes) and _has_separate_weights(handle(self.posterior)):
-            found, is_possible = _program(self.on_device(), runs, counts, "separate pick", codes)
+            found, is_possible = _answered(self.on_device(), runs, counts, "separate pick", codes)
         else:
-            found, is_possible = _program(self.on_device(), runs, counts, ask)
+            found, is_possible = _answered(self.on_device(), runs, counts, ask)
         # An index is always that of a possible strategy, and traced values cannot be checked.
         if ask != "place" and not is_traced(is_possible):
             for name in np.array(strategies)[~np.asarray(is_possible)]:
@@ -396,6 +396,14 @@ class _Run(NamedTuple):
     time_ns: Nanoseconds
     variant: Int[Array, "*batch"]
     said: Any
+
+
+def _answered(*asked: Any) -> tuple[Any, Bool[Array, "strategies"]]:
+    """Return what `_program` returns. The infinite times in it are no errors, though JAX's debugging takes them so."""
+    if not (jax.config.jax_debug_infs or jax.config.jax_debug_nans):
+        return _program(*asked)
+    with jax.debug_infs(False), jax.debug_nans(False):
+        return _program(*asked)
 
 
 @functools.partial(jax.jit, static_argnames=("counts", "ask", "codes"))

@@ -13,7 +13,7 @@ from rlxjax._counts import saturate
 from rlxjax._values import by_value
 from rlxjax.gate import BackendCoefficients, IoFusionGate, io_cost_ns
 from rlxjax.graph import Graph, GraphIoProfile, profile_graph_io
-from rlxjax.units import bytes_text, time_text
+from rlxjax.units import bytes_text, printable, time_text
 
 from ._kernels import Arrays, FusedKernel, check_operand_counts, execute_kernel, given_array
 from ._partition import (
@@ -95,7 +95,7 @@ class FusionPlan:
         return len(self.kernels)
 
     def __str__(self) -> str:
-        kernels = f"{self.original_kernel_count} → {self.fused_kernel_count} kernels"
+        kernels = f"{self.original_kernel_count} {printable('→', '->')} {self.fused_kernel_count} kernels"
         saved = f"{self.memory_saved / 1024:.1f}KB memory saved"
         return f"Fusion: {kernels} ({100 * self.kernel_reduction:.0f}% reduction), {saved}"
 

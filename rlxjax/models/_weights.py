@@ -253,15 +253,16 @@ def read_weights(path: str | os.PathLike[str]) -> KnownWeights:
         path: path of the file.
 
     Raises:
-        ValueError: the file is no file of weights, or its version or its vocabulary of operations is another one.
-        OSError: the file cannot be read.
+        ValueError: the file cannot be read, or its version or its vocabulary of operations is another one.
 
     Examples:
         >>> read_weights(SHIPPED).weights.operation_ns.shape[-1]
         5
     """
+    from rlxjax._files import read_file  # loaded when first used
+
     try:
-        kept = json.loads(Path(path).read_text(encoding="utf-8"))
+        kept = json.loads(read_file(path))
         own = kept["version"], kept["vocabulary"]
         if own != (VERSION, vocabulary_version()):
             expected = f"version {VERSION} of vocabulary {vocabulary_version()}"

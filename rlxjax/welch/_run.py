@@ -181,15 +181,15 @@ def stream_welch_peaks(
     """
     source, call, failure = iter(signals), None, None
     options: dict[str, Any] = {"calibration": calibration, "model": model, "measure": measure}
-    with background() as start:
-        while failure is None:
-            try:
-                following = start(welch_peaks, _held(next(source)), params, strategy, **options)
-            except Exception as error:  # noqa: BLE001 - raised below, after the earlier peaks
-                following, failure = None, error
-            if call is not None:
-                yield call.result()
-            call = following
+    start = background()
+    while failure is None:
+        try:
+            following = start(welch_peaks, _held(next(source)), params, strategy, **options)
+        except Exception as error:  # noqa: BLE001 - raised below, after the earlier peaks
+            following, failure = None, error
+        if call is not None:
+            yield call.result()
+        call = following
     if not isinstance(failure, StopIteration):
         raise failure
 

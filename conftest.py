@@ -3,26 +3,40 @@
 import gc
 import inspect
 import os
+import site
 import sys
 import tempfile
 
 # `RLXJAX_CHECK_ALL=1` checks the annotations of every function, not only of the public ones, and runs programs as
 # XLA compiles them for users: the same laws in several times the time.
 CHECKS_ALL = os.environ.get("RLXJAX_CHECK_ALL") == "1"
+#: The variables that a run takes from its caller: what is checked, where programs run, and where they are kept.
+CALLERS = ("RLXJAX_CHECK_ALL", "JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_")
+
+# The run has its own home, and each of its workers a home for rlxjax. Processes that tests start inherit both.
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+if not WORKER:
+    FOLDER = tempfile.TemporaryDirectory(prefix="rlxjax-tests-", ignore_cleanup_errors=True)
+    os.environ.setdefault("PYTHONUSERBASE", site.getuserbase())
+    os.environ["HOME"] = FOLDER.name
+for name in [*os.environ]:
+    is_users = name.startswith(("JAX_", "RLXJAX_")) and not name.startswith(CALLERS)
+    if is_users or (name.startswith("XDG_") and name.endswith("_HOME")):
+        del os.environ[name]
+os.environ["RLXJAX_HOME"] = os.path.join(os.environ["HOME"], "rlxjax", WORKER)
 # The tests are of the CPU, and share what accelerator there is with others, unless the caller says otherwise.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    # One cache a run: workers and the processes that tests start inherit it.
-    CACHE = tempfile.TemporaryDirectory(prefix="rlxjax-tests-", ignore_cleanup_errors=True)
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = CACHE.name
+    # Workers and the processes that tests start share one cache.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(os.environ["HOME"], "programs")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 
 
 def pytest_configure(config):
     """Prepare a process that runs tests; one that only hands them to workers starts them at once."""
-    if "PYTEST_XDIST_WORKER" in os.environ or not getattr(config.option, "numprocesses", None):
+    if WORKER or not getattr(config.option, "numprocesses", None):
         set_up_hypothesis()
         set_up_jax()
         check_annotations()
