@@ -9,7 +9,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from ._checks import check_positive, is_traced
+from ._checks import check_positive, is_traced, real_numbers
 from ._typing import Count
 
 #: The largest count. A larger count becomes this number, as in the reference implementation.
@@ -122,9 +122,7 @@ def _held_float(value: Columns, name: str) -> np.ndarray | float:
             return float(value)
         except OverflowError:
             return math.inf if value > 0 else -math.inf
-    array = np.asarray(value)
-    if array.dtype.kind not in "biufO":
-        raise ValueError(f"{name}: expected real numbers, got an array of {array.dtype}")
+    array = real_numbers(value, name, is_flag=True)
     return array if array.dtype.kind == "f" else array.astype(np.float64)
 
 

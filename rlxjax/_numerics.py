@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ._checks import check_at_least, check_positive
+from ._checks import check_at_least, check_positive, check_real
 from ._typing import RealLike
 
 #: The standard deviation of a logistic distribution of temperature 1.
@@ -129,6 +129,7 @@ def soft_maximum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
         1000000000.0
     """
     check_positive(temperature, "temperature")
+    check_real(y=y)
     x, temperature = _floats(x, temperature)
     return _maximum(x, jnp.asarray(y, jnp.result_type(x, y)), temperature)
 
@@ -173,6 +174,7 @@ def soft_minimum(x: RealLike, y: RealLike, temperature: RealLike) -> Array:
         >>> print(soft_minimum(3.0, 1e9, temperature=1.0))
         3.0
     """
+    check_real(x=x, y=y)
     return -soft_maximum(-jnp.asarray(x), -jnp.asarray(y), temperature)
 
 
@@ -267,6 +269,7 @@ def temperature_from_sd(sd: RealLike) -> RealLike:
 
 def _floats(x: RealLike, temperature: RealLike) -> tuple[Array, Array]:
     """Return a value and its temperature as floats of the same precision; `_held` clips the temperature."""
+    check_real(x=x)
     floats = [value for value in (x, temperature) if jnp.issubdtype(jnp.result_type(value), jnp.floating)]
     dtype = jnp.result_type(*floats) if floats else jnp.result_type(float)
     return jnp.asarray(x, dtype), _held(jnp.asarray(temperature, dtype))

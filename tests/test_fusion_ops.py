@@ -74,6 +74,76 @@ def test_a_cast_is_numpys_and_rounds_in_a_kernel_too():
                 np.testing.assert_array_equal(np.asarray(one, np.float64)[len(values) :], no_numbers * is_float)
 
 
+INTEGERS = {"i8": np.int8, "i32": np.int32, "i64": np.int64, "u8": np.uint8}
+EDGES = [0, 1, -1, 2, 7, 127, 128, 255, 256, 300, -128, -129, 2**24 + 1, 2**31 - 1, -(2**31), 2**53 + 1, 2**63 - 1]
+
+
+def edges_of(dtype):
+    """Return edge values that a dtype holds exactly or rounded."""
+    if dtype in INTEGERS:
+        limits = np.iinfo(INTEGERS[dtype])
+        return np.array([x for x in EDGES if limits.min <= x <= limits.max] + [limits.min], INTEGERS[dtype])
+    numbers = [*EDGES, 0.5, -1.5, NAN, INFINITY, -INFINITY, -0.0]
+    with np.errstate(all="ignore"):
+        return np.array(numbers, np.float64).astype((DTYPES | {"bool": np.dtype(bool)})[dtype])
+
+
+def as_integer(number, dtype):
+    """Return a number as an integer by the rules of the page: truncated, limited, and 0 for NaN."""
+    limits = np.iinfo(INTEGERS[dtype])
+    if number != number:
+        return 0
+    number = limits.max if number == INFINITY else limits.min if number == -INFINITY else int(number)
+    return min(max(number, limits.min), limits.max)
+
+
+def test_a_cast_to_an_integer_limits_every_value_also_what_is_given():
+    for first, second in itertools.product([*DTYPES, *INTEGERS, "bool"], INTEGERS):
+        values = edges_of(first)
+        graph = rx.Graph()
+        x, given = graph.input("x", values.shape, first), graph.input("given", values.shape, second)
+        graph.set_outputs([graph.add("cast", [x], to=second), graph.add("copy", [given])])
+        results = rx.execute_plan(rx.plan_fusion(graph), {x: values, given: values})
+        expected = [as_integer(value, second) for value in values.astype(object)]
+        for id_ in graph.outputs:
+            assert (results[id_].dtype, results[id_].tolist()) == (INTEGERS[second], expected), (first, second)
+
+
+def test_an_integer_quotient_or_power_is_exact_and_then_limited_and_sums_wrap_around():
+    for dtype, kind in INTEGERS.items():
+        x, y = (own.ravel() for own in np.meshgrid(edges_of(dtype), edges_of(dtype)))
+        bits = 8 * np.dtype(kind).itemsize
+
+        def quotient(a, b, dtype=dtype):
+            infinite = 0 if a == 0 else INFINITY if a > 0 else -INFINITY
+            return as_integer(infinite if b == 0 else abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1), dtype)
+
+        def power(a, b, bits=bits, quotient=quotient):
+            return pow(a, b, 2**bits) if b >= 0 else quotient(1, 0 if a == 0 else a * a if b % 2 == 0 else a)
+
+        exact = {"div": quotient, "pow": power, "add": lambda a, b: a + b, "sub": lambda a, b: a - b}
+        exact |= {"mul": lambda a, b: a * b, "max": max, "min": min}
+        found = results_of([(op, [x, y]) for op in exact], dtype)
+        for (op, function), result in zip(exact.items(), found, strict=True):
+            pairs = zip(x.tolist(), y.tolist(), strict=True)
+            expected = np.array([function(*pair) % 2**bits for pair in pairs], object).astype(f"u{bits // 8}")
+            assert_identical(result, expected.view(kind))
+        (total,) = results_of([("reduce_sum", [x])], dtype)
+        assert (int(total[0]) - sum(x.tolist())) % 2**bits == 0
+
+
+def test_a_greedy_plan_gives_every_output_also_one_that_another_reads():
+    graph = rx.Graph()
+    x = graph.input("x", (3,))
+    first = graph.add("exp", [x])
+    graph.set_outputs([graph.add("neg", [first]), first])
+    plan, values = rx.plan_fusion(graph, "greedy"), np.float32([0.0, 1.0, 2.0])
+    assert [kernel.external_outputs for kernel in plan.kernels] == [graph.outputs[:1]]  # as in the reference
+    results = rx.execute_plan(plan, {x: values})
+    assert set(results) == set(graph.outputs)
+    np.testing.assert_allclose(results[first], np.exp(values), rtol=1e-6)
+
+
 def test_float64_near_every_tie_of_half_precision_is_rounded_once_as_by_numpy():
     halves = np.arange(2**15 - 2**10, dtype=np.uint16).view(np.float16)  # all finite ones from 0 on
     ties = (halves[:-1].astype(np.float64) + halves[1:].astype(np.float64)) / 2

@@ -70,8 +70,8 @@ def test_the_derivative_is_that_of_the_other_programs(platform):
 def test_jit_and_vmap_equal_eager(platform):
     signal, peaks = noise(6, SMALL), kernel_of(SMALL, platform)
     expected = peaks(signal)
-    np.testing.assert_array_equal(jax.jit(peaks)(signal), expected)
-    np.testing.assert_array_equal(jax.vmap(peaks)(signal.reshape(2, 3, -1)).reshape(expected.shape), expected)
+    for found in (jax.jit(peaks)(signal), jax.vmap(peaks)(signal.reshape(2, 3, -1)).reshape(expected.shape)):
+        np.testing.assert_allclose(found, expected, rtol=FLOAT32_RTOL)  # XLA optimises an interpreted kernel
 
 
 def test_where_a_program_is_compiled_for_other_devices_the_peaks_are_the_same():

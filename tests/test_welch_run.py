@@ -110,6 +110,49 @@ def test_a_sample_that_is_not_finite_leaves_no_finite_power_in_its_row_and_other
             np.testing.assert_array_equal(peaks[:-1, :, 0], np.tile(np.arange(33), (params.frame_len, 1)))
 
 
+@pytest.mark.parametrize("path", [*PATHS, "learned"])
+def test_rows_of_any_scale_have_the_bins_of_the_same_row_at_scale_one_also_in_traced_code(path):
+    """A row times a power of two has the same bins. Its powers are scaled too, until they leave float32."""
+    rows = noise(4, FAST) + 3 * np.sin(2 * np.pi * 9.3 / 64 * np.arange(FAST.frame_len), dtype=np.float32)
+    model = rx.learned.LearnedFft.exact(64) if path == "learned" else None
+    peaks_of = functools.partial(rx.welch_peaks, params=FAST, strategy=path, model=model)
+    base = peaks_of(rows)
+    exponents = [-118, -70, -45, -20, 0, 20, 50, 70, 120]
+    scaled = np.ldexp(rows, np.array(exponents)[:, None, None])
+    with np.errstate(over="ignore", under="ignore"):
+        expected = np.ldexp(base[..., 1], 2 * np.array(exponents)[:, None, None])
+    expected[np.abs(expected) < np.finfo(np.float32).tiny] = 0  # a device may replace a subnormal number by 0
+    extreme = np.float32([[0.0], [np.nan], [np.inf]]) + np.zeros_like(rows[:1])
+    mixed = np.concatenate([*scaled, extreme])
+    ways = [peaks_of(mixed), peaks_of(jnp.asarray(mixed)), np.concatenate([peaks_of(row) for row in mixed])]
+    if path in ("fused", "learned"):
+        ways += [
+            jax.jit(peaks_of)(mixed),
+            jax.vmap(peaks_of)(mixed)[:, 0],
+            jax.vmap(jax.vmap(peaks_of))(mixed[None])[0, :, 0],
+        ]
+    for peaks in ways:
+        own = np.asarray(peaks)[:-3].reshape(len(exponents), *base.shape)
+        np.testing.assert_array_equal(own[..., 0], np.broadcast_to(base[..., 0], own.shape[:-1]))
+        found = np.where(np.abs(own[..., 1]) < np.finfo(np.float32).tiny, 0, own[..., 1])
+        np.testing.assert_allclose(found, expected, rtol=FLOAT32_RTOL)
+        np.testing.assert_array_equal(np.asarray(peaks)[-3], np.stack([np.arange(5), np.zeros(5)], 1))
+        assert not np.isfinite(np.asarray(peaks)[-2:, :, 1]).any()
+
+
+@pytest.mark.parametrize("path", ["fused_maxima", "fused_top_k", "learned"])
+def test_the_gradient_of_a_power_grows_with_the_row_also_where_the_power_leaves_float32(path):
+    rows, model = noise(2, FAST), rx.learned.LearnedFft.exact(64) if path == "learned" else None
+
+    def strongest(rows):
+        return jnp.sum(rx.welch_peaks(rows, FAST, path, model=model)[:, 0, 1])
+
+    expected = jax.grad(strongest)(rows)
+    for exponent in (-70, 70):
+        scaled = np.asarray(jax.jit(jax.grad(strongest))(np.ldexp(rows, exponent)))
+        np.testing.assert_allclose(np.ldexp(scaled, -exponent), expected, rtol=1e-4, atol=1e-4)
+
+
 @each_path
 def test_any_real_signal_counts_as_its_float32_prefix(path):
     counts = np.random.default_rng(1).integers(0, 100, (3, FAST.frame_len))

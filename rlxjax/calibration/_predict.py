@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from rlxjax._checks import is_traced
+from rlxjax._checks import is_traced, real_numbers, unmasked
 from rlxjax._typing import Code, Nanoseconds, Provenance, RealLike, Size
 from rlxjax._values import FrozenDict, Handle, by_value, handle
 from rlxjax.fit import (
@@ -346,7 +346,9 @@ class CalibratedModel(Predictions):
         """Return the fastest candidate for one workload, the first in a tie, and the candidate's fastest variant."""
         lists = [name for name, entry in self.model.inputs.items() if entry.is_list]
         for name, value in (*zip(self.model.inputs, inputs, strict=False), *named.items()):
-            own = as_lists(self.model.inputs, {name: value})[name] if name in lists else value
+            own = as_lists(self.model.inputs, {name: value})[name] if name in lists else unmasked(value, name)
+            if name not in lists and value is not None:
+                real_numbers(own, name)
             if is_traced(own) or np.ndim(own) > (name in lists):
                 given = "a traced value" if is_traced(own) else f"shape {np.shape(own)}"
                 one = "list" if name in lists else "number"

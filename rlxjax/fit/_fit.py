@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool
 
+from rlxjax._checks import real_numbers
 from rlxjax._chunks import for_each_chunk
 from rlxjax._typing import RealLike
 from rlxjax._values import by_value
@@ -226,7 +227,11 @@ def _checked(
         for name, value in named(getattr(prior, part)).items():
             if np.ndim(value) or not (np.isfinite(value) and value > 0):
                 raise ValueError(f"prior.{part}.{name}: expected a positive finite number, got {value}")
-    counted = np.ones(np.shape(timings.time_ns)) if weights is None else np.asarray(weights, np.float64)
+    counted = (
+        np.ones(np.shape(timings.time_ns))
+        if weights is None
+        else real_numbers(weights, "weights", is_flag=True).astype(float)
+    )
     check_enough(timings, counted, min_timings)
     return prior._replace(correction=0.0), counted, dict(timings.model.facts if facts is None else facts)
 

@@ -11,7 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from rlxjax._checks import broadcast_shape, check_at_least, check_positive, check_shapes, is_traced
+from rlxjax._checks import (
+    broadcast_shape,
+    check_at_least,
+    check_positive,
+    check_shapes,
+    is_traced,
+    real_numbers,
+    unmasked,
+)
 from rlxjax._counts import Columns, size_as_float
 from rlxjax._typing import Code, RealLike
 from rlxjax._values import FrozenDict, by_value
@@ -319,7 +327,7 @@ def variant_codes(model: LatencyModel, variant: str | Sequence[Any] | Code, name
     """Return variants as indices into `model.variants`. The variants are given as names or as indices."""
     if is_traced(variant):
         return variant  # pyright: ignore[reportReturnType]
-    array, known = np.asarray(variant), list(model.variants)
+    array, known = np.asarray(unmasked(variant, name)), list(model.variants)
     if array.dtype.kind in "UO":
         names = [str(one) for one in array.flat]
         for one in names:
@@ -400,4 +408,8 @@ def all_inputs(
             if entry.default is None:
                 raise ValueError(f"{name}: expected a number of {entry.unit}, got none")
             values[name] = entry.default
+    for name, entry in model.inputs.items():
+        values[name] = unmasked(values[name], name)
+        if not entry.is_list:
+            real_numbers(values[name], name, f"number of {entry.unit}")
     return as_lists(model.inputs, {name: values[name] for name in names})

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from rlxjax._checks import check_shapes
+from rlxjax._checks import check_shapes, unmasked
 from rlxjax._numerics import namespace_of
 
 
@@ -56,7 +56,7 @@ def as_lists(entries: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
 
 def _list(name: str, value: Any) -> tuple[Any, Any]:
     """Return lists as an array `[*batch, entries]`, and the number of entries in each list before padding."""
-    given = value
+    given = value = unmasked(value, name)
     if not isinstance(value, jax.Array):
         try:
             value = np.asarray(given)

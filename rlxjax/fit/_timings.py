@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
+from rlxjax._checks import real_numbers, unmasked
 from rlxjax._values import by_value
 from rlxjax.extras import require
 
@@ -62,6 +63,7 @@ class Timings:
         """
         if unknown := [name for name in inputs if name not in model.inputs]:
             raise ValueError(f"{model.name}: expected the inputs {', '.join(model.inputs)}; got {unknown[0]!r}")
+        time_ns = unmasked(time_ns, "time_ns")
         variant = np.broadcast_to(variant, np.shape(time_ns)) if np.ndim(variant) == 0 else variant
         columns = {"variant": variant, "time_ns": time_ns, **inputs}
         table = _table_of_frame(columns, "timings", _lists_of(model))
@@ -208,7 +210,8 @@ def check_enough(timings: Timings, weights: np.ndarray, min_timings: int) -> Non
         ValueError: a column's shape differs from that of `time_ns`; a weight is negative or not finite; a counted time
             (of positive weight) is invalid; a device has fewer than `min_timings` counted times, or a single workload.
     """
-    shape = np.shape(timings.time_ns)
+    times_ns = real_numbers(timings.time_ns, "time_ns")
+    shape = times_ns.shape
     if weights.shape != shape:
         raise ValueError(f"weights: expected shape {shape}, got {weights.shape}")
     if not np.all(np.isfinite(weights) & (weights >= 0)):
@@ -218,7 +221,7 @@ def check_enough(timings: Timings, weights: np.ndarray, min_timings: int) -> Non
         own = np.shape(column) if name == "variant" else batch_shape(timings.model.inputs[name], column)
         if own != shape:
             raise ValueError(f"{name}: expected shape {shape}, the same as time_ns, got {own}")
-    counted, times_ns = weights > 0, np.asarray(timings.time_ns)
+    counted = weights > 0
     for place in np.argwhere(counted & ~(np.isfinite(times_ns) & (times_ns > 0))).tolist():
         got = times_ns[tuple(place)]
         raise ValueError(f"time_ns[{', '.join(map(str, place))}]: expected a positive finite number, got {got}")
@@ -275,10 +278,11 @@ def _table_of_frame(frame: Any, source: str = "frame", lists: Sequence[str] = ()
     def cells(name: str) -> np.ndarray:
         if list(names).count(name) > 1:
             raise ValueError(f"{source}: expected columns of different names, got {name!r} twice")
+        given = unmasked(frame[name], f"{source}: {name}")
         try:
-            column = np.asarray(frame[name])
+            column = np.asarray(given)
         except ValueError:  # the lists differ in length
-            column = np.asarray(frame[name], object)
+            column = np.asarray(given, object)
         if not 1 <= column.ndim <= 1 + (name in lists):
             raise ValueError(f"{source}: {name}: expected a column with one cell per row, got shape {column.shape}")
         return column
@@ -384,8 +388,8 @@ def _lists(table: Table, name: str) -> list[np.ndarray]:
 
 def _numbers(table: Table, name: str, positive: bool = False) -> np.ndarray:
     def number(cell: Any) -> float:
-        try:  # NumPy's durations and dates would become floats of an unknown unit
-            return np.nan if isinstance(cell, (np.timedelta64, np.datetime64)) else float(cell)
+        try:  # the cells of a CSV file are texts
+            return float(cell if isinstance(cell, str) else real_numbers(cell, name))
         except (TypeError, ValueError, OverflowError):
             return np.nan
 

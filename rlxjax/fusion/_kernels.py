@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from rlxjax._checks import unmasked
 from rlxjax._values import by_value
 from rlxjax.graph import OPS, Node, Shape
 
@@ -120,12 +121,18 @@ def given_array(node: Node, arrays: Arrays) -> "np.ndarray | Array":
         name = f" {node.attributes['name']!r}" if "name" in node.attributes else ""
         raise ValueError(f"node {node.id} ({node.op}{name}): no array was given for this node")
     array = arrays[node.id]
+    array = unmasked(array, where)
     array = array if hasattr(array, "shape") else np.asarray(array)
     if not _agrees(array.shape, node.shape):
         raise ValueError(f"{where}: expected an array of shape {node.shape}, got {array.shape}")
     try:
         dtype = _jax_dtype(node.dtype)
-        return array if array.dtype == dtype else jnp.asarray(array).astype(dtype)
+        if array.dtype == dtype:
+            return array
+        if isinstance(array, np.ndarray) and array.dtype.kind in "iuf" and dtype.kind in "iu" and dtype.itemsize < 8:
+            limits = np.iinfo(dtype)  # without 64-bit mode, JAX would first narrow the array
+            return np.clip(np.nan_to_num(array.astype(np.float64)), limits.min, limits.max).astype(dtype)
+        return _rounded(jnp.asarray(array), dtype)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from None
 
@@ -177,6 +184,9 @@ def _rounded(value: Array, dtype: Any) -> Array:
         is_cut = jnp.isfinite(near) & (error != 0)
         towards = jnp.where(error > 0, jnp.inf, -jnp.inf).astype(jnp.float32)
         value = jnp.where(is_cut & is_even, jnp.nextafter(near, towards), near)
+    if all(jnp.issubdtype(own, jnp.integer) for own in (value.dtype, dtype)):  # XLA limits floats, but no integers
+        own, wanted = jnp.iinfo(value.dtype), jnp.iinfo(dtype)
+        value = jnp.clip(value, max(own.min, wanted.min), min(own.max, wanted.max))
     value = value.astype(dtype)
     if not jnp.issubdtype(dtype, jnp.floating):
         return value
@@ -198,6 +208,32 @@ def _real(x: Array) -> Array:
     return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.result_type(float))
 
 
+def _quotient(x: Array, y: Array) -> Array:
+    """Return `x / y`; for integers the exact quotient, as an integer by the rules of a cast."""
+    dtype = jnp.result_type(x, y)
+    if not jnp.issubdtype(dtype, jnp.integer):
+        return jnp.divide(x, y)
+    x, y, limits = x.astype(dtype), y.astype(dtype), jnp.iinfo(dtype)
+    by_zero = jnp.where(x > 0, limits.max, jnp.where(x < 0, limits.min, 0))
+    quotient = jax.lax.div(x, jnp.where(y == 0, 1, y))
+    is_beyond = (x < 0) & (y < 0) & (quotient < 0)  # the least integer, divided by -1
+    return jnp.where(y == 0, by_zero, jnp.where(is_beyond, limits.max, quotient)).astype(dtype)
+
+
+def _power(x: Array, y: Array) -> Array:
+    """Return `x**y`; for integers and a negative exponent, the quotient of 1 and the power."""
+    dtype = jnp.result_type(x, y)
+    if not jnp.issubdtype(dtype, jnp.integer):
+        return jnp.power(x, y)
+    x, y = x.astype(dtype), y.astype(dtype)
+    # For an even or odd exponent, the power of -1, 0 and 1 is that of 2 or 1; the quotient of all others is 0.
+    inverse = _quotient(jnp.ones_like(x), jnp.where(y % 2 == 0, x * jnp.sign(x), x))
+    power = jnp.ones_like(x)
+    for bit in range(jnp.iinfo(dtype).bits):  # `jnp.power` reads only the last bits of an exponent
+        power, x = jnp.where((y >> bit) & 1, power * x, power), x * x
+    return jnp.where(y < 0, inverse, power)
+
+
 def _reduced(reduce: Callable[[Array], Array]) -> Callable[[Array], Array]:
     """Return a function that reduces all elements of an array to one element. An empty array gives 0."""
     return lambda x: jnp.zeros((1,), x.dtype) if x.size == 0 else reduce(x).reshape(1)
@@ -211,8 +247,8 @@ def _broadcast(x: Array, shape: Shape) -> Array:
 
 #: Ops whose two operands must have the same shape. For NaN and a number, max and min give the number.
 _BINARY: Mapping[str, Callable[[Array, Array], Array]] = {
-    **{"add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply, "div": jnp.divide},
-    **{"max": jnp.fmax, "min": jnp.fmin, "pow": jnp.power},
+    **{"add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply, "div": _quotient},
+    **{"max": jnp.fmax, "min": jnp.fmin, "pow": _power},
 }
 _ATTRIBUTES = {"transpose": ("permutation",), "narrow": ("axis", "start", "length"), "concat": ("axis",)}
 
@@ -230,7 +266,7 @@ OP_FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "abs": jnp.abs,
     **dict.fromkeys(("cast", "load", "store", "copy"), lambda x: x),
     **_BINARY,
-    "reduce_sum": _reduced(jnp.sum),
+    "reduce_sum": _reduced(lambda x: jnp.sum(x, dtype=x.dtype)),
     "reduce_max": _reduced(jnp.nanmax),
     "reduce_min": _reduced(jnp.nanmin),
     "reduce_mean": _reduced(jnp.mean),

@@ -253,8 +253,7 @@ def execute_plan(plan: FusionPlan, inputs: Arrays) -> dict[int, Array]:
             shape must fit the node; the dtype is converted. Arrays of other nodes are ignored.
 
     Returns:
-        A dict from node id to value, for the external outputs of all kernels and for inputs that are also outputs of
-        the graph. With a greedy plan, the only external output of a kernel is the value of its last node.
+        A dict from node id to value, for the external outputs of all kernels and for all outputs of the graph.
 
     Raises:
         ValueError: an array is missing or has a wrong shape; a node has operands of unequal shapes or a wrong number of
@@ -275,6 +274,7 @@ def execute_plan(plan: FusionPlan, inputs: Arrays) -> dict[int, Array]:
     arrays = {as_index(id_, "inputs: node id"): array for id_, array in inputs.items()}
     given = {node.id for node in nodes if node.op in GIVEN_OPS}
     results: dict[int, Array] = {}
+    wanted = set(plan.graph.outputs)
     for kernel in plan.kernels:
         for id_ in kernel.external_inputs:
             if id_ not in results and id_ not in given:
@@ -282,7 +282,10 @@ def execute_plan(plan: FusionPlan, inputs: Arrays) -> dict[int, Array]:
                     f"kernel {kernel.id} needs the value of node {id_} ({nodes[id_].op}), which no earlier kernel "
                     "computes: the order of this plan cannot run; use the default plan"
                 )
-        computed = execute_kernel(kernel, arrays)
+        # The last node is the only external output of a greedy kernel, but other nodes may be outputs of the graph.
+        others = wanted.intersection(kernel.nodes).difference(kernel.external_outputs)
+        own = dataclasses.replace(kernel, external_outputs=(*kernel.external_outputs, *others)) if others else kernel
+        computed = execute_kernel(own, arrays)
         arrays.update(computed)
         results.update(computed)
     of_given = {id_: given_array(nodes[id_], arrays) for id_ in plan.graph.outputs if id_ in given}

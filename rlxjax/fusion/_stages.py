@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from rlxjax._checks import check_at_least
+from rlxjax._checks import check_at_least, real_numbers
 from rlxjax._numerics import soft_minimum
 from rlxjax._typing import Nanoseconds, RealLike
 
@@ -62,10 +62,10 @@ def plan_stages(
         >>> best.groups, best.time_ns, second.groups
         (((0, 1), (2,)), 1990.0, ((0,), (1,), (2,)))
     """
-    times = np.asarray(time_ns, np.float64)
+    times = np.asarray(real_numbers(time_ns, "time_ns"), np.float64)
     if times.ndim != 2 or times.shape[0] != times.shape[1] or not len(times):
         raise ValueError(f"time_ns: expected a number for each first and last stage, got shape {times.shape}")
-    peaks = np.broadcast_to(np.asarray(peak_bytes, np.float64), times.shape)
+    peaks = np.broadcast_to(np.asarray(real_numbers(peak_bytes, "peak_bytes"), np.float64), times.shape)
     upper = np.triu_indices(len(times))
     numbers = {"time_ns": times[upper], "peak_bytes": peaks[upper], "count": count}
     for name, value in (numbers | {"peak_price_ns_per_byte": peak_price_ns_per_byte}).items():
@@ -112,7 +112,7 @@ def soft_plan_ns(time_ns: Float[Array | np.ndarray, "*batch stages stages"], tem
         >>> [round(float(soft_plan_ns(times, temperature))) for temperature in (1.0, 1000.0)]
         [1030, 689]
     """
-    times = jnp.asarray(time_ns)
+    times = jnp.asarray(real_numbers(time_ns, "time_ns"))
     best = [jnp.zeros(times.shape[:-2], times.dtype)]
     for last in range(times.shape[-1]):
         ways = [before + times[..., first, last] for first, before in enumerate(best)]

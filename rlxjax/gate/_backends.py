@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax._checks import MOST, check_at_least, is_on_device, is_traced
+from rlxjax._checks import MOST, check_at_least, is_on_device, is_traced, real_numbers, unmasked
 from rlxjax._typing import Code, Provenance, RealLike
 from rlxjax._values import FrozenDict, by_value
 
@@ -58,7 +58,7 @@ class NamedCode(enum.StrEnum):
         if isinstance(value, str):
             return cls.parse(value).code
         is_read = not is_traced(value)
-        array: Any = np.asarray(value) if is_read else value
+        array: Any = np.asarray(unmasked(value, _noun(cls))) if is_read else value
         if is_read and array.dtype.kind in "UO":
             return np.array([cls.parse(str(name)).code for name in array.flat], np.int32).reshape(array.shape)
         if not jnp.issubdtype(array.dtype, jnp.integer):
@@ -179,13 +179,14 @@ class Coefficients:
     def __post_init__(self) -> None:
         # `jax.grad` needs floats, so integers and booleans become floats.
         for name, value in vars(self).items():
-            if isinstance(value, (bool, int)):
+            kinds = "biu" if name == "unified_memory" else "iu"
+            if isinstance(value, int) and (name == "unified_memory" or not isinstance(value, bool)):
                 value = float(value)
-            elif isinstance(value, (list, tuple)) and not any(isinstance(item, str) for item in value):
-                value = np.asarray(value, np.float64)
-            elif isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biu":
+            elif isinstance(value, (list, tuple)) and name != "provenance":
+                value = real_numbers(value, name, is_flag=name == "unified_memory").astype(np.float64)
+            elif isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in kinds:
                 value = value.astype(np.float64)
-            elif isinstance(value, jax.Array) and not is_traced(value) and value.dtype.kind in "biu":
+            elif isinstance(value, jax.Array) and not is_traced(value) and value.dtype.kind in kinds:
                 value = value.astype(jnp.result_type(float))
             object.__setattr__(self, name, value)
 
@@ -209,7 +210,7 @@ class Coefficients:
             elif not is_on_device(value, jnp.floating):
                 least = -MOST if name == "min_gain_ns" else 0  # a negative gain accepts a loss
                 most = math.inf if name.endswith(_MAY_BE_INFINITE) else MOST
-                check_at_least(value, prefix + name, least, "number", most)
+                check_at_least(value, prefix + name, least, "number", most, is_flag=name == "unified_memory")
 
 
 @by_value

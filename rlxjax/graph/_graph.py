@@ -207,7 +207,7 @@ class GraphIoProfile:
             moved = jnp.floor(as_float(traffic, "device_traffic_bytes") / 4)
             discrete = as_float(output, "host_output_bytes") + moved
         if not is_traced(unified_memory) and not np.ndim(unified_memory):
-            check_not_nan(unified_memory, "unified_memory")
+            check_not_nan(unified_memory, "unified_memory", is_flag=True)
             return output if unified_memory else discrete
         if is_counted and not is_traced(unified_memory):
             counts = (np.asarray(exact(count), object) for count in (output, discrete))

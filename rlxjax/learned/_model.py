@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Complex, Float, Real
 from pydantic import Field, model_validator
 
-from rlxjax._checks import as_index
+from rlxjax._checks import as_index, unmasked
 from rlxjax._files import Sealed, read_json_file, write_json_file
 from rlxjax._values import short_repr
 
@@ -176,7 +176,7 @@ def learned_spectrum(
         >>> int(jnp.argmax(jnp.abs(learned_spectrum(LearnedFft.exact(16), tone))))
         3
     """
-    segments = jnp.asarray(segments)
+    segments = jnp.asarray(unmasked(segments, "segments"))
     if segments.ndim < 1 or segments.shape[-1] != model.n_fft:
         raise ValueError(f"segments: expected {model.n_fft} samples each, got shape {segments.shape}")
     dtype = segments.dtype if jnp.issubdtype(segments.dtype, jnp.floating) else jnp.float32

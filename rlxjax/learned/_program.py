@@ -179,28 +179,28 @@ def learned_peaks(
     selection = selection or default_selection(signal.shape[0], params.n_bins, platform)
     firsts = range(0, params.n_segments * params.hop, params.hop)
     run = _run_matrices if program.matrices else _run_butterflies
+    # The candidates are all live bins and the first k masked bins. Later masked bins cannot be peaks.
+    bins = program.bins.indices
+    masked = np.setdiff1d(np.arange(params.n_bins), bins)[: min(params.k, params.n_bins)]
+    candidates = np.union1d(bins, masked)
+    places = np.where(np.isin(candidates, bins), np.searchsorted(bins, candidates), len(bins))
 
-    segments = (signal[:, first : first + params.n_fft].astype(jnp.float32) for first in firsts)
-    power = jnp.asarray(sum(run(segment, program) for segment in segments))
-    return _select(power, program.bins.indices, params, selection)
+    def power_of(rows: Array) -> Array:
+        """Return the powers of the candidates."""
+        segments = (rows[:, first : first + params.n_fft].astype(jnp.float32) for first in firsts)
+        power = jnp.asarray(sum(run(segment, program) for segment in segments))
+        # The selection prefers the earlier column on ties, so the candidates are in ascending order.
+        return jnp.pad(power, ((0, 0), (0, 1))).take(places, axis=1, mode="clip") if len(masked) else power
+
+    def rows() -> Array:
+        return signal[:, : params.frame_len]
+
+    return selected_peaks(power_of(signal), params.k, selection, candidates, rows=rows, power_of=power_of)
 
 
 @program_of.register
 def _(model: LearnedFft, params: WelchPeakParams) -> LearnedProgram:
     return learned_program(model, params)
-
-
-def _select(power: Float[Array, "batch live"], bins: np.ndarray, params: WelchPeakParams, selection: str) -> Array:
-    """Return the peaks among all live bins and the first k masked bins. Later masked bins cannot be peaks."""
-    k = min(params.k, params.n_bins)
-    masked = np.setdiff1d(np.arange(params.n_bins), bins)[:k]
-    candidates = np.union1d(bins, masked)
-    if len(masked):
-        # The selection prefers the earlier column on ties, so the candidates are in ascending order.
-        power = jnp.pad(power, ((0, 0), (0, 1)))
-        place = np.where(np.isin(candidates, bins), np.searchsorted(bins, candidates), len(bins))
-        power = jnp.take(power, place, axis=1, mode="clip")
-    return selected_peaks(power, params.k, selection, candidates)
 
 
 def _run_matrices(segment: Float[Array, "batch n_fft"], program: LearnedProgram) -> Array:

@@ -16,7 +16,7 @@ from rlxjax._checks import as_index, is_symbolic
 from rlxjax._schedule import padded_rows, schedule
 
 from ._kernels import KERNEL_COMPILERS, has_kernel, kernel_peaks
-from ._selection import default_selection, selected_peaks
+from ._selection import at_any_scale, default_selection, selected_peaks
 from ._workload import WelchPeakParams, hann_window, host_peaks, one_sided_weights
 
 #: A kernel is right if its powers agree with the host's to this relative tolerance, and at least this share of its bins
@@ -105,6 +105,7 @@ def fused_peaks(
     params: WelchPeakParams,
     selection: str | None = None,
     platform: str | None = None,
+    rescales: bool = True,
 ) -> Float[Array, "batch k 2"]:
     """Return the peaks of rows of samples. A single program computes pieces of rows, one piece after the other.
 
@@ -114,6 +115,7 @@ def fused_peaks(
         selection: how the program selects peaks: "maxima" or "top_k", or "kernel" for a single kernel that computes
             everything. The default depends on the platform and on the sizes.
         platform: platform that runs the program; by default the platform of JAX's default device.
+        rescales: whether rows whose powers leave the range of float32 are scaled.
 
     Returns:
         The peaks, as from `welch_peaks`: (bin, power), float32 `[batch, k, 2]`.
@@ -121,12 +123,20 @@ def fused_peaks(
     platform, batch = platform or jax.default_backend(), signal.shape[0]
     selection = selection or default_fused_selection(batch, params, platform)
     if selection == "kernel":  # a program that is compiled for another platform selects by top_k
-        others = functools.partial(fused_peaks, params=params, selection="top_k", platform=platform)
-        kernel = functools.partial(one_kernel_peaks, params=params, platform=platform)
+        options: dict[str, Any] = {"params": params, "platform": platform, "rescales": rescales}
+        others = functools.partial(fused_peaks, **options, selection="top_k")
+        kernel = functools.partial(one_kernel_peaks, **options)
         return lax.platform_dependent(signal, default=others, **{KERNEL_COMPILERS[platform]: kernel})
 
     def peaks_of(start: Start, count: Any) -> Float[Array, "count k 2"]:
-        return selected_peaks(_few_rows_at_a_time(signal, params, start, count, platform), params.k, selection)
+        def power_of(rows: Array | np.ndarray, first: Start = 0) -> Array:
+            return _few_rows_at_a_time(rows, params, first, count, platform)
+
+        def rows() -> Array:
+            return lax.dynamic_slice(signal, (start, 0), (count, params.frame_len))
+
+        own = {"rows": rows, "power_of": power_of} if rescales else {}
+        return selected_peaks(power_of(signal, start), params.k, selection, **own)
 
     rows = piece_rows(batch, params, platform)
     if batch <= rows:
@@ -179,10 +189,27 @@ def is_right(peaks_of: Callable[[np.ndarray], Any], params: WelchPeakParams) -> 
 
 
 def one_kernel_peaks(
-    signal: Real[Array | np.ndarray, "batch length"], params: WelchPeakParams, platform: str, interpret: bool = False
+    signal: Real[Array | np.ndarray, "batch length"],
+    params: WelchPeakParams,
+    platform: str,
+    interpret: bool = False,
+    rescales: bool = True,
 ) -> Float[Array, "batch k 2"]:
     """Return the peaks, computed by a single kernel. The derivative comes from `mean_power` at the peaks' bins."""
-    peaks = jax.custom_jvp(functools.partial(kernel_peaks, params=params, platform=platform, interpret=interpret))
+
+    def with_places(peaks: Array) -> tuple[Array, Array]:
+        return peaks, peaks[..., 0].astype(jnp.int32)
+
+    @jax.custom_jvp
+    def peaks(rows: Array) -> Array:
+        found = kernel_peaks(rows, params, platform, interpret)
+        if not rescales:
+            return found
+
+        def again(scaled: Array) -> tuple[Array, Array]:
+            return with_places(fused_peaks(scaled, params, "top_k", platform, rescales=False))
+
+        return at_any_scale(with_places(found), lambda: rows[:, : params.frame_len], again)[0]
 
     @peaks.defjvp
     def _(rows: tuple[Array], changes: tuple[Array]) -> tuple[Array, Array]:  # pyright: ignore[reportUnusedFunction]

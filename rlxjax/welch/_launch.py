@@ -18,7 +18,7 @@ from rlxjax._schedule import chunk_rows, schedule, shared_rows
 
 from ._device_programs import default_fused_selection, fused_peaks, padded_batch, segment_spectra
 from ._selection import default_selection
-from ._workload import RUNS, WelchPeakParams, WelchVariant, host_peaks, spectrum_peaks
+from ._workload import RUNS, WelchPeakParams, WelchVariant, host_peaks, rescaled_peaks, spectrum_peaks
 
 #: The largest memory of all compiled programs, in bytes. Programs of this size take half of the 65,530 memory maps that
 #: Linux allows a process. XLA ends a process that needs more maps than Linux allows.
@@ -97,10 +97,10 @@ def whole_program(
     platform, device = _place(*devices)
     if len(devices) > 1 or batch * length > schedule(platform).piece_samples:
         return None
-    plan = plan_of(variant, batch, params, platform, 1, where is not None and platform != "cpu")
+    plan = plan_of(variant, batch, params, platform, 1, stays := where is not None and platform != "cpu")
     if plan.shape != (batch, length) or batch > plan.rows:
         return None
-    return _recipe(plan.variant, params, platform, _shaped(shape, device), ())
+    return _recipe(plan.variant, params, platform, _shaped(shape, device), (), stays)
 
 
 def run_variant(
@@ -115,11 +115,18 @@ def run_variant(
     n_processors = 1 if is_small else worker_count()
     arrays, shapes = _placed(variant, model, params, device)
     plan = plan_of(variant, batch, params, platform, n_processors, stays)
-    program = compiled(_recipe(plan.variant, plan.params, platform, _shaped(plan.shape, device), shapes))
+    program = compiled(_recipe(plan.variant, plan.params, platform, _shaped(plan.shape, device), shapes, stays))
+
+    def run_prepared(rows: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
+        found = run_program(program, rows, *arrays)
+        return spectrum_peaks(np.asarray(found), params) if variant.selection == "numpy" else found
 
     def peaks_of(rows: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
-        found = run_program(program, _prepared(rows, plan.shape, stays), *arrays)
-        return spectrum_peaks(np.asarray(found), params) if variant.selection == "numpy" else found
+        prepared = _prepared(rows, plan.shape, stays)
+        peaks = run_prepared(prepared)
+        if stays and variant.selection != "numpy":
+            return peaks
+        return rescaled_peaks(np.asarray(peaks), np.asarray(prepared), run_prepared)
 
     if batch <= plan.rows:
         peaks = peaks_of(signal)
@@ -148,7 +155,7 @@ def run_sharded(
     variant = _by_default(variant, rows_of_a_device(where, signal.shape), params, platform)
     arrays, shapes = _placed(variant, model, params, NamedSharding(where.mesh, PartitionSpec()))
     shape = jax.ShapeDtypeStruct(signal.shape, signal.dtype, sharding=where)
-    return run_program(compiled(_recipe(variant, params, platform, shape, shapes)), signal, *arrays)
+    return run_program(compiled(_recipe(variant, params, platform, shape, shapes, True)), signal, *arrays)
 
 
 def run_program(program: Callable[..., jax.Array], *arguments: Any) -> jax.Array:
@@ -179,7 +186,7 @@ def run_traced(variant: WelchVariant, signal, params: WelchPeakParams, model: An
     axes = row_axes(where, signal.shape)
     variant = _by_default(variant, rows_of_a_device(where, signal.shape), params, platform)
     arrays, _ = _placed(variant, model, params, None)
-    program = _program(variant, params, platform)
+    program = _program(variant, params, platform, True)
     return (on_each_device(program, where.mesh, axes) if axes else program)(signal, *arrays)
 
 
@@ -232,11 +239,16 @@ def plan_of(
 
 
 def _compiled(
-    variant: WelchVariant, params: WelchPeakParams, platform: str, signal: jax.ShapeDtypeStruct, shapes: tuple[Any, ...]
+    variant: WelchVariant,
+    params: WelchPeakParams,
+    platform: str,
+    signal: jax.ShapeDtypeStruct,
+    shapes: tuple[Any, ...],
+    rescales: bool,
 ) -> Callable[..., jax.Array]:
     """Return a compiled program for the shape of a signal. Any thread may run the program."""
     # JAX keeps a compiled program while its jitted function lives, so each program has a jitted function of its own.
-    rows = program = _program.__wrapped__(variant, params, platform)
+    rows = program = _program.__wrapped__(variant, params, platform, rescales)
     mesh, where = contextlib.nullcontext(), signal.sharding
     if len(signal.shape) == 1:
         program = jax.jit(lambda row: rows(row[None]))
@@ -260,15 +272,18 @@ compiled = Kept(lambda recipe: recipe(), MOST_PROGRAM_BYTES, _bytes_of)
 
 
 @functools.lru_cache(maxsize=256)  # a program takes 4 MB if a caller transforms the program outside jit
-def _program(variant: WelchVariant, params: WelchPeakParams, platform: str) -> Any:
-    """Return the jitted program of a variant. JAX inlines the program if a caller's jitted function calls it."""
+def _program(variant: WelchVariant, params: WelchPeakParams, platform: str, rescales: bool) -> Any:
+    """Return the jitted program of a variant. JAX inlines the program if a caller's jitted function calls it.
+
+    A program without `rescales` needs `rescaled_peaks` on the host, which is faster for few rows.
+    """
     static: dict[str, Any] = {"params": params, "selection": variant.selection, "platform": platform}
     if variant.selection == "numpy":
         function = functools.partial(segment_spectra, params=params)
     elif variant.transform == "learned":
         function = lambda signal, arrays: arrays.peaks(signal, **static)  # noqa: E731
     else:
-        function = functools.partial(fused_peaks, **static)
+        function = functools.partial(fused_peaks, **static, rescales=rescales)
     return jax.jit(function, inline=True)
 
 

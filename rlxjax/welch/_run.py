@@ -10,12 +10,12 @@ import jax.core
 import numpy as np
 from jax.sharding import NamedSharding
 
-from rlxjax._checks import as_index, is_traced
+from rlxjax._checks import as_index, is_traced, unmasked
 from rlxjax._chunks import background, is_forked
 
 from ._choice import Call, choice, question
 from ._launch import compiled, row_axes, run_program, run_sharded, run_traced, run_variant, split_rows
-from ._workload import WelchPeakParams
+from ._workload import WelchPeakParams, rescaled_peaks
 from .costs import AUTO
 
 if TYPE_CHECKING:
@@ -68,7 +68,9 @@ def welch_peaks(
 
     Returns:
         The peaks (bin, power), float32 `[batch, k, 2]`. Larger powers come first. Among equal powers, lower bins come
-        first. NaN powers come last. If `k` exceeds the number of bins, the last peaks are (0, 0.0). Infinite samples
+        first. NaN powers come last. If `k` exceeds the number of bins, the last peaks are (0, 0.0). Rows of any scale
+        have the right bins, because very small and very large rows are multiplied by a power of two. A power beyond
+        float32 is infinite. A power or a sample below 1.2e-38 may count as 0. Infinite samples
         make some powers infinite or NaN; the strategy determines at which bins. The peaks of a NumPy signal are a
         NumPy array. The peaks of a JAX signal are a JAX array on the same devices, sharded like the rows.
 
@@ -92,9 +94,7 @@ def welch_peaks(
     """
     is_jax = isinstance(signal, jax.Array)
     if not is_jax and type(signal) is not np.ndarray:
-        if isinstance(signal, np.ma.MaskedArray):
-            raise ValueError("signal: expected plain numbers, got a masked array; use signal.filled(...)")
-        signal = np.asarray(signal)
+        signal = np.asarray(unmasked(signal, "signal"))
     traced, forked = isinstance(signal, jax.core.Tracer), is_forked()
     where = signal.sharding if is_jax and not traced else None  # pyright: ignore[reportAttributeAccessIssue]
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
@@ -103,8 +103,13 @@ def welch_peaks(
     run = functools.partial(welch_peaks, signal, params, model=model)
     variant, program = choice(call, calibration, model, measure, run)
     if program is not None:
-        peaks = run_program(compiled(program), signal)
-        return _placed_as(peaks, signal) if is_jax else np.array(peaks)
+        own = functools.partial(run_program, compiled(program))
+        peaks = own(signal)
+        if call.platform in (None, "cpu"):
+            found, rows = np.array(peaks), signal.reshape(-1, signal.shape[-1])
+            rescaled = rescaled_peaks(found, rows, lambda scaled: own(scaled.reshape(signal.shape)))
+            peaks = peaks if is_jax and rescaled is found else rescaled
+        return _placed_as(peaks, signal) if is_jax else peaks
     if signal.ndim == 1:
         signal = signal[None]
     if traced:
@@ -140,7 +145,7 @@ def choose_variant(
         >>> choice.by, sorted(own.name for own in choice.alternatives)
         ('model', ['block', 'fused_maxima', 'fused_top_k', 'host'])
     """
-    rows = signal if isinstance(signal, jax.Array) else np.asarray(signal)
+    rows = signal if isinstance(signal, jax.Array) else np.asarray(unmasked(signal, "signal"))
     where = None if is_traced(rows) or isinstance(rows, np.ndarray) else rows.sharding
     call = Call(rows.shape, rows.dtype, where, None, False, is_forked(), params, strategy)
     if is_traced(rows) or call.several:
@@ -224,4 +229,4 @@ def _placed_as(peaks: np.ndarray | jax.Array, signal: Any) -> jax.Array:
 def _held(signal) -> np.ndarray | jax.Array:
     if is_traced(signal):
         raise ValueError("signals: expected concrete arrays, got a traced array; use welch_peaks in traced code")
-    return signal if isinstance(signal, jax.Array) else np.array(signal)
+    return signal if isinstance(signal, jax.Array) else np.array(unmasked(signal, "signal"))

@@ -1,26 +1,38 @@
 """The selection of the k largest powers on a device, in two forms with identical results.
 
-Larger powers come first. Among equal powers the lower bin comes first. NaN comes last.
+Larger powers come first. Among equal powers the lower bin comes first. NaN comes last. Powers that leave the range of
+float32 are ranked by the powers of scaled rows.
 """
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.custom_batching
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from rlxjax._checks import is_symbolic
+from rlxjax._numerics import straight_through
 from rlxjax._schedule import schedule
 from rlxjax._values import FrozenDict
+
+from ._workload import LEAST_POWER, MOST_POWER
 
 _HIGHEST = np.uint32(2**32 - 1)
 
 
 def selected_peaks(
-    power: Float[Array, "batch bins"], k: int, selection: str, bins: np.ndarray | None = None
+    power: Float[Array, "batch bins"],
+    k: int,
+    selection: str,
+    bins: np.ndarray | None = None,
+    *,
+    rows: Callable[[], Array] | None = None,
+    power_of: Callable[[Array], Array] | None = None,
 ) -> Float[Array, "batch k 2"]:
     """Return the k largest powers of each row as (bin, power). If there are fewer than k bins, the rest is (0, 0.0).
 
@@ -29,14 +41,75 @@ def selected_peaks(
         k: number of powers to return.
         selection: a key of `SELECTIONS`.
         bins: the bin number of each column of `power`, in ascending order; by default the index of the column.
+        rows: returns the rows of samples behind `power`. If it is given, rows of any scale have the right peaks.
+        power_of: returns the powers of rows of samples.
     """
     found = min(k, power.shape[1])
+
+    def peaks_at(places: Array, power: Array) -> Array:
+        powers = jnp.take_along_axis(power, places, axis=1, mode="promise_in_bounds")
+        its_bins = places if bins is None else jnp.asarray(bins)[places]
+        return jnp.stack([its_bins.astype(jnp.float32), powers], axis=-1)
+
     # Places are integers without a gradient. The gradient passes through the gathered powers.
-    places = SELECTIONS[selection](lax.stop_gradient(power), found)
-    powers = jnp.take_along_axis(power, places, axis=1, mode="promise_in_bounds")
-    numbers = places if bins is None else jnp.asarray(bins)[places]
-    peaks = jnp.stack([numbers.astype(jnp.float32), powers], axis=-1)
+    constant = lax.stop_gradient(power)
+    places = SELECTIONS[selection](constant, found)
+    peaks = peaks_at(places, power)
+    if rows is not None and power_of is not None:
+
+        def again(scaled: Array) -> tuple[Array, Array]:
+            own = power_of(scaled)
+            places = by_top_k(own, found)
+            return peaks_at(places, own), places
+
+        exact, places = at_any_scale((peaks_at(places, constant), places), rows, again)
+        peaks = straight_through(exact, peaks_at(places, power))
     return jnp.pad(peaks, ((0, 0), (0, k - found), (0, 0)))
+
+
+def at_any_scale(
+    found: tuple[Float[Array, "batch k 2"], Int[Array, "batch k"]],
+    rows: Callable[[], Float[Array, "batch length"]],
+    again: Callable[[Array], tuple[Array, Array]],
+) -> tuple[Float[Array, "batch k 2"], Int[Array, "batch k"]]:
+    """Return peaks and their places. Replace both in rows whose powers leave the range of float32.
+
+    Such a row is multiplied by a power of two, which is exact. `again` returns the peaks and the places of scaled rows.
+    These powers are then divided by the square of the factor. Other rows keep their peaks and places.
+    """
+    largest_power = found[0][:, 0, 1]
+    is_extreme = ~((largest_power >= LEAST_POWER) & (largest_power <= MOST_POWER))  # NaN is extreme
+
+    def scaled() -> tuple[Array, Array]:
+        samples = lax.stop_gradient(rows()).astype(jnp.float32)
+        # The exponent bits of the largest magnitude: 0 for a silent row, 255 for infinity and NaN.
+        bits = lax.bitcast_convert_type(samples, jnp.int32) & np.int32(2**31 - 1)
+        exponent = jnp.max(bits, axis=1) >> 23
+        is_scaled = is_extreme & (exponent > 0) & (exponent < 255)
+        held = jnp.where(is_scaled, jnp.minimum(exponent, 253), 127)
+        factor, inverse = (lax.bitcast_convert_type(own << 23, jnp.float32) for own in (254 - held, held))
+
+        def replaced() -> tuple[Array, Array]:
+            peaks, places = again(samples * factor[:, None])
+            powers = peaks[..., 1] * inverse[:, None] * inverse[:, None]
+            peaks = jnp.stack([peaks[..., 0], powers], axis=-1)
+            own = jnp.where(is_scaled[:, None, None], peaks, found[0])
+            return own, jnp.where(is_scaled[:, None], places, found[1])
+
+        return lax.cond(_any(is_scaled), replaced, lambda: found)
+
+    return lax.cond(_any(is_extreme), scaled, lambda: found)
+
+
+@jax.custom_batching.custom_vmap
+def _any(flags: Bool[Array, "*batch"]) -> Bool[Array, ""]:
+    """Return whether any flag is true, also in another row of a `vmap`: otherwise `cond` would run both branches."""
+    return jnp.any(flags)
+
+
+@_any.def_vmap
+def _any_of_all(_: int, __: Any, flags: Array) -> tuple[Array, bool]:
+    return _any(flags), False
 
 
 def by_top_k(power: Float[Array, "batch bins"], k: int) -> Int[Array, "batch k"]:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax._checks import broadcast_shape, check_at_least, check_shapes, is_traced
+from rlxjax._checks import broadcast_shape, check_at_least, check_real, check_shapes, is_traced
 from rlxjax._counts import Columns, as_float, as_temperature, size_as_float
 from rlxjax._numerics import Choices, log_softmin, straight_through
 from rlxjax._typing import Code, Nanoseconds, RealLike, StrategyWeights
@@ -215,7 +215,9 @@ def pick_weights(
         [0.5, 0.0, 0.5]
     """
     temperature_ns = as_temperature(temperature_ns)
-    stacked = costs.stack() if isinstance(costs, WelchPeaksCostEstimates) else jnp.asarray(costs)
+    stacked = costs.stack() if isinstance(costs, WelchPeaksCostEstimates) else costs
+    check_real(costs=stacked, log_availability=log_availability)
+    stacked = jnp.asarray(stacked)
     if stacked.ndim == 0:
         raise ValueError(f"costs: expected an array whose last axis is the strategies, got the scalar {costs}")
     if not jnp.issubdtype(stacked.dtype, jnp.floating):

@@ -303,9 +303,9 @@ def algorithm_bandwidth_gbps(useful_bytes: RealLike, time_ns: RealLike) -> jax.A
         >>> print(algorithm_bandwidth_gbps(2176, 1000.0))
         2.176
     """
-    useful_bytes, time_ns = as_float(useful_bytes, "useful_bytes"), as_float(time_ns, "time_ns")
     check_at_least(useful_bytes, "useful_bytes")
     check_not_nan(time_ns, "time_ns")
+    useful_bytes, time_ns = as_float(useful_bytes, "useful_bytes"), as_float(time_ns, "time_ns")
     positive = jnp.asarray(time_ns) > 0
     return jnp.where(positive, useful_bytes / jnp.where(positive, time_ns, 1.0), 0.0)
 
