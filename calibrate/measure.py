@@ -87,7 +87,7 @@ def _expected(
     posterior = fit.prior_posterior(suite.model, prior, DESIGN_SPREAD, DESIGN_CORRECTION_SD, facts)
     width = max(map(len, blocks))
     cells = [cell for block in blocks for cell in (*block, *[block[0]] * (width - len(block)))]
-    flat = fit.estimate(posterior, fit.cell_runs(suite.model, cells))
+    flat = fit.estimate(posterior, suite.runs(cells))
     found = jax.tree.map(lambda column: np.asarray(column).reshape(len(blocks), width, *column.shape[1:]), flat)
     is_there = np.arange(width) < np.array([len(block) for block in blocks])[:, None]
     return found._replace(spread=np.where(is_there, found.spread, np.inf))

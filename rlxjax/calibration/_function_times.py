@@ -202,7 +202,7 @@ def times_of_runs(
     with jax.ensure_compile_time_eval():
         answers = jax.device_get(_estimates_and_terms(calibrated.on_device(), filled))
     found, named = jax.tree.map(lambda column: column[:count], answers)
-    inside = np.broadcast_to(calibrated.in_domain(**runs.inputs) if calibrated.domain else False, runs.shape)
+    inside = np.broadcast_to(calibrated.covers(runs) if calibrated.domain else False, runs.shape)
     times_ns, terms_ns = np.asarray(found.time_ns, np.float64), np.stack([*named.values()], -1, dtype=np.float64)
     reach = np.exp(NormalDist().inv_cdf((1.0 + COVERED) / 2.0) * np.hypot(found.log_sd(), calibrated.pace_log_sd))
     predictions = []

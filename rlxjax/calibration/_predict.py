@@ -25,8 +25,6 @@ from rlxjax.fit import (
     Runs,
     all_inputs,
     alternatives_of,
-    as_lists,
-    batch_shape,
     corrected_terms_ns,
     decision,
     estimate,
@@ -34,7 +32,6 @@ from rlxjax.fit import (
     has_separate_weights,
     is_candidate,
     own_correlation,
-    size_text,
     strategy_of,
 )
 
@@ -77,8 +74,8 @@ class Pick(NamedTuple):
 class Predictions:
     """The methods that predict, compare and pick; they use the first model unless `model=` names another model.
 
-    Give the model's inputs by place or by name, each as a number or an array `[*batch]`; an input that is a list has
-    shape `[*batch, entries]`. You may leave out an input that has a default or that the strategy's name implies.
+    Give the model's inputs by place or by name, each as a number or an array `[*batch]`. You may leave out an input
+    that has a default or that the strategy's name implies. For models of programs, use `predict_function`.
 
     Examples:
         >>> from rlxjax.calibration import prior_calibration
@@ -192,11 +189,7 @@ class Predictions:
         own, numbers = self.of(model), {}
         for name, value in own._all_inputs(inputs, named).items():
             numbers[name] = value.astype(float) if isinstance(value, jax.Array) else np.asarray(value, float)
-        inside = True
-        for name, value in own.model.extents(numbers):
-            low, high = own.domain[name]
-            inside = inside & (low <= value) & (value <= high)
-        return inside if is_traced(inside) or np.ndim(inside) else bool(inside)
+        return own.covers(Runs(own.model, 0, numbers))
 
 
 @by_value
@@ -279,6 +272,14 @@ class CalibratedModel(Predictions):
             raise ValueError("alternatives: expected inputs that are numbers, got traced values; use `pick_index`")
         return tuple(np.array(self.strategies)[np.asarray(is_possible)].tolist())
 
+    def covers(self, runs: Runs) -> bool | np.ndarray | Array:
+        """Return whether each run lies within the range of the timings of all strategies, `[*batch]`."""
+        inside = True
+        for name, value in self.model.extents(runs).items():
+            low, high = self.domain[name]
+            inside = inside & (low <= value) & (value <= high)
+        return inside if is_traced(inside) or np.ndim(inside) else bool(inside)
+
     def variant_of(self, strategy: str, *inputs: Size, **named: Size | None) -> str:
         """Return the name of a strategy's fastest variant for one workload.
 
@@ -316,7 +317,7 @@ class CalibratedModel(Predictions):
         if ask != "place" and not is_traced(is_possible):
             for name in np.array(strategies)[~np.asarray(is_possible)]:
                 first, columns = (0,) * len(runs.shape), runs.of_shape(runs.shape).inputs
-                sizes = ", ".join(f"{key} {size_text(column[first])}" for key, column in columns.items())
+                sizes = ", ".join(f"{key} {column[first]:g}" for key, column in columns.items())
                 raise ValueError(f"strategy: {str(name)!r} was not timed for this work ({sizes})")
         return found
 
@@ -332,10 +333,9 @@ class CalibratedModel(Predictions):
             if not is_traced(*values.values()):
                 self.model.check({name: np.asarray(value, float) for name, value in values.items()})
         counts, columns = tuple(map(len, variants)), dict(each[0])
-        axes = [1] * max(len(batch_shape(entry, columns[name])) for name, entry in self.model.inputs.items())
+        axes = [1] * max(map(np.ndim, columns.values()))
         for name, value in columns.items():
-            is_list = self.model.inputs[name].is_list
-            if not is_list and any(values[name] is not value for values in each):  # implied by the name
+            if any(values[name] is not value for values in each):  # implied by the name
                 columns[name] = np.repeat([float(values[name]) for values in each], counts).reshape(-1, *axes)
         codes = [self.model.variants.index(name) for names in variants for name in names]
         return Runs.checked(self.model, np.array(codes, np.int32).reshape(-1, *axes), **columns), counts
@@ -344,23 +344,20 @@ class CalibratedModel(Predictions):
         self, candidates: tuple[str, ...] | None, inputs: Sequence[Any], named: Mapping[str, Any]
     ) -> tuple[str, str]:
         """Return the fastest candidate for one workload, the first in a tie, and the candidate's fastest variant."""
-        lists = [name for name, entry in self.model.inputs.items() if entry.is_list]
         for name, value in (*zip(self.model.inputs, inputs, strict=False), *named.items()):
-            own = as_lists(self.model.inputs, {name: value})[name] if name in lists else unmasked(value, name)
-            if name not in lists and value is not None:
+            own = unmasked(value, name)
+            if value is not None:
                 real_numbers(own, name)
-            if is_traced(own) or np.ndim(own) > (name in lists):
+            if is_traced(own) or np.ndim(own):
                 given = "a traced value" if is_traced(own) else f"shape {np.shape(own)}"
-                one = "list" if name in lists else "number"
-                raise ValueError(f"{name}: expected a {one} for one workload, got {given}; use `pick_index`")
+                raise ValueError(f"{name}: expected a number for one workload, got {given}; use `pick_index`")
         by_place, by_name = (tuple(map(_hashable, values)) for values in (inputs, named.values()))
         return _choice(handle(self), candidates, by_place, tuple(zip(named, by_name, strict=True)))
 
 
 def _hashable(value: Any) -> Any:
-    """Return a value as the key of a cache: a number stays a number, and a list becomes a tuple."""
-    value = value.tolist() if hasattr(value, "tolist") else value
-    return tuple(value) if isinstance(value, list) else value
+    """Return a value as the key of a cache: a number of Python."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 @functools.lru_cache(maxsize=MOST_PLACED)

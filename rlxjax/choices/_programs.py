@@ -13,7 +13,7 @@ import numpy as np
 from rlxjax._tracing import wrong_count
 from rlxjax._values import Handle, by_value, counted, handle
 from rlxjax.calibration import CalibratedModel, Calibration, FunctionPrediction, FunctionTimes, predict_profiles
-from rlxjax.fit import SURE, Cell, Runs, Suite, as_lists, batch_shape, decision, estimate, size_text
+from rlxjax.fit import SURE, Cell, Runs, Suite, decision, estimate
 from rlxjax.jaxpr import FunctionProfile, profile_function
 from rlxjax.models import FUNCTIONS
 
@@ -316,15 +316,15 @@ def work_of_suite(suite: Suite, inputs: Mapping[str, Any] | None, known: Calibra
     model = suite.model
     if inputs is not None and not isinstance(inputs, Mapping):
         raise ValueError(f"inputs: expected a dict from name to size, got {inputs!r}")
-    given = as_lists(model.inputs, inputs or {})
+    given = dict(inputs or {})
     columns = Runs.checked(model, 0, **given).inputs
-    if several := [name for name, column in columns.items() if batch_shape(model.inputs[name], column)]:
+    if several := [name for name, column in columns.items() if np.shape(column)]:
         raise ValueError(f"inputs: expected a single workload, got several values of {', '.join(several)}")
     sizes = {name: np.asarray(given.get(name, column), float).tolist() for name, column in columns.items()}
     model.check({name: np.asarray(size) for name, size in sizes.items()})
     calibrated = None if known is None else known.models.get(model.name)
     facts = suite.facts() if calibrated is None else calibrated.posterior.facts
-    label = ", ".join(f"{name} {size_text(size)}" for name, size in sizes.items())
+    label = ", ".join(f"{name} {size:g}" for name, size in sizes.items())
     programs = f"{type(suite).__module__}.{type(suite).__qualname__}", suite.runner, dict(suite.given)
     if dataclasses.is_dataclass(suite):  # its fields identify the suite
         programs = *programs, description_of(suite)

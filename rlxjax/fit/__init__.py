@@ -24,16 +24,10 @@ from ._latency_model import alternatives_of as alternatives_of
 from ._latency_model import check_size as check_size
 from ._latency_model import coefficient_names as coefficient_names
 from ._latency_model import named as named
+from ._latency_model import smallest_run as smallest_run
 from ._latency_model import strategy_of as strategy_of
 from ._latency_model import unit_of as unit_of
 from ._latency_model import wide_prior as wide_prior
-from ._lists import as_lists as as_lists
-from ._lists import batch_shape as batch_shape
-from ._lists import columns_of as columns_of
-from ._lists import size_text as size_text
-from ._lists import stacked_lists as stacked_lists
-from ._lists import unequal_lists as unequal_lists
-from ._lists import widened_lists as widened_lists
 from ._posterior import CORRECTION_SD as CORRECTION_SD
 from ._posterior import SURE as SURE
 from ._posterior import Decision as Decision

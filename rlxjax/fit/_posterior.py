@@ -19,8 +19,7 @@ from rlxjax._numerics import namespace_of, temperature_from_sd
 from rlxjax._typing import Code, Nanoseconds, RealLike
 from rlxjax._values import by_value
 
-from ._latency_model import Facts, LatencyModel, LatencyPrior, Runs, vector
-from ._lists import as_lists
+from ._latency_model import Facts, LatencyModel, LatencyPrior, Runs, smallest_run, vector
 
 #: The prior standard deviation of a weight of the correction.
 CORRECTION_SD = 0.05
@@ -206,8 +205,7 @@ def prior_posterior(
     """
     prior = model.prior if prior is None else prior
     facts = dict(model.facts if facts is None else facts)
-    least = as_lists(model.inputs, {name: max(entry.least, 1.0) for name, entry in model.inputs.items()})
-    count = np.shape(model.features(Runs(model, 0, least), facts))[-1]
+    count = np.shape(model.features(smallest_run(model), facts))[-1]
     known = np.broadcast_to(np.asarray(prior.correction, np.float64), (len(model.variants), count))
     sds = [*map(float, jax.tree.leaves(prior.log_sd)), *[float(correction_sd)] * known.size]
     spreads = np.full(len(model.variants), float(spread))
@@ -284,7 +282,7 @@ def log_prediction_and_jacobian(
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch c"]]:
     """Return the logarithm of `predicted_ns`, and its derivatives with respect to the coefficients' logarithms."""
     structure, values = jax.tree.structure(coefficients), vector(coefficients)
-    if any(entry.is_list for entry in runs.model.inputs.values()):  # factors `[*batch]` would not broadcast
+    if runs.kernels:  # factors `[*batch]` would not broadcast
 
         def of_one(factors, run):
             return jnp.log(predicted_ns(structure.unflatten(list(values * factors)), run, facts))

@@ -4,7 +4,6 @@ import numpy as np
 from jaxtyping import Float
 
 from ._latency_model import Runs
-from ._lists import places_of
 from ._minimise import RELATIVE_SD
 from ._posterior import CORRECTION_SD
 
@@ -67,8 +66,7 @@ def alike_of(errors: Float[np.ndarray, "n"], runs: Runs, n_variants: int) -> Flo
     if n_variants == 1:
         return np.ones((1, 1))
     variant = np.asarray(runs.variant)
-    columns = map(np.asarray, runs.of_shape(variant.shape).inputs.values())
-    inputs = np.stack([column if column.ndim == 1 else places_of(column) for column in columns], -1)
+    inputs = np.stack([*runs.of_shape(variant.shape).inputs.values()], -1)
     work = np.unique(inputs, axis=0, return_inverse=True)[1].reshape(-1)
     shape = (int(work.max(initial=-1)) + 1, n_variants)
     counts, sums, scaled = np.zeros(shape), np.zeros(shape), np.zeros(shape)
