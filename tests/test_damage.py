@@ -4,7 +4,6 @@ import gzip
 import json
 import random
 import re
-import tempfile
 import time
 import warnings
 from pathlib import Path

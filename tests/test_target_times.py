@@ -145,7 +145,8 @@ def test_the_step_of_a_loop_is_at_least_both_parts_and_hardly_more_than_the_long
     piped, rng = PIPELINED[model.name], np.random.default_rng(0)
     rows = []
     for _ in range(20):
-        sizes = {name: rng.lognormal(8, 4, 3 if entry.is_list else None) for name, entry in model.inputs.items()}
+        sizes = {name: rng.lognormal(8, 4) for name in model.inputs}
+        sizes |= {name: rng.lognormal(8, 4, 3) for name in model.kernels}
         rows.append({**sizes, "arrays": 3.0})
     runs = piped.runs(rows)
     device_ns, dispatch_ns = map(np.asarray, piped.parts_ns(model.prior.median, runs, model.facts))

@@ -22,6 +22,7 @@ from ._latency_model import StrategySpec as StrategySpec
 from ._latency_model import all_inputs as all_inputs
 from ._latency_model import alternatives_of as alternatives_of
 from ._latency_model import check_size as check_size
+from ._latency_model import check_takes_sizes as check_takes_sizes
 from ._latency_model import coefficient_names as coefficient_names
 from ._latency_model import named as named
 from ._latency_model import smallest_run as smallest_run

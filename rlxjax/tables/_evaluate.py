@@ -15,7 +15,7 @@ from rlxjax._counts import as_temperature
 from rlxjax._values import Handle, handle
 from rlxjax.calibration import CalibratedModel
 from rlxjax.extras import require
-from rlxjax.fit import Input, all_inputs, check_size
+from rlxjax.fit import Input, all_inputs, check_size, check_takes_sizes
 from rlxjax.gate import FusionBenefit, IoFusionGate, fusion_benefit
 from rlxjax.graph import GraphIoProfile
 
@@ -159,6 +159,7 @@ def _gate_program(gate: IoFusionGate, temperature_ns: float | None) -> _Program:
 def _model_program(given: Handle, strategy: str | None, level: float) -> _Program:
     known: Any = given()
     model, impossible = known.model, {*known.model.impossible(known.posterior.facts)}
+    check_takes_sizes(model)
     names = [name for name, own in model.strategies.items() if not own.fixed]
     names = tuple(name for name in names if not impossible.issuperset(model.strategies[name].variants))
     if strategy is None and len(names) == 1:
