@@ -7,6 +7,8 @@ import site
 import sys
 import tempfile
 
+import pytest
+
 # `RLXJAX_CHECK_ALL=1` checks the annotations of every function, not only of the public ones, and runs programs as
 # XLA compiles them for users: the same laws in several times the time.
 CHECKS_ALL = os.environ.get("RLXJAX_CHECK_ALL") == "1"
@@ -106,3 +108,9 @@ def check_annotations():
         for name, method in list(vars(class_).items()):
             if is_public(name, method):
                 setattr(class_, name, jaxtyping.jaxtyped(method, typechecker=typecheck))
+
+
+@pytest.fixture(autouse=True)
+def quiet_machine(monkeypatch):
+    """Let no other work make a choice provisional: what else the machine does is no part of a test."""
+    monkeypatch.setattr("rlxjax.clock.OtherWork.share", lambda _: 0.0)

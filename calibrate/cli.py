@@ -193,7 +193,7 @@ def refit(
         0: "the calibration holds",
         1: "the calibration is off",
         2: "a calibration of another machine, or bad input",
-        3: "inconclusive: the machine is busier than before, or the intervals are too wide to tell",
+        3: "inconclusive: the machine is busier, or the intervals are too wide",
     },
 )
 def validate(

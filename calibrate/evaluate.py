@@ -32,7 +32,7 @@ READERS = {".csv": "read_csv", **dict.fromkeys((".json", ".jsonl", ".ndjson"), "
 @command(
     "rlxjax evaluate 'pairs/*.parquet' scored --gate cuda",
     "rlxjax evaluate runs picked --model welch --sort-by batch",
-    "DAFT_RUNNER=ray rlxjax evaluate 's3://bucket/runs/*.parquet' picked --model welch",
+    "DAFT_RUNNER=ray rlxjax evaluate 's3://runs/*.parquet' picked --model fft",
     statuses={1: "some rows are rejected; their column `rejected` says why"},
 )
 def evaluate(

@@ -8,11 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import psutil
 
 from rlxjax import IoFusionGate
 from rlxjax.calibration import GATE_UNITS, GateCoefficient, MachineSection, Pace
-from rlxjax.clock import quiet_collector
+from rlxjax.clock import OtherWork, quiet_collector
 from rlxjax.gate import Provenance
 from rlxjax.welch import SELECTIONS, WelchPeakParams, mean_power, selected_peaks
 
@@ -168,16 +167,10 @@ class CanaryWatch:
     """Times the canaries at once, and then about every second, and keeps the times among the samples."""
 
     def __init__(self, log: SampleLog):
-        self._log, self._next_s, self._own = log, 0.0, psutil.Process()
-        self._others()
+        self._log, self._next_s, self._others = log, 0.0, OtherWork()
 
     def look(self) -> None:
         if time.perf_counter() >= self._next_s:
-            others, benchmarks = self._others(), micro_benchmarks()
+            others, benchmarks = self._others.processors(), micro_benchmarks()
             self._log.keep(Canary(times_ns={name: benchmarks[name]() for name in CANARIES}, others=others))
             self._next_s = time.perf_counter() + EVERY_S
-
-    def _others(self) -> float:
-        """Return the number of processors that other processes kept busy since the last look."""
-        busy = psutil.cpu_percent() * (psutil.cpu_count() or 1) - self._own.cpu_percent()
-        return max(busy / 100.0, 0.0)

@@ -46,6 +46,8 @@ def real_numbers(value: Any, name: str, what: str = "number", is_flag: bool = Fa
         ValueError: an element is masked, or is no integer and no real float: a boolean (unless it is a flag), a complex
             number, a text, bytes, a date or another object.
     """
+    if type(value) in (int, float):
+        return np.asarray(value)
     if is_traced(value):
         return value
     try:

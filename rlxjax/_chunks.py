@@ -9,6 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
+from jax.sharding import Mesh
 
 R = TypeVar("R")
 
@@ -94,20 +96,55 @@ def background() -> Callable[..., Future]:
     return lambda run, *args, **kwargs: pool.submit(with_callers_settings(run), *args, **kwargs)
 
 
-#: For each JAX setting that may differ between threads: the name and the context manager.
-_SETTINGS = tuple(
-    (f"jax_{name}", getattr(jax, name))
+#: The mesh that has no devices.
+NO_MESH = Mesh(np.empty((), object), ())
+
+
+@contextlib.contextmanager
+def on_mesh(mesh: Any = NO_MESH) -> Iterator[None]:
+    """Replace the mesh that the caller has set. Inside `jax.jit`, JAX keeps the caller's mesh."""
+    with contextlib.ExitStack() as contexts:
+        with contextlib.suppress(ValueError):  # inside `jax.jit`
+            contexts.enter_context(jax.set_mesh(mesh))
+        yield
+
+
+@contextlib.contextmanager
+def on_cpu() -> Iterator[None]:
+    """Compute on the first CPU, whatever mesh and default device the caller has set.
+
+    A GPU is slow at hundreds of small kernels. On a mesh, each device would compute a copy.
+    """
+    with contextlib.ExitStack() as contexts:
+        with contextlib.suppress(RuntimeError):  # JAX_PLATFORMS has no CPU
+            contexts.enter_context(jax.default_device(jax.local_devices(backend="cpu")[0]))
+        contexts.enter_context(on_mesh())
+        yield
+
+
+#: The JAX settings that programs and results depend on. If a setting may differ between threads, `jax` has a context
+#: manager for it.
+SETTINGS = tuple(
+    name
     for name in (
-        *("debug_infs", "debug_nans", "default_device", "default_matmul_precision", "default_prng_impl"),
-        *("disable_jit", "enable_x64", "numpy_dtype_promotion", "numpy_rank_promotion", "softmax_custom_jvp"),
-        *("threefry_partitionable",),
+        *("jax_allow_f16_reductions", "jax_compiler_enable_remat_pass", "jax_cpu_collectives_implementation"),
+        *("jax_cpu_enable_async_dispatch", "jax_debug_infs", "jax_debug_nans", "jax_default_device"),
+        *("jax_default_matmul_precision", "jax_default_prng_impl", "jax_disable_jit", "jax_disable_most_optimizations"),
+        *("jax_enable_x64", "jax_exec_time_optimization_effort", "jax_high_dynamic_range_gumbel"),
+        *("jax_memory_fitting_effort", "jax_memory_fitting_level", "jax_numpy_dtype_promotion"),
+        *("jax_numpy_rank_promotion", "jax_optimization_level", "jax_random_seed_offset", "jax_softmax_custom_jvp"),
+        *("jax_threefry_partitionable", "jax_use_shardy_partitioner"),
     )
+    if name in jax.config.values
+)
+_READS = tuple(
+    functools.partial(*(getattr, jax.config) if hasattr(jax.config, n) else (jax.config.read,), n) for n in SETTINGS
 )
 
 
 def callers_settings() -> tuple[Any, ...]:
-    """Return the JAX settings of the calling thread. The last entry is the mesh."""
-    return *[getattr(jax.config, name) for name, _ in _SETTINGS], jax.sharding.get_abstract_mesh()
+    """Return the values of `SETTINGS` in the calling thread. The last entry is the mesh."""
+    return *[read() for read in _READS], jax.sharding.get_abstract_mesh()
 
 
 def with_callers_settings(run: Callable[..., R]) -> Callable[..., R]:
@@ -118,9 +155,9 @@ def with_callers_settings(run: Callable[..., R]) -> Callable[..., R]:
 
     def run_as_caller(*args: Any, **kwargs: Any) -> R:
         with contextlib.ExitStack() as contexts:
-            for (name, context), value in zip(_SETTINGS, settings, strict=False):
-                if getattr(jax.config, name) != value:
-                    contexts.enter_context(context(value))
+            for name, value, own in zip(SETTINGS, settings, callers_settings(), strict=False):
+                if value != own:
+                    contexts.enter_context(getattr(jax, name.removeprefix("jax_"))(value))
             if mesh is not None and not mesh.empty:
                 contexts.enter_context(jax.set_mesh(mesh))  # pyright: ignore[reportArgumentType]
             return run(*args, **kwargs)

@@ -145,9 +145,7 @@ def read_json(path: AnyPath, version: int | None, error: type[ValueError], mend:
     return content
 
 
-def check_version(
-    path: AnyPath, content: Mapping[str, Any], version: int, error: type[ValueError], mend: str
-) -> None:
+def check_version(path: AnyPath, content: Mapping[str, Any], version: int, error: type[ValueError], mend: str) -> None:
     """Raise an `error` unless the content of a file has the schema `version`."""
     own = content.get("schema_version")
     if type(own) is int and own > version:

@@ -172,6 +172,54 @@ def test_a_table_has_the_same_answers_under_a_mesh(kind):
             assert rx.tables.evaluate(columns, what).equals(expected)
 
 
+def answers_of(known, model, rows):
+    """Return what rlxjax says of some rows: numbers, words, and arrays with the devices that hold them."""
+    shape, params = jax.ShapeDtypeStruct(rows.shape, rows.dtype), PARAMS
+    ways = {"sum": jax.jit(lambda x: jnp.exp(x).sum(1)), "last": jax.jit(lambda x: jnp.cumsum(jnp.exp(x), 1)[:, -1])}
+    chosen = rx.choose(ways, shape, measure="never", calibration=known)
+    sizes = len(rows), 256, 16
+    yield known.predict_function(ways["last"], shape).time_ns
+    yield from (chosen.probability, chosen.chosen.predicted_ns)
+    yield rx.advise([jnp.exp, jnp.sum], shape, calibration=known).probability
+    yield from (known.pick(*sizes), known.of("welch").alternatives(*sizes), float(known.predict_ns("fused", *sizes)))
+    for path in ("auto", "fused", "learned", "block"):
+        for signal in (rows, jnp.asarray(rows), jnp.asarray(rows[0])):
+            peaks = rx.welch_peaks(signal, params, path, model=model, calibration=known)
+            yield np.asarray(peaks)
+            yield jax.typeof(peaks).sharding, peaks.devices() if isinstance(peaks, jax.Array) else None
+
+
+@each_kind
+def test_no_answer_depends_on_what_an_earlier_caller_had_set(kind):
+    prior = rx.calibration.prior_calibration("cpu")
+    settings = [
+        lambda: jax.set_mesh(mesh_of(kind)),
+        lambda: jax.default_device(jax.devices()[3]),
+        lambda: jax.enable_x64(not jax.config.jax_enable_x64),
+    ]
+    for number, setting in enumerate(settings):
+        rows = noise(16 + 2 * number + (kind == AxisType.Auto), PARAMS)
+
+        def new(rows=rows):
+            models = {name: dataclasses.replace(one) for name, one in prior.models.items()}
+            return dataclasses.replace(prior, models=models), rx.learned.LearnedFft.exact(64), rows
+
+        kept, inside, outside = new(), [], []
+        for _ in range(2):
+            with setting():
+                inside.append([*answers_of(*kept)])
+            outside.append([*answers_of(*kept)])
+        fresh = [*answers_of(*new())]
+        for found in outside:
+            jax.tree.map(np.testing.assert_array_equal, found, fresh)
+        jax.tree.map(np.testing.assert_array_equal, *inside)
+        for one, other in zip(inside[0], fresh, strict=True):
+            if isinstance(other, float):
+                np.testing.assert_allclose(one, other, rtol=1e-3)
+            elif isinstance(other, np.ndarray):
+                assert_same_peaks(one, other)
+
+
 def test_fits_run_on_the_first_cpu_whatever_the_default_device_is():
     places = set()
 

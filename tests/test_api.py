@@ -100,7 +100,7 @@ def test_a_folder_lists_all_its_names_and_says_what_it_is_for():
         held = {name for name in vars(room) if not name.startswith("_")}
         assert held == set(room.__all__) <= set(dir(room))
         named = re.findall(r"`(?:rlxjax\.)?(\w+)[`(]", room.__doc__)
-        assert len(named) >= 2
+        assert len(named) >= min(2, len(held))
         assert set(named) - held <= {"soft_", "welch_peaks"}, room
 
 

@@ -1,6 +1,7 @@
 """The calibration file: what is written is what is loaded, of any model, and whatever is broken is one line."""
 
 import dataclasses
+import itertools
 import json
 import math
 import pwd
@@ -143,7 +144,7 @@ def test_a_section_that_cannot_be_used_is_left_out_and_kept_by_who_writes_anothe
     newer = file_content()["models"]["tiled"] | {"surprise": 1, "digest": "0" * 64}
     for bad in ({"models.tiled.model_version": 99}, {"models.tiled": newer}, {"models.tiled": [1.5, None]}):
         raw = json.loads(written(path, bad).read_text())
-        with pytest.warns(UserWarning, match=r"models.tiled.*rlxjax refit .* --out .*; the section is left out"):
+        with pytest.warns(UserWarning, match=r"models.tiled.*rlxjax calibrate.* --out .*; the section is left out"):
             before = load_calibration(path, BOTH)
         assert [*before.models] == ["line"]
         assert before.gate == GATE
@@ -159,13 +160,15 @@ def test_a_section_that_cannot_be_used_is_left_out_and_kept_by_who_writes_anothe
 
 
 def test_a_section_names_its_own_samples_and_the_command_that_fits_them(path):
-    for name in ("welch", "functions"):
-        samples = f"calibration.{name}.samples.jsonl"
+    for name, is_kept in itertools.product(("welch", "functions"), (False, True)):
+        samples = path.parent / f"calibration.{name}.samples.jsonl"
+        if is_kept:
+            samples.touch()
         path.write_text(json.dumps(sealed(file_content() | {"models": {name: {}}})))
         with pytest.raises(CalibrationFileError) as refusal:
             load_calibration(path)
         assert f"`rlxjax calibrate --only {name} --out {path}`" in str(refusal.value)
-        assert f"`rlxjax refit {path.parent / samples} --out {path}`" in str(refusal.value)
+        assert (f"`rlxjax refit {samples} --out {path}`" in str(refusal.value)) == is_kept
 
 
 def test_what_was_edited_is_taken_with_a_word(path):
@@ -210,14 +213,15 @@ SUITE_AGAIN = "measure again with `rlxjax calibrate --suite a:B --out {path}`"
 
 def assert_refused(path, text, *said, models=BOTH, samples=None):
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    before = path.read_bytes()
+    before, samples = path.read_bytes(), samples or path.with_suffix(".welch.samples.jsonl")
+    samples.touch()
     with pytest.raises(CalibrationFileError) as caught:
         load_calibration(path, models)
     message = str(caught.value)
     assert "\n" not in message
     assert message.startswith(f"{path}: ")
     for part in said:
-        assert part.format(path=path, samples=samples or path.with_suffix(".welch.samples.jsonl")) in message, message
+        assert part.format(path=path, samples=samples) in message, message
     assert path.read_bytes() == before
 
 
@@ -228,6 +232,9 @@ def test_a_truncated_file_is_refused_wherever_it_ends_and_so_is_what_is_no_calib
     deep, huge = "[" * 100_000, '{"schema_version": ' + "9" * 5000 + "}"
     for text in (b"\xff\xfe", "", "[]", "1", "null", huge, deep):
         assert_refused(path, text, "rlxjax")
+    assert_refused(
+        path, '{"a": 1}', "expected a calibration, got other JSON; give a file that `rlxjax calibrate` wrote"
+    )
     path.unlink()
     with pytest.raises(CalibrationFileError, match=f"{path}: no such file; .*rlxjax calibrate --out {path}"):
         load_calibration(path)

@@ -3,18 +3,22 @@
 import dataclasses
 import functools
 import gc
+import math
 import sys
 import weakref
 
+import _campaigns
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import rlxjax as rx
+from rlxjax._tracing import configured
 from rlxjax.calibration import Calibration
 from rlxjax.choices import choose
 from rlxjax.choices._description import content_of
+from rlxjax.fit import Suite
 
 #: No model has to be compiled to say what is measured, or what one alternative is alone.
 NONE = Calibration({}, None, {})
@@ -67,6 +71,29 @@ class NeverEqual(Scale):
     __hash__ = Scale.__hash__
 
 
+class Slots:
+    """Its state is in slots, one of them its parent's."""
+
+    __slots__ = "by"
+
+    def __call__(self, x):
+        return x * self.by
+
+
+class MoreSlots(Slots):
+    __slots__ = ("__more",)
+
+    def __init__(self, by, more):
+        self.by, self.__more = by, more
+
+    def __call__(self, x):
+        return super().__call__(x) + self.__more
+
+
+def of_slots(by, more):
+    return called(MoreSlots(np.float32(by), np.float32(more)))
+
+
 TURNS, GLOBAL = [1], 2.0
 
 
@@ -78,6 +105,10 @@ def repeated(x):
 
 def scaled(x):
     return x * GLOBAL
+
+
+def raises(*_):
+    raise OSError("gone")
 
 
 def called(body):
@@ -124,6 +155,8 @@ APART = {
         NOTHING,
         (lambda by: called(lambda x: x * by))(np.float32(3)),
     ),
+    "a callback's slot": (of_slots(2, 1), NOTHING, of_slots(2, 3)),
+    "a callback's slot of its parent's": (of_slots(2, 1), NOTHING, of_slots(3, 1)),
 }
 
 
@@ -153,6 +186,16 @@ SETTINGS = {
     "float32": lambda: jax.enable_x64(not jax.config.jax_enable_x64),
     "partitioning": lambda: jax.threefry_partitionable(not jax.config.jax_threefry_partitionable),
     "mesh": lambda: jax.set_mesh(jax.make_mesh((1,), ("rows",))),
+    **{
+        name: functools.partial(configured, name, value)
+        for name, value in {
+            "jax_allow_f16_reductions": False,
+            "jax_exec_time_optimization_effort": 0.5,
+            "jax_memory_fitting_effort": 0.5,
+            "jax_optimization_level": "O1",
+            "jax_random_seed_offset": 7,
+        }.items()
+    },
 }
 
 
@@ -182,6 +225,43 @@ def test_the_content_of_a_program_that_calls_another_many_times_is_found_in_no_t
     for _ in range(40):
         inner = jax.jit(lambda x, inner=inner: inner(x) + inner(x))
     assert len(content_of([inner.trace(X)])) == 64
+
+
+class Kept(Suite):
+    """Two ways to the same, whose result depends on an attribute."""
+
+    model = _campaigns.Toy()
+
+    def __init__(self, k):
+        self.k, self.prepared = k, []
+
+    @functools.cached_property
+    def table(self):
+        return np.arange(self.k)
+
+    def program(self, cell):
+        self.prepared.append(cell.variant) if self.k == 3 else self.table
+        return lambda k=self.k: np.full(1, k)
+
+
+def test_a_suite_is_asked_anew_for_its_program_which_its_choice_holds():
+    suite, options = Kept(1), {"inputs": {"rows": 2, "width": 4}, **QUICK}
+    first = choose(suite, **options)
+    again = choose(suite, **options)
+    assert (first.by, again.by, again.key) == ("measured", "remembered", first.key)
+    suite.k = 2
+    second = choose(suite, **options)
+    assert second.key != first.key
+    assert [own()[0] for own in (first, second, first)] == [1, 2, 1]
+
+    alone = choose(Kept(3), **options)
+    counted = Kept(3)
+    remembered = choose(counted, **options)
+    gc.collect()
+    assert (alone.by, remembered.by) == ("measured", "remembered")
+    for one in (alone, remembered):  # no one else holds the first suite
+        assert [one()[0] for _ in range(3)] == [3, 3, 3]
+    assert len(counted.prepared) == 1
 
 
 # --- What a kept choice holds ----------------------------------------------------------------------
@@ -214,10 +294,6 @@ def later(fail):
     return lambda x: called(body)(x) if isinstance(x, jax.core.Tracer) else body(x)
 
 
-def raises():
-    raise OSError("gone")
-
-
 @pytest.mark.parametrize(("fail", "said"), [(raises, "raised OSError: gone"), (sys.exit, "raised SystemExit")])
 def test_one_that_fails_at_its_second_call_loses_and_is_named(fail, said):
     quick = QUICK | {"limit_ms": 4.0}
@@ -236,6 +312,69 @@ def test_a_callable_that_has_no_equality_or_hash_is_chosen_like_any_other():
         for _ in range(2):
             found = choose({"one": one, "other": other}, X, **QUICK)
             assert found.fn in (one, other) if kind is Unhashable else found.fn.by == 1
+
+
+class Odd(Scale):
+    """A callable that raises an error when it is compared, shown, hashed, or asked for its name or for its truth."""
+
+    __eq__ = __ne__ = __hash__ = __repr__ = __bool__ = __len__ = raises
+    __name__ = 3
+
+
+class Later:
+    async def __call__(self, x):
+        return x
+
+    def __getattr__(self, name):
+        raise OSError(name)
+
+
+async def awaited(x):
+    return x
+
+
+def yielded(x):
+    yield x
+
+
+async def both(x):
+    yield x
+
+
+#: Callables that give no arrays, and what is said of them.
+NO_FUNCTIONS = {
+    "awaited": (awaited, "'coroutine'"),
+    "yielded": (yielded, "'generator'"),
+    "both": (both, "'async_generator'"),
+    "a method that is awaited": (Later().__call__, "'coroutine'"),
+    "a part of one": (functools.partial(awaited), "'coroutine'"),
+    "one that gives one": (lambda x: awaited(x), "'coroutine'"),
+    "one among arrays": (lambda x: (x, [awaited(x)]), "'coroutine'"),
+    "a class": (Scale, "'Scale'"),
+    "a text": (lambda x: "x", "'str'"),
+    "an object without attributes": (Later(), ""),
+    "a builtin": (math.sin, ""),
+    "one that exits": (sys.exit, ""),
+}
+
+
+@pytest.mark.filterwarnings("error", "ignore:Python iterable type 'generator'")
+def test_a_callable_that_gives_no_arrays_fails_by_itself_and_others_are_chosen():
+    good = jax.jit(lambda x: x + x)
+    bad = {name: fn for name, (fn, _) in NO_FUNCTIONS.items()}
+    for options in (QUICK, NEVER):
+        found = choose(bad | {"good": good}, X, **options)
+        assert found.name == "good"
+        for name, (_, said) in NO_FUNCTIONS.items():
+            assert found[name].failed.startswith("raised ")
+            assert said in found[name].failed
+    with pytest.raises(ValueError, match=r"^alternatives: none of them runs: awaited: raised TypeError: [^\n]*$"):
+        choose(bad, X, **QUICK)
+    with pytest.raises(ValueError, match="^fn: expected a function that JAX traces, but awaited raised TypeError"):
+        rx.profile_function(awaited, X)
+    fine = {"odd": Odd(2.0), "bound": Scale(0.5).method, "part": functools.partial(jnp.add, X)}
+    found = choose(fine | {"good": good}, X, check=False, **QUICK)
+    assert not any(own.failed for own in found.alternatives)
 
 
 def test_choosing_inside_of_a_traced_function_takes_arrays_and_refuses_what_is_traced():

@@ -106,8 +106,53 @@ SAME = {
         np.full((16, 500), 0.1, np.float32),
     ),
 }
+#: Inputs at a jump: what is done with them is exact, or rounds, and the other program does not round.
+AT_ONE, AT_HALF, AT_ZERO, TENTHS = (np.full((4, 10), at, np.float32) for at in (1.0, 0.5, 0.0, 0.1))
+SUMMED = np.ones(10, np.float32)
+SAME |= {
+    "floor of a sum that rounds": (lambda x: jnp.floor(x.sum(1)), lambda x: jnp.floor(x @ SUMMED), TENTHS),
+    "cast of a sum that rounds": (
+        lambda x: (x.sum(1) * 10).astype(jnp.int32),
+        lambda x: ((x @ SUMMED) * 10).astype(jnp.int32),
+        TENTHS,
+    ),
+    "order of sums that tie": (lambda x: jnp.argsort(x.sum(1)), lambda x: jnp.argsort(x @ SUMMED), TENTHS),
+    "floor of a quotient that rounds": (lambda x: jnp.floor(x / 0.1), lambda x: jnp.floor(x * 10), 3 * TENTHS),
+    "another tanh": (lambda x: jnp.tanh(1e-6 * x), lambda x: 1 - 2 / (jnp.exp(2e-6 * x) + 1), ROWS),
+    "products in another order": (lambda x: x @ x.T @ x, lambda x: x @ (x.T @ x), QUERIES),
+    "a factor": (
+        lambda x: jnp.linalg.cholesky(x @ x.T),
+        lambda x: jnp.linalg.cholesky((x[:, None] * x[None]).sum(-1)),
+        QUERIES,
+    ),
+    "a variance": (lambda x: x.var(1), lambda x: (x * x).mean(1) - x.mean(1) ** 2, ROWS + 100),
+}
 #: Programs that give something else, and what is off.
 OTHER = {
+    "at a jump: comparison": (lambda x: x >= 1, lambda x: x > 1, AT_ONE),
+    "at a jump: equality of a product": (lambda x: 2 * x == 2, lambda x: 2 * x != 2, AT_ONE),
+    "at a jump: comparison of a sum": (lambda x: x.sum(1) >= 10, lambda x: x @ SUMMED > 10, AT_ONE),
+    "at a jump: comparison with a captured array": (lambda x: x >= TENTHS, lambda x: x > TENTHS, TENTHS),
+    "at a jump: a branch": (
+        lambda x: jax.lax.cond(x[0, 0] >= 1, lambda: 1.0, lambda: 2.0),
+        lambda x: jax.lax.cond(x[0, 0] > 1, lambda: 1.0, lambda: 2.0),
+        AT_ONE,
+    ),
+    "at a jump: within a program and a loop": (
+        lambda x: jax.jit(lambda y: jax.lax.scan(lambda c, a: (c + a, c >= 1), AT_ZERO[0], y)[1])(x),
+        lambda x: jax.jit(lambda y: jax.lax.scan(lambda c, a: (c + a, c > 1), AT_ZERO[0], y)[1])(x),
+        AT_ONE,
+    ),
+    "at a jump: sign of infinity": (lambda x: 1 / (x - 1), lambda x: -1 / (x - 1), AT_ONE),
+    "at a jump: nothing by nothing": (lambda x: (x - 1) / (x - 1), lambda x: x - 1, AT_ONE),
+    "at a jump: logarithm of zero": (lambda x: jnp.log(x - 1), lambda x: -jnp.log(x - 1), AT_ONE),
+    "at a jump: floor": (lambda x: jnp.floor(x.mean()), lambda x: jnp.ceil(x.mean()) - 1, AT_ONE),
+    "at a jump: round": (jnp.round, lambda x: jnp.floor(x + 0.5), AT_HALF),
+    "at a jump: cast": (lambda x: x.astype(jnp.int32), lambda x: jnp.ceil(x).astype(jnp.int32) - 1, 3 * AT_ONE),
+    "at a jump: sign": (jnp.sign, lambda x: jnp.where(x >= 0, 1.0, -1.0), AT_ZERO),
+    "at a jump: root": (lambda x: jnp.sqrt(4 * x) >= 2, lambda x: jnp.sqrt(4 * x) > 2, AT_ONE),
+    "at a jump: the last of equals": (lambda x: x.argmax(1), lambda x: 9 - x[:, ::-1].argmax(1), AT_ONE),
+    "at a jump: in bfloat16": (lambda x: x / 2 >= 0.5, lambda x: x / 2 > 0.5, AT_ONE.astype(jnp.bfloat16)),
     "scores that are not scaled": (
         lambda q, k: scores(32**0.5, where, q, k),
         lambda q, k: scores(1.0, where, q, k),

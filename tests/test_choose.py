@@ -98,6 +98,16 @@ def test_where_the_model_is_sure_nothing_is_compiled_or_run_and_nothing_is_remem
     assert choose(functions, real(512, 512), calibration=here, measure="never") == found
 
 
+def test_an_array_that_only_the_function_itself_changes_is_no_side_effect(here):
+    def filled(x):
+        held = jax.new_ref(x)
+        jax.lax.fori_loop(0, 3, lambda i, _: held.__setitem__(0, held[0] + 1.0), None)
+        return held[...]
+
+    functions = {"filled": jax.jit(filled), "plain": jax.jit(lambda x: x.at[0].add(3.0))}
+    assert choose(functions, X, calibration=here, **QUICK).by == "measured"
+
+
 def test_what_is_measured_is_measured_once_and_known_by_its_content(here):
     functions = ways()
     found = choose(functions, X, calibration=here, measure="always")
@@ -163,6 +173,45 @@ def test_a_finer_question_is_measured_anew_and_answers_the_coarser_one(here):
     assert choose(ways(), X, calibration=here, regret=0.0, measure="never").by == "remembered"
 
 
+def test_a_choice_of_a_busy_machine_is_provisional_and_measured_once_more_when_the_machine_is_quiet(here, monkeypatch):
+    looks, shares = [0], [0.8]  # seconds of the clock, and the share that other work takes
+    module = sys.modules["rlxjax.choices._choose"]
+    monkeypatch.setattr(rx.clock.OtherWork, "share", lambda _: shares[0])
+    monkeypatch.setattr(time, "monotonic", lambda: looks[0])
+    functions = ways()
+    found = choose(functions, X, calibration=here, **QUICK)
+    assert (found.by, found.load, found.is_provisional) == ("measured", 0.8, True)
+    assert "; provisional, because other work took 80 % of the machine" in str(found).splitlines()[0]
+    asked = []
+    monkeypatch.setattr(module.OtherWork, "__init__", lambda _: asked.append(looks[0]))
+    for seconds, share in ((0, 0.0), (59, 0.0), (70, 0.7), (120, 0.0)):
+        looks[0], shares[0] = seconds, share
+        for fresh in (functions, ways()):
+            for word in ("never", "undecided"):
+                known = choose(fresh, X, calibration=here, measure=word)
+                assert (known.by, known.is_provisional) == ("remembered", True), seconds
+    assert asked == [70]
+    looks[0] = 140
+    by = [choose(fresh, X, calibration=here, **QUICK).by for fresh in (functions, functions, ways())]
+    assert (by, asked) == (["measured", "remembered", "remembered"], [70, 140, 140])
+    assert not choose(ways(), X, calibration=here).is_provisional
+
+
+def test_compiling_counts_against_no_limit_of_a_call(here):
+    """The first call of a function that is not jitted compiles its operations."""
+    slept = []
+
+    def slow(x):
+        if not isinstance(x, jax.core.Tracer) and not slept:
+            slept.append(time.sleep(1.2))
+        return x * 2.0
+
+    found = choose({"slow": slow, "sum": lambda x: x + x}, X, calibration=here, **QUICK)
+    assert [own.failed for own in found.alternatives] == ["", ""]
+    assert found["slow"].compile_s > 1.1
+    assert found.rounds >= 6
+
+
 def test_a_choice_says_itself_in_words_and_in_json(here):
     functions = {**ways(), "broken": jax.jit(lambda x: x @ x)}
     found = choose(functions, X, calibration=here, **QUICK)
@@ -199,6 +248,9 @@ def test_a_choice_says_what_is_not_told_apart_what_is_ruled_out_by_how_much_and_
     assert "  measured 1.9 ms (1.7 to 2.3)  predicted 1 us (0.50 to 2)" in rows[0]
     endings = ["", "not told apart", "10 % slower", "46 times slower", "ruled out by the model", "failed: raised Oops"]
     assert all(row.endswith(ending) for row, ending in zip(rows, endings, strict=True))
+    assert ["times longer than predicted" in row for row in rows] == [True, True, True, True, False, False]
+    assert way("quick", 0.2e3).times_text().endswith("  5 times shorter than predicted")
+    assert way("as predicted", 3e3).times_text().endswith("predicted 1 us (0.50 to 2)")
     pinned = dataclasses.replace(found, name="far", by="pinned", without_pin="a")
     assert str(pinned).splitlines()[0] == f"{first}; a person pinned far, which runs"
     assert str(dataclasses.replace(found, by="remembered")).splitlines()[0] == f"{first} (remembered)"
@@ -356,6 +408,9 @@ def test_no_answer_depends_on_what_was_measured_of_something_else(here):
 # --- What is refused, and what loses -------------------------------------------------------------
 
 
+SHARED = jax.new_ref(jnp.zeros((8, 16), jnp.float32))
+
+
 def printing(x):
     jax.debug.print("{}", x[0, 0])
     return x * 2.0
@@ -386,6 +441,7 @@ BAD_THIRD = (
     (lambda x: x * 2.1, "expected the same .* 'c' differs from 'product': .* differs by 0.1 at .0, 0.; .*check=False"),
     (printing, "'c' has side effects .*measure='never'"),
     (calling, "'c' has side effects .*measure='never'"),
+    (lambda x: x * 2.0 + SHARED[...], "'c' has side effects .*measure='never'"),
 )
 BAD_OPTIONS = (
     ({"measure": "sometimes"}, "measure: expected one of never, undecided, always, got 'sometimes'"),

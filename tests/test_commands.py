@@ -1,6 +1,7 @@
 """What every command has in common: help, units, width, colours, completion, JSON as documented, files, one line."""
 
 import contextlib
+import dataclasses
 import importlib
 import json
 import math
@@ -24,7 +25,7 @@ from typer.testing import CliRunner
 import rlxjax
 from calibrate import cli, command_line
 from calibrate.cli import app
-from calibrate.command_line import SHARED, one_line_errors
+from calibrate.command_line import SHARED, one_line_errors, source_of
 from rlxjax import load_calibration
 from rlxjax.calibration import CalibrationFile, default_calibration_path, write_json_file
 from rlxjax.models import WELCH
@@ -266,6 +267,14 @@ def test_any_sizes_and_all_bins_as_peaks_have_a_prediction(file):
             assert ("extrapolated: the workload is outside" in result.stdout) == (sizes == largest)
 
 
+def test_a_model_that_the_file_lacks_is_based_on_no_calibration_of_this_machine(file):
+    known = load_calibration(file)
+    pooled = rlxjax.calibration.prior_calibration("cpu")
+    both = dataclasses.replace(known, models={"welch": known.of("welch"), "functions": pooled.of("functions")})
+    sources = [source_of(both, name)["calibration"] for name in ("welch", "functions")]
+    assert sources == [known.source, "no calibration of this machine"]
+
+
 def test_profile_says_what_a_function_does_and_takes_as_the_library_does(tmp_path, monkeypatch):
     (tmp_path / "profiled.py").write_text(
         "import jax, jax.numpy as jnp\n"
@@ -286,6 +295,9 @@ def test_profile_says_what_a_function_does_and_takes_as_the_library_does(tmp_pat
     endless = invoke("profile", "profiled:halve", "--arg", "f32[64]", "--json")
     assert (endless.exit_code, json.loads(endless.stdout)["interval_ns"][1]) == (1, None)
     assert json.loads(endless.stdout)["uncounted"]
+    said = invoke("profile", "profiled:halve", "--arg", "f32[64]").stdout
+    said += invoke("profile", "profiled:norm", "--arg", "f32[64,32]", "--trips", "7").stderr
+    assert ("give --trips" in said, "--trips: expected" in said, "trip_counts" in said) == (True, True, False)
     assert invoke("profile", "profiled:halve", "--arg", "f32[64]", "--trips", "7").exit_code == 0
 
 
@@ -322,10 +334,11 @@ def samples(tmp_path_factory):
 def refused_file(command, file, spoilt, samples=None):
     """Return the one line by which a command refuses a calibration file; nothing is written."""
     file.write_text(json.dumps(spoilt))
-    before, named = file.read_bytes(), {"FILE": file, "OUT": file.with_name("out.json"), "SAMPLES": samples}
+    before, folder = file.read_bytes(), {*file.parent.iterdir()}
+    named = {"FILE": file, "OUT": file.with_name("out.json"), "SAMPLES": samples}
     line = refused(*(named.get(part, part) for part in FILE_COMMANDS[command]))
     assert line.startswith(f"error: {file}: ")
-    assert (file.read_bytes(), list(file.parent.iterdir())) == (before, [file])
+    assert (file.read_bytes(), {*file.parent.iterdir()}) == (before, folder)
     return line
 
 
@@ -349,6 +362,7 @@ def test_a_file_of_an_earlier_schema_is_refused_in_one_line_that_says_how_to_ref
     earlier = {**content(), "schema_version": 3, "formula_version": 12}
     section = earlier.pop("models")["welch"]
     earlier |= {name: section[name] for name in ("coefficients", "domain", "fit")}
+    file.with_suffix(".welch.samples.jsonl").touch()
     for command in FILE_COMMANDS:
         line = refused_file(command, file, earlier, samples)
         assert "schema_version: expected 5, got 3;" in line

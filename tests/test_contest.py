@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from rlxjax.choices._calls import Caller, FailedError
-from rlxjax.choices._contest import contest
-from rlxjax.clock import QUARTILE
+from rlxjax.choices._contest import LEAST_ROUNDS, contest
+from rlxjax.clock import OtherWork
 
 MS = 1_000_000
+SHARE = OtherWork.share  # before a fixture makes the machine quiet
 REGRET = 0.02
 
 
@@ -64,9 +65,7 @@ def test_what_is_clearly_faster_wins_surely_and_the_interval_holds_what_its_call
     assert (found.best, bool(found.tied), found.failed) == (1, False, {})
     assert 0.99 < found.probability <= 1.0
     low, high = found.low_ns[1], found.high_ns[1]
-    assert low <= found.time_ns[1] <= high
-    assert low < np.quantile(calls, QUARTILE) * 1.05
-    assert high > np.quantile(calls, QUARTILE) * 0.95
+    assert low <= np.mean(calls) <= high
     assert np.all(found.low_ns <= found.time_ns)
     assert np.all(found.time_ns <= found.high_ns)
     np.testing.assert_allclose(found.time_ns, [2 * MS, MS, 3 * MS], rtol=0.3)
@@ -75,7 +74,11 @@ def test_what_is_clearly_faster_wins_surely_and_the_interval_holds_what_its_call
 @pytest.mark.parametrize("ratio", [1.0, 1.1, 1 / 1.1])
 def test_a_winner_loses_no_more_than_the_regret_and_the_favourite_wins_most_ties(monkeypatch, ratio):
     trials = 40
-    found = [Machine(monkeypatch, seed).contest(MS, ratio * MS, limit_s=0.1) for seed in range(trials)]
+    found = []
+    for seed in range(trials):
+        machine = Machine(monkeypatch, seed)
+        calls = [machine.program(time_ns, disturbed=0.02) for time_ns in (MS, ratio * MS)]
+        found.append(machine.contest(*calls, limit_s=0.3))
     if ratio == 1.0:
         assert np.mean([bool(one.tied) for one in found]) > 0.8
         assert np.mean([one.best == 0 for one in found]) > 0.6
@@ -113,16 +116,17 @@ def test_where_others_take_the_processor_half_of_the_time_the_faster_one_still_w
         machine = Machine(monkeypatch, seed)
         machine.pause(4 * MS, 4 * MS)
         calls = [machine.program(time_ns, disturbed=0.0) for time_ns in (0.22 * MS, 0.2 * MS)]
-        found.append(machine.contest(*calls, limit_s=0.2))
-    assert np.mean([one.best for one in found]) > 0.9
+        found.append(machine.contest(*calls, limit_s=0.3))
+    assert np.mean([one.best for one in found]) > 0.7
+    assert all(one.best == 1 or one.tied for one in found)
 
 
-def paced(machine, paces_ns):
-    """Return a program whose calls take the times of a list in turn."""
+def paced(machine, paces_ns, factor=lambda: 1.0):
+    """Return a program whose calls take the times of a list in turn, multiplied by what `factor` returns."""
     times_ns = itertools.cycle(paces_ns)
 
     def call():
-        machine.now_ns += int(next(times_ns))
+        machine.now_ns += int(next(times_ns) * factor())
 
     return call
 
@@ -146,6 +150,47 @@ def test_the_winner_has_the_least_time_or_it_is_a_tie(machine, what, other_ns):
             assert found.best == 1
 
 
+#: Programs by what their calls take in turn, all with the same quick calls; the mean of each is 1.4 to 2.1 ms.
+TAILS = {
+    "second": [MS, 3 * MS],
+    "tenth": [*[MS] * 9, 12 * MS],
+    "fiftieth": [*[MS] * 49, 51 * MS],
+    "a visit in twenty": [*[MS] * 80, *[9 * MS] * 4],
+}
+
+
+@pytest.mark.parametrize("what", TAILS)
+def test_no_answer_is_wrong_and_sure_however_rare_a_program_s_slow_calls_are(monkeypatch, what):
+    for seed in range(20):
+        machine, noise = Machine(monkeypatch, seed), ("quiet", "spells", "spikes")[seed % 3]
+
+        def factor(machine=machine):
+            slow = {"quiet": 0.0, "spells": machine.now_ns // (40 * MS) % 3 == 0, "spikes": machine.rng.random() < 0.02}
+            return np.exp(0.02 * machine.rng.standard_normal()) * (5.0 if slow[noise] else 1.0)
+
+        mean_ns = np.mean(TAILS[what])
+        steady_ns = mean_ns * (1.0 if seed % 2 else 0.8)  # the same mean, or a smaller one with slower quick calls
+        tailed = np.roll(TAILS[what], int(machine.rng.integers(200)))
+        found = machine.contest(*(paced(machine, own, factor) for own in (tailed, [steady_ns])), limit_s=0.4)
+        assert found.tied or (seed % 2 == 0 and found.best == 1), (seed, found)
+        if noise == "quiet":
+            np.testing.assert_allclose(found.time_ns[1], steady_ns, rtol=0.05)
+
+
+def test_spells_that_slow_all_programs_hide_no_difference(monkeypatch):
+    for seed in range(5):
+        machine = Machine(monkeypatch, seed)
+
+        def factor(machine=machine):
+            is_slow = machine.now_ns // (300 * MS) % 3 == 0
+            return np.exp(0.01 * machine.rng.standard_normal()) * (8.0 if is_slow else 1.0)
+
+        found = machine.contest(*(paced(machine, [own], factor) for own in (1.1 * MS, MS)), limit_s=2.0)
+        assert found.best == 1
+        assert found.probability > 0.9
+        np.testing.assert_allclose(found.time_ns, [1.1 * MS, MS], rtol=0.1)
+
+
 def test_what_is_clearly_slower_is_visited_no_more(machine):
     slow, near = [], []
     found = machine.contest(MS, machine.program(3 * MS, calls=slow), machine.program(MS, calls=near), regret=1e-4)
@@ -156,12 +201,12 @@ def test_what_is_clearly_slower_is_visited_no_more(machine):
     assert found.time_ns[1] > 2 * found.time_ns[0]
 
 
-def test_the_limit_ends_it_and_two_rounds_there_are_but_for_one_alone(machine):
+def test_the_limit_ends_it_after_six_rounds_unless_calls_are_very_long(machine):
     begun_ns = machine.now_ns
     found = machine.contest(MS, MS, regret=0.0, limit_s=0.1)
     assert 0.1 <= (machine.now_ns - begun_ns) / 1e9 < 0.1 + 5 * 2 * 3 * MS / 1e9
     assert found.rounds > 2
-    assert machine.contest(MS, 2 * MS, limit_s=1e-6).rounds == 2
+    assert [machine.contest(own, 2 * own, limit_s=1e-6).rounds for own in (MS, 300 * MS)] == [LEAST_ROUNDS, 2]
     found = machine.contest(MS)
     assert (found.best, bool(found.tied), found.probability, found.rounds) == (0, False, 1.0, 0)
 
@@ -198,8 +243,15 @@ def test_by_the_real_clock_a_loop_of_twice_the_time_loses():
         return call
 
     found = contest([busy(200_000), busy(50_000)], regret=REGRET, limit_s=0.2)
-    assert (found.best, bool(found.tied)) == (1, False)
+    assert found.best == 1
     assert 50_000 <= found.time_ns[1] < found.time_ns[0]
+
+
+def test_the_share_of_other_work_is_the_time_that_the_canary_loses(machine, monkeypatch):
+    for times_ns, lost in (([1000], 0.0), ([1000, 3000], 0.5), ([*[1000] * 9, 31_000], 0.75)):
+        monkeypatch.setattr(np, "sort", paced(machine, times_ns * 1000))
+        monkeypatch.setattr(np, "sort", lambda _, call=np.sort: call())
+        assert SHARE(OtherWork()) == pytest.approx(lost, abs=0.05)
 
 
 def test_a_call_gives_its_result_or_says_why_there_is_none_and_the_next_one_is_made():

@@ -40,6 +40,14 @@ def make_socket(path):
 SPECIAL = {"named pipe": os.mkfifo, "socket": make_socket, "folder": os.mkdir}
 
 
+def test_a_name_that_ends_in_gz_is_written_as_it_is_read(tmp_path):
+    for name in ("c.json", "c.json.gz"):
+        path = tmp_path / name
+        rx.learned.save_learned_fft(rx.learned.LearnedFft.exact(16), path)
+        assert rx.learned.load_learned_fft(path).n_fft == 16
+        assert (path.read_bytes()[:2] == b"\x1f\x8b") == name.endswith(".gz")
+
+
 @pytest.mark.parametrize("exists", [True, False])
 def test_writing_to_a_link_writes_its_target_and_keeps_the_link(tmp_path, exists):
     folder = tmp_path / "kept"

@@ -3,6 +3,7 @@
 import functools
 import operator
 import re
+import types
 from pathlib import Path
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
-from _shapes import real
+from _shapes import real, whole
 from jax import lax
 from jax.experimental import sparse
 from jax.extend import source_info_util
@@ -140,6 +141,105 @@ def test_the_dearest_branch_counts_and_the_spread_is_told():
     assert profile.by_family["matmul"].flops == spread.most.flops == 2 * D**3
     assert spread.least.flops == 0
     assert "conditional at test_function_profile.py" in str(profile)
+
+
+def by_platform(x):
+    return lax.platform_dependent(x, cpu=jnp.sin, tpu=lambda x: x @ x, cuda=jax.jit(on_cuda))
+
+
+def on_cuda(x):
+    return lax.platform_dependent(x, cpu=lambda x: x @ x @ x, default=lambda x: jnp.exp(x) + 1)
+
+
+WRAPPERS = (
+    lambda fn: fn,
+    lambda fn: jax.vmap(jax.jit(fn)),
+    lambda fn: jax.grad(lambda x: fn(x).sum()),
+    lambda fn: jax.grad(lambda x: jax.checkpoint(fn)(x).sum()),
+    lambda fn: lambda x: lax.scan(lambda c, _: (fn(c), None), x, length=3)[0],
+    lambda fn: lambda x: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, fn(c[1])), (0, x))[1],
+)
+
+
+def test_the_branch_of_the_platform_counts(monkeypatch):
+    branches = {"cpu": jnp.sin, "tpu": lambda x: x @ x, "cuda": lambda x: jnp.exp(x) + 1}
+    for platform, branch in branches.items():
+        monkeypatch.setattr("rlxjax.jaxpr._function_profile.default_platform", lambda platform=platform: platform)
+        for place, wrapper in enumerate(WRAPPERS):
+            x = real(3, D, D) if place == 1 else real(D, D)
+            profile, alone = counted(wrapper(by_platform), x), counted(wrapper(branch), x)
+            assert EXACT(profile) == EXACT(alone), (platform, place)
+            assert (profile.peak_bytes, profile.fused_traffic_bytes) == (alone.peak_bytes, alone.fused_traffic_bytes)
+            assert profile.kernels.operation_names() == alone.kernels.operation_names()
+    monkeypatch.setattr("rlxjax.jaxpr._function_profile.default_platform", lambda: "rocm")
+    assert counted(by_platform, real(D, D)).flops == 2 * D**3  # no branch fits: the dearest counts
+    monkeypatch.undo()
+    assert counted(by_platform, real(D, D)).transcendentals == D * D  # this platform is the CPU
+
+
+#: What is read of the 4 largest of 100 numbers in each of 6 rows, and what XLA then runs.
+TOP_K = (
+    (lambda top: top, "top_k"),
+    (lambda top: top[0][:, :2], "top_k"),
+    (lambda top: (top[0][:, :2], top[1][:, :2]), "top_k"),
+    (lambda top: top[0][:, ::2], "top_k"),
+    (lambda top: jnp.exp(top[0])[:, -1], "top_k"),
+    (lambda top: lax.dynamic_slice_in_dim(top[0], 0, 2, axis=1), "top_k"),
+    (lambda top: lax.dynamic_index_in_dim(top[0], top[1].sum() % 4, 1), "top_k"),
+    (lambda top: top[0].T[-1], "top_k"),
+    (lambda top: top[0][:, -1:], "sort"),
+    (lambda top: top[0][:, -1], "sort"),
+    (lambda top: jax.jit(lambda x: x[:, 1:])(top[0]), "sort"),
+    (lambda top: top[0][:3], "sort"),
+    (lambda top: (top[0][:, :1], top[0].sum()), "sort"),
+    (lambda top: jnp.split(top[0], 2, axis=1)[1], "sort"),
+    (lambda top: top[1][:, -1:], "sort_several"),
+    (lambda top: (top[0][:, :1], top[1][:, :2]), "sort_several"),
+)
+
+
+def test_a_top_k_whose_result_is_cut_counts_as_the_sort_that_xla_runs():
+    for place, (read, name) in enumerate(TOP_K):
+        profile = counted(lambda x, read=read: read(lax.top_k(x, 4)), real(6, 100))
+        assert name in profile.kernels.operation_names(), place
+        assert profile.by_family["sort"].flops == 600 * (2 if name == "top_k" else 7), place  # log2 of 4 and of 100
+    batched = counted(jax.vmap(lambda row: lax.top_k(row, 4)[0][-1]), real(6, 100))
+    assert "sort" in batched.kernels.operation_names()
+    assert counted(lambda x: lax.top_k(x, 4), whole(6, 100)).integer_ops == 600 * 7  # XLA sorts integers
+
+
+def added(x):
+    held = jax.new_ref(x)
+    held[0] = 3.0
+    return held[...] + 1
+
+
+class Wrapper:
+    """A function with the methods of a jitted one, which are not JAX's own, as those of `flax.nnx.jit`."""
+
+    def __init__(self, function, program=None):
+        self.function, self.program = function, program
+
+    def __call__(self, *args):
+        return self.function(*args)
+
+    def trace(self, *args):
+        return types.SimpleNamespace(traced=self.program.trace(*args)) if self.program else None
+
+    def lower(self, *args):
+        raise NotImplementedError
+
+
+def test_callables_with_the_methods_of_jitted_ones_are_counted():
+    x, product = real(D, D), lambda x: x @ x
+    assert EXACT(counted(Wrapper(product), x)) == EXACT(counted(product, x))
+    donating = jax.jit(
+        lambda x: (x @ x @ x, x), donate_argnums=0
+    )  # it returns a state of which the caller sees nothing
+    profile, alone = counted(Wrapper(product, donating), x), counted(donating, x)
+    assert (EXACT(profile), profile.peak_bytes) == (EXACT(alone), alone.peak_bytes)
+    nnx = pytest.importorskip("flax.nnx", reason="flax is not installed")
+    assert EXACT(counted(nnx.jit(product), x)) == EXACT(counted(product, x))
 
 
 # --- Laws ----------------------------------------------------------------------------------------

@@ -51,6 +51,9 @@ def test_later_calibrations_are_held_against_the_fastest_and_a_pace_that_changes
     assert third.usual_ns == pytest.approx(dict.fromkeys(CANARIES, 900.0))
     calm, restless = (pace(np.exp(sd * np.tile([-1.0, 1.0], 40))).log_sd for sd in (0.0, 0.09))
     assert 0.0 < calm < 0.05 < restless < 0.1
+    log = log_of([1.0, 1.0, 9.0])
+    del log.canaries[-1].times_ns[CANARIES[0]]  # an edited file, or a look of another version
+    assert pace_of(log, None).log_sd == pace_of(log_of([1.0, 1.0]), None).log_sd
 
 
 @pytest.fixture

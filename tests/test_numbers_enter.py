@@ -113,7 +113,7 @@ def refusals(name, call, values):
     for bad in values:
         try:
             assert_refused(call, bad, name)
-        except (Exception, pytest.fail.Exception) as error:
+        except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001
             problems.append(f"{name} of {bad!r}: {error!r:.200}")
     return problems
 

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
+from rlxjax._chunks import on_cpu
 from rlxjax._numerics import temperature_from_sd
 from rlxjax._values import by_value
 from rlxjax.fit import COVERED, Decision, LatencyEstimate, LatencyPosterior, Runs, corrected_terms_ns, estimate
@@ -199,8 +200,8 @@ def times_of_runs(
     # The number of functions is padded to a power of four, so that few programs are compiled.
     rows = np.minimum(np.arange(4 ** math.ceil(math.log(count, 4))), count - 1)
     filled = jax.tree.map(lambda column: np.asarray(column)[rows], runs)
-    with jax.ensure_compile_time_eval():
-        answers = jax.device_get(_estimates_and_terms(calibrated.on_device(), filled))
+    with on_cpu(), jax.ensure_compile_time_eval():
+        answers = jax.device_get(_estimates_and_terms(calibrated.posterior, filled))
     found, named = jax.tree.map(lambda column: column[:count], answers)
     inside = np.broadcast_to(calibrated.covers(runs) if calibrated.domain else False, runs.shape)
     times_ns, terms_ns = np.asarray(found.time_ns, np.float64), np.stack([*named.values()], -1, dtype=np.float64)

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from rlxjax._checks import is_traced, real_numbers, unmasked
+from rlxjax._checks import is_traced, real_numbers
+from rlxjax._chunks import on_cpu
 from rlxjax._typing import Code, Nanoseconds, Provenance, RealLike, Size
 from rlxjax._values import FrozenDict, Handle, by_value, handle
 from rlxjax.fit import (
@@ -35,8 +36,8 @@ from rlxjax.fit import (
     strategy_of,
 )
 
-#: Largest number of picks that are cached, and largest number of posteriors that are cached on a device.
-MOST_CHOICES, MOST_PLACED = 4096, 64
+#: Largest number of picks that are cached.
+MOST_CHOICES = 4096
 #: If the variance of a logarithm is smaller than this value, the variance counts as zero.
 LEAST_VARIANCE = 1e-30
 #: The name of a model, or None. The type is wide because type checkers apply it to the numbers in `**sizes` too.
@@ -242,10 +243,6 @@ class CalibratedModel(Predictions):
         posterior = dataclasses.replace(self.posterior, facts={**self.posterior.facts, **facts})
         return dataclasses.replace(self, posterior=posterior)
 
-    def on_device(self) -> LatencyPosterior:
-        """Return the posterior with its arrays on JAX's default device; the arrays are cached."""
-        is_double = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
-        return _placed(handle(self.posterior), is_double) or self.posterior
 
     def bounds_ns(self, run: LatencyEstimate | Pick, level: float = 0.9) -> tuple[Nanoseconds, Nanoseconds]:
         """Return the two ends of `interval_ns`, `[*batch]`, for an estimate or a pick that this model returned.
@@ -265,9 +262,9 @@ class CalibratedModel(Predictions):
         """
         if not self.strategies:
             return ()
-        with jax.ensure_compile_time_eval():
+        with on_cpu(), jax.ensure_compile_time_eval():
             runs, counts = self._runs(self.strategies, inputs, named)
-            _, is_possible = _answered(self.on_device(), runs, counts, "each")
+            _, is_possible = _answered(self.posterior, runs, counts, "each")
         if is_traced(is_possible):
             raise ValueError("alternatives: expected inputs that are numbers, got traced values; use `pick_index`")
         return tuple(np.array(self.strategies)[np.asarray(is_possible)].tolist())
@@ -310,9 +307,9 @@ class CalibratedModel(Predictions):
         runs, counts = self._runs(strategies, inputs, named)
         codes = tuple(np.ravel(runs.variant).tolist())
         if ask == "pick" and len(set(codes)) == len(codes) and _has_separate_weights(handle(self.posterior)):
-            found, is_possible = _answered(self.on_device(), runs, counts, "separate pick", codes)
+            found, is_possible = _answered(self.posterior, runs, counts, "separate pick", codes)
         else:
-            found, is_possible = _answered(self.on_device(), runs, counts, ask)
+            found, is_possible = _answered(self.posterior, runs, counts, ask)
         # An index is always that of a possible strategy, and traced values cannot be checked.
         if ask != "place" and not is_traced(is_possible):
             for name in np.array(strategies)[~np.asarray(is_possible)]:
@@ -345,9 +342,7 @@ class CalibratedModel(Predictions):
     ) -> tuple[str, str]:
         """Return the fastest candidate for one workload, the first in a tie, and the candidate's fastest variant."""
         for name, value in (*zip(self.model.inputs, inputs, strict=False), *named.items()):
-            own = unmasked(value, name)
-            if value is not None:
-                real_numbers(own, name)
+            own = None if value is None else real_numbers(value, name)
             if is_traced(own) or np.ndim(own):
                 given = "a traced value" if is_traced(own) else f"shape {np.shape(own)}"
                 raise ValueError(f"{name}: expected a number for one workload, got {given}; use `pick_index`")
@@ -360,16 +355,7 @@ def _hashable(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-@functools.lru_cache(maxsize=MOST_PLACED)
-def _placed(known: Handle, is_double: bool) -> LatencyPosterior | None:
-    """Return a posterior with its leaves on the device in JAX's current precision; None if the posterior is traced."""
-    if is_traced(*jax.tree.leaves(known())):
-        return None
-    with jax.ensure_compile_time_eval():
-        return jax.tree.map(jnp.asarray, known())
-
-
-@functools.lru_cache(maxsize=MOST_PLACED)
+@functools.lru_cache(maxsize=64)
 def _has_separate_weights(known: Handle) -> bool:
     posterior: Any = known()
     return has_separate_weights(posterior)
@@ -383,7 +369,7 @@ def _choice(
     if is_traced(*jax.tree.leaves(own.posterior)):
         raise ValueError("pick: expected a calibration of numbers, got a traced calibration; use `pick_index`")
     names = own.alternatives(*inputs, **dict(named)) if candidates is None else candidates
-    with jax.ensure_compile_time_eval():
+    with on_cpu(), jax.ensure_compile_time_eval():
         found = own._asked("each", names, inputs, dict(named))
     chosen = int(np.argmin([time_ns for time_ns, _ in found]))
     return names[chosen], own.model.variants[int(found[chosen][1])]

@@ -176,7 +176,9 @@ class Advice(Choice):
         )
         if by_model:
             rounds = f" in {counted(self.rounds, 'round')}" if self.rounds else ""
-            lines.append(f"decided by {DECIDED[self.by]}{rounds}{': a tie' if self.is_tie else ''}")
+            lines.append(
+                f"decided by {DECIDED[self.by]}{rounds}{': a tie' if self.is_tie else ''}{self.provisional_text()}"
+            )
         forms = {"apart": named.get("apart"), word: named.get(self.compared), "together": named.get("together")}
         rows = {name: own for name, own in forms.items() if own and own.times_text()}
         if rows:

@@ -14,6 +14,7 @@ import numpy as np
 
 from rlxjax._checks import check_at_least, is_traced
 from rlxjax._numerics import temperature_from_sd
+from rlxjax._tracing import is_from_jit
 from rlxjax._values import counted
 from rlxjax.calibration import (
     CalibratedModel,
@@ -162,7 +163,7 @@ def advise(
     if len(functions) > 1:
         groups = groups_of(whole)
     else:
-        is_jitted = isinstance(fn, jax.stages.Wrapped)
+        is_jitted = is_from_jit(fn)
         parts = [] if is_jitted else parts_of(whole[0])
         if len(parts) < 2:
             why = f"{whole[0].name} is {'jitted' if is_jitted else 'a single operation'}, so it is one program already"

@@ -135,10 +135,15 @@ DRAWS = 8
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat2", "checkpoint"}
 #: Names of the operations whose results are exact, so that nothing is rounded.
 _EXACT = {
-    *("abs", "broadcast_in_dim", "concatenate", "copy", "copy_p", "dynamic_slice", "gather", "imag", "max", "min"),
-    *("neg", "pad", "real", "reduce_max", "reduce_min", "reshape", "rev", "select_n", "slice", "sort", "squeeze"),
-    *("stop_gradient", "transpose"),
+    *("abs", "broadcast_in_dim", "ceil", "clamp", "concatenate", "copy", "copy_p", "cummax", "cummin"),
+    *("dynamic_slice", "dynamic_update_slice", "floor", "gather", "imag", "iota", "max", "min", "neg", "pad", "real"),
+    *("reduce_max", "reduce_min", "reduce_precision", "rem", "reshape", "rev", "round", "scatter", "select_n", "sign"),
+    *("slice", "sort", "split", "squeeze", "stop_gradient", "transpose"),
 }
+#: Names of the operations that add many terms, so that the sum of the terms' magnitudes bounds the rounding.
+_SUMS = {"conv_general_dilated", "cumsum", "dot_general", "reduce_sum", "reduce_window_sum", "scatter-add"}
+#: Names of the operations that are exact for operands slightly different from theirs (they are backward stable).
+_STABLE = {"cholesky", "eig", "eigh", "fft", "geqrf", "lu", "svd", "triangular_solve", "tridiagonal_solve"}
 
 
 def difference(one: Any, other: Any, calls: Sequence[Callable[[], Any]] = ()) -> str:
@@ -186,15 +191,15 @@ def _moves(call: Callable[[], Any], results: Sequence[Any]) -> list[np.ndarray]:
 def rounding_moves(call: Callable[[], Any], results: Sequence[Any]) -> list[np.ndarray]:
     """Run a program `DRAWS` times with random roundings; return the largest change of each number of its results.
 
-    This is Monte Carlo arithmetic (Parker, Pierce and Eggert, 2000): each constant, and each result of an operation, is
-    multiplied by 1 plus or minus the machine epsilon of its dtype.
+    This is Monte Carlo arithmetic (Parker, Pierce and Eggert, 2000): each result that an operation rounds changes by
+    plus or minus the machine epsilon of its dtype, relative to its size, and for a sum to the sum of its terms' sizes.
+    Constants and arguments are not rounded. An operation on numbers of few digits, such as 1 - 1 or 0.5 * 3, is exact.
     """
     closed = jax.make_jaxpr(lambda: opened(call()))()
     unit = max((float(jnp.finfo(x.dtype).eps) for x in results if jnp.issubdtype(x.dtype, jnp.inexact)), default=0.0)
 
     def moved(seed: jax.Array, consts: Sequence[Any]) -> list[Any]:
-        arrays = [_nudged(jnp.asarray(one), seed, number, 1.0) for number, one in enumerate(consts)]
-        return _run(closed.jaxpr, arrays, [], seed, unit)
+        return _run(closed.jaxpr, [*map(jnp.asarray, consts)], [], seed, unit)
 
     places = [own.sharding if isinstance(own, jax.Array) and not own.is_fully_addressable else None for own in results]
     run = jax.jit(moved, out_shardings=places)
@@ -233,29 +238,77 @@ def _run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], seed: Any, unit
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
     for number, equation in enumerate(jaxpr.eqns):
         name, inner = equation.primitive.name, equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+        given = [jnp.asarray(own.val) if hasattr(own, "val") else values[own] for own in equation.invars]
         if name in _CALLS and inner is not None:
-            given = [own.val if hasattr(own, "val") else values[own] for own in equation.invars]
             found = _run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), given, seed + number + 1, unit)
         else:
             alone, own_inputs = equation_alone(jaxpr, equation)
-            found = alone(*(values[own] for own in own_inputs))
+            own = [values[var] for var in own_inputs]
+            if name in _STABLE:
+                own = [_nudged(one, abs(one), seed, number, unit) for one in own]
+            found = alone(*own)
+            sizes = alone(*(abs(one).astype(one.dtype) for one in own)) if name in _SUMS else found
             if name not in _EXACT:
-                found = [_nudged(one, seed, number, unit) for one in found]
+                sizes = [_rounded(equation, given, *pair) for pair in zip(found, map(abs, sizes), strict=True)]
+                found = [_nudged(*pair, seed, number, unit) for pair in zip(found, sizes, strict=True)]
         values.update(zip(equation.outvars, found, strict=True))
     return [own.val if hasattr(own, "val") else values[own] for own in jaxpr.outvars]
 
 
-def _nudged(value: Any, seed: Any, number: int, most: float) -> Any:
-    """Change each floating-point number by one rounding; a hash of the number's bits decides whether up or down."""
+def _rounded(equation: Any, given: Sequence[Any], found: Any, size: Any) -> Any:
+    """Return the size relative to which an operation rounds each number of its result; 0 where it rounds nothing.
+
+    If all terms are multiples of a power of two, a sum of at most `2 / eps` times this power is exact.
+    """
+    if not jnp.issubdtype(found.dtype, jnp.inexact):
+        return size
+    name, (first, *others), half_eps = equation.primitive.name, given, float(jnp.finfo(found.dtype).eps) / 2
+    if name == "convert_element_type":
+        back = found if jnp.issubdtype(first.dtype, jnp.complexfloating) else found.real
+        return jnp.where(back.astype(first.dtype) == first, 0, size)
+    steps = [_step(one) for one in (found, *others)] if name in ("div", "sqrt") else [*map(_step, given[:2])]
+    if name in ("add", "add_any", "sub"):
+        step = jnp.minimum(*steps)
+    elif name in ("reduce_sum", "cumsum", "reduce_window_sum"):
+        step = jnp.min(steps[0], initial=jnp.inf)
+    elif name in ("dot_general", "conv_general_dilated"):
+        step = math.prod(jnp.min(one, initial=jnp.inf) for one in steps)
+    elif name == "mul":
+        step = steps[0] * steps[1]
+    elif name in ("div", "sqrt"):  # exact if the quotient times the divisor is
+        divisor, step = (others or [found])[0], steps[0] * steps[-1]
+        step = jnp.where(found * divisor == first, step, 0)
+        return jnp.where(abs(first) * half_eps <= step, 0, size)
+    elif name == "integer_pow":
+        step = steps[0] ** max(equation.params["y"], 0)
+    else:
+        return size
+    return jnp.where(size * half_eps <= step, 0, size)
+
+
+def _step(value: Any) -> Any:
+    """Return the largest power of two of which each number is a multiple; infinity for 0."""
+    if jnp.issubdtype(value.dtype, jnp.complexfloating):
+        return jnp.minimum(_step(value.real), _step(value.imag))
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        return jnp.ones(value.shape)
+    bits = jax.lax.bitcast_convert_type(value, f"uint{8 * value.dtype.itemsize}")
+    shorter = jax.lax.bitcast_convert_type(bits & (bits - 1), value.dtype)  # without the lowest digit
+    is_power = bits & ((1 << jnp.finfo(value.dtype).nmant) - 1) == 0
+    return jnp.where(value == 0, jnp.inf, abs(jnp.where(is_power, value, value - shorter)))
+
+
+def _nudged(value: Any, size: Any, seed: Any, number: int, most: float) -> Any:
+    """Change each floating-point number by one rounding of `size`; a hash of its bits decides whether up or down."""
     if not jnp.issubdtype(value.dtype, jnp.inexact):
         return value
     if jnp.issubdtype(value.dtype, jnp.complexfloating):
-        return jax.lax.complex(*(_nudged(part, seed, number, most) for part in (value.real, value.imag)))
+        return jax.lax.complex(*(_nudged(part, size, seed, number, most) for part in (value.real, value.imag)))
     eps = min(float(jnp.finfo(value.dtype).eps), most)
     width = 8 * value.dtype.itemsize
     bits = jax.lax.bitcast_convert_type(value, f"uint{width}")
     bits = (bits >> max(width - 32, 0)) ^ bits if width > 32 else bits
     mixed = (bits.astype(jnp.uint32) ^ (seed * 40503 + number * 977 + 1).astype(jnp.uint32)) * jnp.uint32(2654435761)
     mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(2246822519)
-    up, down = (jnp.asarray(1.0 + sign * eps, value.dtype) for sign in (1, -1))
-    return value * jnp.where((mixed >> 17) & 1, up, down)
+    change = (eps * size).astype(value.dtype)
+    return jnp.where(jnp.isfinite(change), value + jnp.where((mixed >> 17) & 1, change, -change), value)

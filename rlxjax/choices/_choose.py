@@ -22,6 +22,7 @@ from rlxjax._chunks import callers_settings
 from rlxjax._numerics import temperature_from_sd
 from rlxjax._values import handle
 from rlxjax.calibration import Calibration, default_calibration
+from rlxjax.clock import BUSY, LEAST_WATCH_S, OtherWork
 from rlxjax.fit import Suite
 
 from ._calls import ALONE, Caller, FailedError, Party, difference
@@ -35,10 +36,14 @@ from ._way import LIMIT_MS, REGRET, Choice, Way, choice_of_json, json_of_choice,
 MOST_CHOICES = 16_384
 #: A compilation is given up after this number of seconds.
 COMPILE_S = 3600.0
+#: After a look at the machine's load, a provisional choice is used for this number of seconds without another look.
+LOOK_AGAIN_S = 60.0
 #: The type of a jitted function.
 JITTED = type(jax.jit(abs))
 _choices: dict[Any, Choice] = {}
 _keeping = threading.Lock()
+#: When this process last looked at the machine's load, in monotonic seconds, and whether the machine was quiet.
+_look = (-math.inf, False)
 
 
 def choose(
@@ -70,8 +75,9 @@ def choose(
             predict. The default is the environment variable `RLXJAX_MEASURE`, or else "undecided".
         regret: relative difference in time that does not matter to you, from 0 to 1. Alternatives that differ by less
             are a tie, and the model's favourite wins.
-        limit_ms: milliseconds that timing may take, without compiling. A call is given up after 100 times this limit,
-            but not before 1 s; it then goes on running in a daemon thread.
+        limit_ms: milliseconds that timing may take, without compiling. Six rounds are timed even if they take longer. A
+            call is given up after 100 times this limit, but not before 1 s; it then goes on running in a daemon thread.
+            The first call of a function that is not jitted compiles, so this limit does not count for it.
         calibration: the calibration of this machine; the default is `default_calibration()`.
         check: whether to raise an error if results differ by more than rounding explains. A list equals a tuple.
 
@@ -94,7 +100,8 @@ def choose(
     """
     word = measure_word(measure, "undecided")
     asked = _asked(alternatives, args, word, regret, limit_ms, calibration, check)
-    if asked is not None and (known := _choices.get(asked)) is not None:
+    known = None if asked is None else _choices.get(asked)
+    if known is not None and not _is_due(known, word):
         found = object.__new__(Choice)  # a copy in a microsecond, with the caller's function
         found.__dict__.update(known.__dict__, fn=alternatives[known.name])  # pyright: ignore[reportIndexIssue]
         return found
@@ -154,6 +161,18 @@ def _asked(alternatives: Any, args: tuple[Any, ...], *options: Any) -> tuple[Any
     return key
 
 
+def _is_due(known: Choice, measure: str) -> bool:
+    """Whether to measure again, because the choice is provisional and the machine is quiet."""
+    global _look
+    if not known.is_provisional or measure == "never":
+        return False
+    if time.monotonic() > _look[0] + LOOK_AGAIN_S:
+        others = OtherWork()
+        time.sleep(LEAST_WATCH_S)
+        _look = time.monotonic(), others.share() < BUSY
+    return _look[1]
+
+
 def _shape_of(arg: Any) -> Any:
     """Return what a choice depends on in an argument: all of an array except its values; a number's type and value."""
     if isinstance(arg, jax.Array):
@@ -193,6 +212,7 @@ def decide(
         ValueError: no alternative runs; results differ; `measure` is "never" but nothing predicts the times; the
         processes give different programs or options, or a process has ended.
     """
+    global _look
     key, machine = _key_of(work, check)
     memory, party = Memory(), Party.of(work.devices)
     _check_alike(work, key, measure, regret, limit_ms)
@@ -219,8 +239,10 @@ def decide(
         # Another thread or process may have timed the alternatives meanwhile.
         if (found := _remembered(work, memory, key, measure, regret)) is not None:
             return found
-        begun_s = time.perf_counter()
+        begun_s, watch = time.perf_counter(), OtherWork()
         timed, ways = _timed(ways, [*chances], entrants, party, regret, limit_ms / 1e3, check)
+        load = max(party.gathered(watch.share()))
+        _look = time.monotonic(), load < BUSY and is_alone
         found = _choice(
             ways,
             timed.best,
@@ -230,6 +252,7 @@ def decide(
             rounds=timed.rounds,
             measuring_s=time.perf_counter() - begun_s,
             is_alone=is_alone,
+            load=load,
             calibration=None if work.calibrated is None else digest_of_model(work.calibrated),
             machine=machine,
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -279,6 +302,7 @@ def _remembered(work: Work, memory: Memory, key: str, measure: str, regret: floa
     """Return the remembered choice if it runs here and is pinned or meets `measure` and `regret`; otherwise None."""
     party = Party.of(work.devices)
     known = memory.look_up(key) if party.is_first else None
+    known = None if known is not None and _is_due(known, measure) else known
     if party is not ALONE:
         said = party.gathered(None if known is None else json_of_choice(known))[0]
         known = None if said is None else choice_of_json(said)
@@ -326,7 +350,7 @@ def _timed(
     ways: list[Way], order: list[int], entrants: list[int], party: Party, regret: float, limit_s: float, check: bool
 ) -> tuple[Contest, list[Way]]:
     """Compile, check and time the entrants, starting with the favourite; if it fails, do so with all alternatives."""
-    ways, first_s, failed = [*ways], {}, {}
+    ways, left, first_s, failed = [*ways], [], {}, {}
     expected: Any = None
     with Caller() as caller:
         for place in order:
@@ -334,17 +358,18 @@ def _timed(
                 continue
             begun_s, own, result, reason = time.perf_counter(), ways[place], None, ""
             run = lambda own=own: jax.block_until_ready(own.call())  # noqa: E731
-            # All processes compile before any process waits for results.
-            for call, longest in ((own.make or int, COMPILE_S), (run, longest_s(limit_s))):
+            # All processes compile before any process waits for results. Without `make`, the first call compiles.
+            for call, longest in ((own.make or run, COMPILE_S), (run, longest_s(limit_s))):
                 try:
                     result, reason = (None, reason) if reason else (caller(call, longest), "")
                 except FailedError as error:
                     reason = str(error)
                 reason = party.first_text(reason)
+                first_s.setdefault(place, time.perf_counter() - begun_s)
             if reason:
                 failed[place] = reason
                 continue
-            first_s[place] = time.perf_counter() - begun_s
+            left.append(place)
             if not check or expected is None:
                 expected = (own, result) if check else None
                 continue
@@ -354,7 +379,6 @@ def _timed(
             if wrong:
                 raise unequal(expected[0].name, own.name, wrong)
     result = expected = None
-    left = [*first_s]
     calls, extra_ns = [ways[place].call for place in left], [ways[place].extra_ns for place in left]
     found = contest(calls, regret=regret, limit_s=limit_s, extra_ns=extra_ns, party=party) if left else None
     failed |= {left[number]: reason for number, reason in found.failed.items()} if found else {}
@@ -367,7 +391,7 @@ def _timed(
     times = (own.tolist() for own in (found.time_ns, found.low_ns, found.high_ns))
     for number, (place, time_ns, low_ns, high_ns) in enumerate(zip(left, *times, strict=True)):
         if math.isfinite(time_ns):
-            seconds = max(first_s[place] - time_ns / 1e9, 0.0)
+            seconds = max(first_s[place] - (0.0 if ways[place].make else time_ns / 1e9), 0.0)
             measured = {"measured_ns": time_ns, "measured_interval_ns": (low_ns, high_ns), "compile_s": seconds}
             ways[place] = dataclasses.replace(ways[place], is_tie=number in found.tied, **measured)
     return found._replace(best=left[found.best]), ways

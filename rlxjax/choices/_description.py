@@ -4,6 +4,7 @@ import dataclasses
 import enum
 import functools
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -14,6 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from rlxjax._chunks import SETTINGS, callers_settings
+from rlxjax._tracing import default_device
 from rlxjax._values import Handle, handle
 from rlxjax.calibration import CalibratedModel, Fingerprint, current_fingerprint
 
@@ -23,15 +26,10 @@ _UNREAD = {"bwd", "debug_info", "fwd_jaxpr_thunk", "jvp_jaxpr_fun", "name_and_sr
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 #: Packages whose objects are described by their `repr`, except dataclasses, which are described by their fields.
 _SHOWN = {"jax", "jaxlib", "ml_dtypes", "numpy"}
-#: Environment variables that affect programs but are not in the fingerprint; and JAX settings that no jaxpr shows.
+#: Environment variables that affect programs but are not in the fingerprint.
 _FLAGS = ("LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE", "TF_XLA_FLAGS")
-_SETTINGS = (
-    *("jax_allow_f16_reductions", "jax_cpu_collectives_implementation", "jax_cpu_enable_async_dispatch"),
-    *("jax_debug_infs", "jax_debug_nans", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_disable_jit"),
-    *("jax_disable_most_optimizations", "jax_enable_x64", "jax_exec_time_optimization_effort"),
-    *("jax_memory_fitting_effort", "jax_optimization_level", "jax_random_seed_offset"),
-    *("jax_threefry_partitionable", "jax_use_shardy_partitioner"),
-)
+#: JAX settings whose effect the devices or the jaxpr of a program show.
+_SEEN = ("jax_default_device", "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion", "jax_softmax_custom_jvp")
 
 
 def digest(*parts: Any) -> str:
@@ -49,19 +47,14 @@ def setting_of(calibrated: CalibratedModel | None, devices: Sequence[Any] = ()) 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     here = _fingerprint(os.environ.get("XLA_FLAGS"), os.environ.get("OMP_NUM_THREADS"), cores)
     flags = {name: os.environ[name] for name in _FLAGS if name in os.environ}
-    settings = {name: str(jax.config.values.get(name)) for name in _SETTINGS}
-    settings["mesh"] = str(jax.sharding.get_abstract_mesh())
+    settings = dict(zip((*SETTINGS, "mesh"), map(str, callers_settings()), strict=True))
+    for name in _SEEN:
+        del settings[name]
     used = devices or [default_device()]
     kinds = sorted({(device.platform, device.device_kind) for device in used})
     processes = len({device.process_index for device in used})
     model = None if calibrated is None else digest_of_model(calibrated)
     return digest(here.model_dump(mode="json"), flags, settings, kinds, len(used), processes, model), here
-
-
-def default_device() -> Any:
-    """Return the device on which JAX makes new arrays."""
-    asked: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-    return asked if hasattr(asked, "device_kind") else jax.devices(asked)[0]
 
 
 @functools.lru_cache(maxsize=8)
@@ -129,13 +122,20 @@ def description_of(value: Any, within: tuple[int, ...] = (), known: dict[int, An
         return [kind, *map(inner, (value.__code__, value.__defaults__, value.__kwdefaults__, _read_by(value)))]
     if isinstance(value, types.CodeType):
         return [kind, value.co_code.hex(), value.co_names, *map(inner, value.co_consts)]
-    if dataclasses.is_dataclass(value):
-        fields = [field.name for field in dataclasses.fields(value)]
-    else:
-        fields = [] if package in _SHOWN else [*getattr(value, "__dict__", ()), *getattr(type(value), "__slots__", ())]
-    if fields:
-        return [_name_of(value), *([name, inner(getattr(value, name, None))] for name in sorted(fields))]
+    if fields := {} if package in _SHOWN and not dataclasses.is_dataclass(value) else _state_of(value):
+        return [_name_of(value), *([name, inner(part)] for name, part in sorted(fields.items()))]
     return [_name_of(value), _ADDRESS.sub("", repr(value))]
+
+
+def _state_of(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass, or the attributes and slots of another object, without cached properties."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+    state = object.__getstate__(value)
+    parts = state if isinstance(state, tuple) else (state,)
+    named = itertools.chain.from_iterable((part or {}).items() for part in parts)
+    cached = functools.cached_property
+    return {name: part for name, part in named if not isinstance(getattr(type(value), name, None), cached)}
 
 
 def _described_array(value: Any) -> Any:

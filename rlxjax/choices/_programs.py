@@ -10,20 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax._tracing import wrong_count
-from rlxjax._values import Handle, by_value, counted, handle
+from rlxjax._chunks import on_cpu
+from rlxjax._tracing import default_device, is_from_jit, name_of, of_arrays_only, wrong_count
+from rlxjax._values import by_value, counted
 from rlxjax.calibration import CalibratedModel, Calibration, FunctionPrediction, FunctionTimes, predict_profiles
 from rlxjax.fit import SURE, Cell, Runs, Suite, decision, estimate
 from rlxjax.jaxpr import FunctionProfile, profile_function
 from rlxjax.models import FUNCTIONS
 
-from ._description import content_of, default_device, description_of, digest
+from ._description import content_of, description_of, digest
 from ._way import SURE_OF_FUNCTIONS, Way
 
 #: Random integers are below this number, so that they are valid indices into arrays of at least this length.
 INTEGERS = 100
-#: At most this number of suite programs is kept; the least recently used program is dropped first.
-MOST_PROGRAMS = 32
 #: The alternatives with their predictions; and a matrix `[n, n]` that holds the standard deviation in ns of
 #: the difference between each two predictions, or infinity if it is unknown.
 Predicted = tuple[list[Way], np.ndarray]
@@ -76,10 +75,10 @@ def in_order(stages: Sequence[Callable[..., Any]], args: tuple[Any, ...]) -> lis
     """Jit and trace each function once, on the result of the previous function; return them as stages."""
     found, given = [], args
     for number, fn in enumerate(stages):
-        name = getattr(fn, "__name__", "")
+        name = name_of(fn, "")
         name = name if name.isidentifier() else f"stage{number + 1}"  # a name that code can use
-        jitted: Any = fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(functools.partial(fn))
         try:
+            jitted: Any = fn if is_from_jit(fn) else jax.jit(of_arrays_only(fn))
             result = jitted.eval_shape(*given)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's function may raise anything, and may exit)
             reason = str(error).strip().partition("\n")[0]
@@ -145,7 +144,7 @@ def work_of_functions(
         expected = expected or (name, whole.result)
         if check and (wrong := unlike(expected[1], whole.result)):
             raise unequal(expected[0], name, wrong)
-        is_jitted = isinstance(given, jax.stages.Wrapped)
+        is_jitted = whole.fn is given
         devices += devices_of([program.jaxpr.consts, _places_in(program.jaxpr.jaxpr)])
         parts.append(functools.partial(list, [whole]) if is_jitted else functools.partial(parts_of, whole))
         make = (lambda program=program: program.lower().compile()) if is_jitted else None
@@ -213,7 +212,9 @@ def in_words(args: tuple[Any, ...]) -> str:
 
 def check_repeatable(name: str, program: Any) -> None:
     """Raise a `ValueError` if a program cannot run repeatedly, because it has side effects or donates arguments."""
-    if effects := ", ".join(sorted(str(effect) for effect in program.jaxpr.effects)):
+    # A mutable array that the program itself creates is no side effect.
+    inside, effects = "InternalMutableArrayEffect", program.jaxpr.effects
+    if effects := ", ".join(sorted(str(one) for one in effects if type(one).__name__ != inside)):
         raise ValueError(
             f"alternatives: {name!r} has side effects ({effects}), but measuring runs it repeatedly; remove them, or "
             "use measure='never'"
@@ -325,31 +326,26 @@ def work_of_suite(suite: Suite, inputs: Mapping[str, Any] | None, known: Calibra
     calibrated = None if known is None else known.models.get(model.name)
     facts = suite.facts() if calibrated is None else calibrated.posterior.facts
     label = ", ".join(f"{name} {size:g}" for name, size in sizes.items())
-    programs = f"{type(suite).__module__}.{type(suite).__qualname__}", suite.runner, dict(suite.given)
-    if dataclasses.is_dataclass(suite):  # its fields identify the suite
-        programs = *programs, description_of(suite)
+    # A suite may count its runs or keep what it made, so only plain attributes identify it.
+    plain = {name: own for name, own in vars(suite).items() if isinstance(own, bool | int | float | str | tuple)}
+    state = description_of(suite if dataclasses.is_dataclass(suite) else plain)
+    programs = f"{type(suite).__module__}.{type(suite).__qualname__}", suite.runner, dict(suite.given), state
     is_same = np.ravel(np.asarray(model.same_result(Runs.checked(model, 0, **sizes), facts))).tolist()
     ways = []
     for variant in (name for name, is_own in zip(model.variants, is_same, strict=True) if is_own):
-        program = functools.partial(_program, handle(suite), Cell(f"{variant} {label}", variant, sizes))
+        # The program is prepared once for each choice, because a suite can change between choices.
+        program = functools.cache(functools.partial(suite.program, Cell(f"{variant} {label}", variant, sizes)))
         call = lambda program=program: program()()  # noqa: E731
         ways.append(Way(variant, content=digest(model.name, model.version, programs, variant), fn=call, call=call))
     predict = functools.partial(predicted_variants, ways, sizes)
     return Work(ways, predict, calibrated, model.name, label, sizes)
 
 
-@functools.lru_cache(maxsize=MOST_PROGRAMS)
-def _program(suite: Handle, cell: Cell) -> Callable[[], Any]:
-    """Return the program of a cell, which is a variant at given sizes. It is compiled once for all choices."""
-    own: Any = suite()
-    return own.program(cell)
-
-
 def predicted_variants(ways: Sequence[Way], sizes: Mapping[str, Any], calibrated: CalibratedModel) -> Predicted:
     """Predict alternatives that are variants of the model. Their names are the names of the variants."""
-    with jax.ensure_compile_time_eval():
+    with on_cpu(), jax.ensure_compile_time_eval():
         runs = Runs.checked(calibrated.model, [own.name for own in ways], **sizes)
-        found = jax.tree.map(np.asarray, estimate(calibrated.on_device(), runs.together()))
+        found = jax.tree.map(np.asarray, estimate(calibrated.posterior, runs.together()))
         low_ns, high_ns = calibrated.bounds_ns(found)
         row, column = (jax.tree.map(functools.partial(np.expand_dims, axis=axis), found) for axis in (1, 0))
         codes, alike = np.asarray(runs.variant), calibrated.posterior.alike

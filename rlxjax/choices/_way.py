@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from rlxjax._values import by_value, counted
 from rlxjax.calibration import Fingerprint, Positive
+from rlxjax.clock import BUSY
 from rlxjax.fit import SURE
 from rlxjax.units import interval_text, number_text, probability_text, time_text
 
@@ -24,6 +25,8 @@ REGRET, LIMIT_MS = 0.02, 200.0
 SURE_OF_FUNCTIONS = 0.99
 #: The range of a call's measured nanoseconds. Numbers beyond these limits are mistakes.
 MeasuredNs = Annotated[float, Field(ge=1e-3, le=1e15)]
+#: A measured time is called unexpected if it lies outside the interval of its prediction by more than this factor.
+UNEXPECTED = 2.0
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 NotNegative = Annotated[float, Field(ge=0.0)]
 _WHOLE = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -63,11 +66,12 @@ class Way(Record):
         name: the name of the alternative.
         predicted_ns: the time that the latency model predicts; None without a prediction.
         predicted_interval_ns: the 90 % interval of the prediction.
-        measured_ns: the lower quartile of the times in all rounds; None if the alternative was not timed.
+        measured_ns: the mean time of a call, without what slowed all alternatives; None if it was not timed.
         measured_interval_ns: the 90 % interval of `measured_ns`.
         failed: a sentence that says why the alternative cannot be chosen; empty if it can be chosen.
         is_tie: whether measuring could not tell which is faster, this alternative or the chosen alternative.
-        compile_s: seconds of compiling and a first call, minus the time of a later call; None if not compiled here.
+        compile_s: seconds of compiling; None if not compiled here. For a program that its first call compiles, this is
+            the time of the first call minus the time of a later call.
         in_domain: whether the prediction is for sizes in the calibrated range; otherwise it is an extrapolation.
         extra_ns: a cost in ns that is added to the time when alternatives are compared.
         content: digest of the alternative's programs. The digest identifies the alternative.
@@ -103,7 +107,10 @@ class Way(Record):
         return self.predicted_interval_ns if self.measured_ns is None else self.measured_interval_ns
 
     def times_text(self) -> str:
-        """Return the times as text, for example "measured 19 ms (18 to 20)  predicted 21 ms (12 to 32)"."""
+        """Return the times as text, for example "measured 19 ms (18 to 20)  predicted 21 ms (12 to 32)".
+
+        The text says so if the measured time lies far outside the interval of the prediction.
+        """
         times = {"measured": (self.measured_ns, self.measured_interval_ns)}
         times["predicted"] = (self.predicted_ns, self.predicted_interval_ns)
         said = [
@@ -111,6 +118,12 @@ class Way(Record):
             for word, (time_ns, ends) in times.items()
             if time_ns is not None
         ]
+        if len(said) == 2 and self.measured_ns and self.predicted_ns:
+            low_ns, high_ns = self.predicted_interval_ns or (self.predicted_ns,) * 2
+            if not low_ns / UNEXPECTED <= self.measured_ns <= high_ns * UNEXPECTED:
+                ratio = self.measured_ns / self.predicted_ns
+                word = "longer" if ratio > 1.0 else "shorter"
+                said.append(f"{number_text(max(ratio, 1.0 / ratio), 2)} times {word} than predicted")
         return "  ".join(said)
 
 
@@ -129,6 +142,7 @@ class Choice(Record):
         rounds: number of rounds of timing; a round times each alternative once. 0 if no alternative was timed.
         measuring_s: number of seconds that compiling and timing took in this call.
         is_alone: False if another process or thread was timing at the same time, so that the times may be too long.
+        load: share of the machine, 0 to 1, that other work took during timing; None if nothing was timed.
         key: digest of everything that the choice depends on; `rlxjax decisions` finds the choice by this key.
         without_pin: name of the measured winner if a person pinned another alternative; otherwise None.
         kind: "functions" if the alternatives are functions; for a suite, the name of its latency model.
@@ -149,6 +163,7 @@ class Choice(Record):
     rounds: Annotated[int, Field(ge=0)] = 0
     measuring_s: NotNegative = 0.0
     is_alone: bool = True
+    load: Share | None = None
     key: str = ""
     without_pin: str | None = None
     kind: str = ""
@@ -210,6 +225,12 @@ class Choice(Record):
         return named[name]
 
     @property
+    def is_provisional(self) -> bool:
+        """Whether the machine was busy during timing, so that `choose` measures again once the machine is quiet."""
+        is_disturbed = (self.load or 0.0) >= BUSY or not self.is_alone
+        return is_disturbed and self.by != "pinned"
+
+    @property
     def outcome(self) -> str:
         """A sentence that says which alternative is the fastest, how probable this is, and which others tie."""
         best = self.without_pin or self.name
@@ -225,7 +246,16 @@ class Choice(Record):
             margin = f"more than {100.0 * self.regret:.3g} % " if self.regret else ""
             said = f"{best} is the fastest: {chance} sure {rounds} that no other alternative is {margin}faster"
         said += " (remembered)" if self.by == "remembered" else ""
+        said += self.provisional_text()
         return said + (f"; a person pinned {self.name}, which runs" if self.by == "pinned" else "")
+
+    def provisional_text(self) -> str:
+        """Return the words that end a sentence about a provisional choice, else ""."""
+        if not self.is_provisional:
+            return ""
+        share = f"other work took {100.0 * (self.load or 0.0):.0f} % of the machine"
+        why = share if self.is_alone else "another process or thread was timing too"
+        return f"; provisional, because {why} during timing"
 
     def __str__(self) -> str:
         lines = [self.outcome, "times of a call with 90 % intervals:"]

@@ -4,11 +4,9 @@ Many fits run at once: threads run chunks of fits. L-BFGS runs in short rounds. 
 whitened: they are transformed so that the posterior's curvature is close to 1 along every direction.
 """
 
-import contextlib
 import functools
 import operator
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +15,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from rlxjax._chunks import for_each_chunk, worker_count
+from rlxjax._chunks import for_each_chunk, on_cpu, worker_count
 
 from ._latency_model import Facts, LatencyPrior, vector
 from ._posterior import CORRECTION_SD, correction_log_factor, joint_jacobian, log_prediction_and_jacobian, predicted_ns
@@ -192,11 +190,3 @@ def _in_chunks(run: Callable[..., Any], chunk: int, columns: Any) -> Any:
 
     for_each_chunk(of_chunk, fits, chunk)
     return jax.tree.map(lambda *chunks: np.concatenate(chunks), *found)
-
-
-def on_cpu() -> AbstractContextManager[Any]:
-    """Make the CPU JAX's default device if JAX has a CPU: a step's hundreds of small kernels are slow on a GPU."""
-    try:
-        return jax.default_device(jax.local_devices(backend="cpu")[0])
-    except RuntimeError:  # JAX_PLATFORMS has no CPU
-        return contextlib.nullcontext()

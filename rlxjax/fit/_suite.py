@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from rlxjax._chunks import on_cpu
 from rlxjax._values import FrozenDict, by_value
 
 from ._latency_model import Facts, LatencyModel, LatencyPrior, Runs
-from ._minimise import on_cpu
 from ._posterior import LatencyEstimate
 
 #: One out of this number of pieces of work in a grid is held out.

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlxjax._checks import MOST, check_at_least, is_on_device, is_traced, real_numbers, unmasked
+from rlxjax._tracing import default_platform
 from rlxjax._typing import Code, Provenance, RealLike
 from rlxjax._values import FrozenDict, by_value
 
@@ -121,11 +122,8 @@ class Device(NamedCode):
 
 def jax_device() -> Device:
     """Return the `Device` that corresponds to JAX's default device."""
-    device = jax.devices()[0]
-    if device.platform == "gpu":
-        is_rocm = "rocm" in getattr(device.client, "platform_version", "").lower()
-        return Device.ROCM if is_rocm else Device.CUDA
-    return Device.TPU if device.platform == "tpu" else Device.CPU
+    platform = default_platform()
+    return Device(platform) if platform in ("tpu", "cuda", "rocm") else Device.CPU
 
 
 def fusion_target(device: "str | Code") -> "FusionTarget | Code":

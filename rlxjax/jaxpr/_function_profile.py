@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from rlxjax._tracing import configured, traced
+from rlxjax._tracing import configured, default_platform, traced
 from rlxjax._values import FrozenDict
 from rlxjax.devices import CompiledFor, TargetDevice, check_compiler, compile_for, context_for, mesh_of, target_device
 from rlxjax.graph import GraphIoProfile
@@ -34,7 +34,9 @@ def profile_function(
     """Count the operations, bytes, launches and memory of a JAX function without running the function.
 
     Each equation counts what the rule of its primitive says. The equations of called functions count too. A loop counts
-    all iterations, a conditional its most expensive branch, and `shard_map` the work of all its devices.
+    all iterations, a conditional its most expensive branch, and `shard_map` the work of all its devices. The branches
+    of `lax.platform_dependent` are an exception: the branch of the target's platform or, without a target, of JAX's
+    default backend counts.
 
     Args:
         fn: the function, jitted or not. Arrays that the function captures count as inputs.
@@ -82,7 +84,8 @@ def profile_function(
         raise ValueError("mesh: expected none without a target")
     with context_for(mesh_of((args, kwargs), mesh) if target is not None else None):
         program = traced(fn, args, kwargs)
-    found = _as_written(program, trips, strict)
+    platform = default_platform() if target is None else target.platform
+    found = _as_written(program, trips, strict, platform)
     if level == "compiled":
         made = None if target is None else compile_for(fn, *args, target=target, mesh=mesh, **kwargs)
         found = _as_compiled(found, program, made, trips.by_line())
@@ -91,7 +94,7 @@ def profile_function(
     return dataclasses.replace(found, by_line=FrozenDict({entry.get(n, n): row for n, row in found.by_line.items()}))
 
 
-def _as_written(program: Any, trips: Trips, strict: bool) -> FunctionProfile:
+def _as_written(program: Any, trips: Trips, strict: bool, platform: str) -> FunctionProfile:
     """Return the profile of a traced function, counted from the equations of its jaxpr."""
     closed = lowered(program)
     jaxpr = closed.jaxpr
@@ -99,7 +102,7 @@ def _as_written(program: Any, trips: Trips, strict: bool) -> FunctionProfile:
         if not all(isinstance(dim, int) for dim in shape):
             raise ValueError(f"args: expected shapes of known size, got the symbolic shape {shape}")
     donated = [i for i, argument in enumerate(jax.tree.leaves(program.args_info)) if argument.donated]
-    walk = Walk(trips, dict(zip(jaxpr.constvars, closed.consts, strict=True)))
+    walk = Walk(trips, dict(zip(jaxpr.constvars, closed.consts, strict=True)), platform)
     totals = walk.totals(jaxpr, donated)
     trips.check_used()
     uncosted, sums = dict(totals.uncosted.most_common()), totals.sums()

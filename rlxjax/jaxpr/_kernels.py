@@ -234,8 +234,6 @@ def work_of(name: str, rule: Rule, counts: OperationCounts, op: Operation) -> Wo
     extent = stride_bytes = 0
     if name.startswith("reduce_") and rule.family == "reduction" and not is_outer_reduction(name, op):
         name = f"{name}_inner"
-    elif name == "top_k" and op.operand.dtype != np.float32:
-        name = "top_k_by_sort"  # compilers use a heap for float32 only
     elif name == "dot_general" and op.operand.dtype == np.float32 and "HIGHEST" in str(op.params.get("precision")):
         name = EXACT
     elif name == "sort" and len(op.inputs) > 1:

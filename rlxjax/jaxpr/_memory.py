@@ -90,7 +90,7 @@ def fused_memory(
             written = sum(sizes[buffer] for buffer in step.writes)
             own = sum(read.values()) + written if step.traffic_bytes is None else step.traffic_bytes
             moved += own
-            if step.work.family == "scatter" and (step.reads[0] in lasting or unread[step.reads[0]] > 1):
+            if step.work.family == "scatter" and step.reads and (step.reads[0] in lasting or unread[step.reads[0]] > 1):
                 add_kernel(grouped, 2 * written, written, [copying(written, step.work.itemsize)])
             if step.work is not NO_WORK:
                 whole = sum(sizes[buffer] for buffer in read) + written

@@ -139,9 +139,16 @@ def lowered(traced: Any) -> Any:
     return getattr(traced, "lojax", traced).jaxpr
 
 
-def implementation(equation: Any) -> Any | None:
-    """Return the jaxpr that implements a library's primitive; None if there is none or if the primitive has a rule."""
+def implementation(equation: Any, platform: str) -> Any | None:
+    """Return the jaxpr that implements a primitive; None if there is none, or if it has a rule.
+
+    The implementation of `lax.platform_dependent`, which is a `cond`, is the platform's branch.
+    """
     primitive, params = equation.primitive, equation.params
+    branches = zip(params.get("branches_platforms") or (), params.get("branches", ()), strict=False)
+    of_platform = {name: branch for group, branch in branches for name in group or ("others",)}
+    if branch := of_platform.get(platform, of_platform.get("others")):
+        return opened(branch)
     if primitive.name in RULES or primitive.name in RESERVED:
         return None
     try:

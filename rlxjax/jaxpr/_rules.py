@@ -112,7 +112,8 @@ def names(text: str) -> frozenset[str]:
 
 def elements(aval: Aval) -> int:
     """Return the number of elements of an array; 0 for a token, which is no array."""
-    return math.prod(getattr(aval, "shape", (0,)))
+    # JAX gives some results of empty matrices a size of -1.
+    return max(math.prod(getattr(aval, "shape", (0,))), 0)
 
 
 def nbytes(*avals: Aval) -> int:

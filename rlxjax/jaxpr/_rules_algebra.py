@@ -140,7 +140,7 @@ def _fft_steps(op: Operation) -> dict[str, int]:
 def _steps_of_a_point(length: int) -> float:
     """Return the steps of a point of an FFT: the sum of a length's prime factors, or less with Bluestein's method."""
     smooth_log2 = (2 * length - 1).bit_length()
-    of_bluestein = _BLUESTEIN * smooth_log2 * 2**smooth_log2 / length
+    of_bluestein = _BLUESTEIN * smooth_log2 * 2**smooth_log2 / max(length, 1)
     total, factor = 0.0, 2
     while length > 1:
         if factor * factor > length:

@@ -1,9 +1,12 @@
 """Walk over a jaxpr, called jaxprs included, and count each equation that does work; loops count all iterations."""
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ._kernels import add_kernel, copying, mark_looped, reordering, reuse, work_of
 from ._known import Number, Scalar, known_result, number_of, turns
@@ -61,6 +64,8 @@ class _Flat:
         self.copies: dict[int, int] = {}
         #: For a buffer of a single element: the number in the buffer, if it is known before the program runs.
         self.known: dict[int, Number] = {}
+        #: For each `top_k` that sorts all elements: its first result, and how many arrays it sorts.
+        self.sorts: dict[int, int] = {}
         #: The number of equations that move no data, such as reshapes.
         self.free_equations = 0
 
@@ -79,10 +84,14 @@ class _Flat:
 
 
 class Walk:
-    """A walk over the jaxpr of a function, with the user's trip counts and with the values of captured arrays."""
+    """A walk over the jaxpr of a function that runs on a platform such as "cpu" or "cuda".
 
-    def __init__(self, trips: Trips, constants: dict[Any, Any]) -> None:
+    The walk knows the user's trip counts and the values of captured arrays.
+    """
+
+    def __init__(self, trips: Trips, constants: dict[Any, Any], platform: str) -> None:
         self.loops: list[UnknownLoop] = []
+        self._platform = platform
         self._trips = trips
         self._constants = constants
         self._line = UNKNOWN_LINE
@@ -114,7 +123,7 @@ class Walk:
 
     def _implementation(self, equation: Any) -> Any | None:
         if id(equation) not in self._implementations:
-            self._implementations[id(equation)] = implementation(equation)
+            self._implementations[id(equation)] = implementation(equation, self._platform)
         return self._implementations[id(equation)]
 
     def _called(self, equation: Any, operands: Sequence[Any]) -> tuple[Any, Sequence[Any]] | None:
@@ -122,7 +131,8 @@ class Walk:
         if equation.primitive.name in CALLS:
             return called_jaxpr(equation, operands)
         implemented = self._implementation(equation)
-        return None if implemented is None else (implemented, operands)
+        # A branch of a conditional takes all operands except the first, which picks the branch.
+        return implemented and (implemented, operands[len(operands) - len(implemented.invars) :])
 
     def _count(self, jaxpr: Any, reusable: Sequence[int], known: Sequence[Number]) -> Totals:
         flat, totals = _Flat(), Totals()
@@ -133,7 +143,9 @@ class Walk:
         kept = [buffer for buffer in outputs if isinstance(buffer, int)]
         given = [*inputs, *flat.constants.values()]
         totals.equations = flat.free_equations
-        steps = [self._step(placed, flat, totals) for placed in _used(flat.placed, kept)]
+        used = _used(flat.placed, kept)
+        flat.sorts = _full_sorts(used, kept, flat)
+        steps = [self._step(placed, flat, totals) for placed in used]
         steps = folded(steps, flat.constant, {*kept})
         # Compilers copy an argument into the needed memory layout only once.
         steps[:0] = [
@@ -182,6 +194,11 @@ class Walk:
                     )
                     flat.reshaped.update(results if max(free) > 1 else ())
                 rule = RULES.get(name, _UNCOSTED)
+                is_in_parts = rule.reads_part or rule.family == "scatter"
+                if is_in_parts and reads and not isinstance(reads[0], int):  # only an array has parts
+                    value = getattr(reads[0], "val", equation)
+                    reads[0] = flat.held_constant(value, equation.invars[0].aval)
+                    flat.constant.add(reads[0])
                 flat.makers.update(dict.fromkeys(results, rule))
                 if rule.in_memory == 0 and all(not isinstance(each, int) or each in flat.constant for each in reads):
                     flat.constant.update(results)
@@ -208,6 +225,11 @@ class Walk:
         rule = RULES.get(name, _UNCOSTED)
         operands, results = ([var.aval for var in side] for side in (equation.invars, equation.outvars))
         operation = Operation(operands, results, equation.params)
+        if writes and (sorted_arrays := flat.sorts.get(writes[0])):
+            name = "sort" if sorted_arrays == 1 else "sort_several"
+            rule = RULES["sort"]._replace(workspace=lambda op: nbytes(*op.outputs))
+            axis = equation.params.get("axis", -1)
+            operation = Operation(operands, operands * sorted_arrays, {"dimension": axis})
         if (counts := rule.counts(operation)) is None:
             rule, counts = _UNCOSTED, OperationCounts()
         moved = sum(flat.sizes[buffer] for buffer in (*buffers, *writes)) if counts.bytes is None else counts.bytes
@@ -227,8 +249,10 @@ class Walk:
         needs = buffers if is_read_alone else buffers[: rule.in_memory]
         workspace = rule.workspace(operation) if rule.workspace else 0
         for buffer, reordered in zip(reads, rule.reorders(operation) if rule.reorders else (), strict=False):
+            if not reordered or not isinstance(buffer, int):  # a literal has no memory layout
+                continue
             maker = flat.makers.get(buffer)
-            if not reordered or (maker is not None and maker.in_memory == 0):
+            if maker is not None and maker.in_memory == 0:
                 continue
             if maker is not None:
                 workspace += flat.sizes[buffer]
@@ -250,7 +274,7 @@ class Walk:
             self._scan(equation, line, known, result)
         elif name == "while":
             self._while(params, line, known, result)
-        elif name == "cond":
+        elif name == "cond" and self._implementation(equation) is None:
             self._conditional(params["branches"], line, known, result)
             result.temp_bytes = max(result.temp_bytes - written, 0)
         else:
@@ -350,3 +374,45 @@ def _used(placed: Sequence[_Placed], outputs: Iterable[int]) -> list[_Placed]:
             used.append(each)
             needed.update(buffer for buffer in each.reads if isinstance(buffer, int))
     return used[::-1]
+
+
+def _full_sorts(placed: Sequence[_Placed], outputs: Iterable[int], flat: _Flat) -> dict[int, int]:
+    """Return the first result of each `top_k` that XLA runs as a full sort, and how many arrays it sorts.
+
+    XLA writes a `top_k` as a sort and a slice, and merges later slices into this slice. XLA then
+    recognises the `top_k` only in float32, and only if all slices of the sort are the same prefix of
+    the sorted axis.
+    """
+    found = [each for each in placed if each.equation.primitive.name == "top_k"]
+    readers: dict[Any, list[_Placed]] = {buffer: [] for each in found for buffer in each.writes}
+    for each in placed if found else ():
+        for buffer in each.reads:
+            if isinstance(buffer, int) and buffer in readers:
+                readers[buffer].append(each)
+    sorts = {}
+    for equation, _, _, results in found:
+        operand, shape = equation.invars[0].aval, tuple(equation.outvars[0].aval.shape)
+        axis, whole = equation.params.get("axis", -1) % len(shape), ((0,) * len(shape), shape)
+        slices = {_slice(each, result, whole, flat) for result in results for each in readers[result]}
+        if axis != len(shape) - 1:  # XLA merges no slice with the transpose that follows
+            slices = {whole}
+        elif not {*results}.isdisjoint(outputs):
+            slices.add(whole)
+        (starts, ends), *others = slices
+        cut_axes = [i for i, size in enumerate(operand.shape) if ends[i] < size]
+        if others or any(starts) or cut_axes != [axis] or operand.dtype != np.float32:
+            sorts[results[0]] = 2 if readers[results[1]] or results[1] in outputs else 1
+    return sorts
+
+
+def _slice(reader: _Placed, result: int, whole: tuple[Any, Any], flat: _Flat) -> tuple[Any, Any]:
+    """Return the starts and the ends of the slice of a result that XLA knows an equation to read."""
+    name, params = reader.equation.primitive.name, reader.equation.params
+    starts, is_reshaped = flat.numbers(reader.reads[1:]), reader.equation.invars[0].aval.shape != whole[1]
+    if reader.reads[0] != result or is_reshaped or None in starts:
+        return whole
+    if name == "slice" and {*(params["strides"] or ())} <= {1}:
+        return tuple(params["start_indices"]), tuple(params["limit_indices"])
+    if name == "dynamic_slice":
+        return tuple(starts), tuple(map(operator.add, starts, params["slice_sizes"]))
+    return (whole[1], whole[1]) if name in ("split", "gather") else whole

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 #: The rows of a gate's and of a model's program. Longer batches are divided, and the rest of a batch is padded.
-GATE_ROWS, MODEL_ROWS = 2**15, 2**11
+GATE_ROWS, MODEL_ROWS = 2**17, 2**11
 #: The most models whose programs are kept.
 MOST_PROGRAMS = 16
 #: The column with the reason why a row has no answer.
@@ -110,27 +110,31 @@ def evaluate(
     for name in (*program.adds, REJECTED):
         if name in rows.column_names:
             raise ValueError(f"{name}: expected no column of this name, since `evaluate` adds it; rename your column")
-    reasons = np.full(rows.num_rows, None, object)
+    reasons: dict[int, str] = {}  # by row
     columns = {
         name: _numbers(rows, name, entry, reasons)
         for name, entry in program.inputs.items()
         if name in rows.column_names or entry.default is None
     }
     _reject(program, columns, reasons)
-    good = np.flatnonzero(np.equal(reasons, None))
+    good = _good(rows.num_rows, reasons)
     found = _in_chunks(program, {name: _at(values, good) for name, values in columns.items()}, len(good))
     cost = next((found[name] for name in ("score_ns", "time_ns") if name in found), good)
-    reasons[good[~np.isfinite(cost)]] = "expected a finite time, got none for these sizes"
-    is_bad = np.not_equal(reasons, None)
+    for row in good[~np.isfinite(cost)].tolist():
+        reasons[row] = "expected a finite time, got none for these sizes"
+    is_bad, said = None, pa.nulls(rows.num_rows, "string")
+    if reasons:
+        is_bad = np.isin(np.arange(rows.num_rows), [*reasons])
+        said = pa.array([reasons.get(row) for row in range(rows.num_rows)], "string")
     for name, values in found.items():
-        if len(good) < len(reasons):
-            each = np.zeros(len(reasons), values.dtype)
+        if len(good) < rows.num_rows:
+            each = np.zeros(rows.num_rows, values.dtype)
             each[good] = values
             values = each
         if name == "pick":
             values = np.array(program.picks, object)[values]
         rows = rows.append_column(name, pa.array(values, TYPES[name], mask=is_bad))
-    return rows.append_column(REJECTED, pa.array(reasons, "string"))
+    return rows.append_column(REJECTED, said)
 
 
 def _gate_program(gate: IoFusionGate, temperature_ns: float | None) -> _Program:
@@ -205,7 +209,7 @@ def _table(given: Any) -> "pyarrow.Table":
         raise ValueError(f"table: expected a table in memory, such as a pyarrow table, got {kind}{collect}") from None
 
 
-def _numbers(table: "pyarrow.Table", name: str, entry: Input, reasons: np.ndarray) -> Any:
+def _numbers(table: "pyarrow.Table", name: str, entry: Input, reasons: dict[int, str]) -> Any:
     """Return a column of numbers. Nulls become 0, and each null is a reason."""
     import pyarrow as pa
 
@@ -218,29 +222,40 @@ def _numbers(table: "pyarrow.Table", name: str, entry: Input, reasons: np.ndarra
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         raise ValueError(f"{name}: expected integers or floats, got {column.type}; cast the column first")
     if column.null_count:
-        reasons[np.asarray(column.is_null()) & np.equal(reasons, None)] = f"{name}: expected a number, got null"
+        for row in np.flatnonzero(column.is_null()).tolist():
+            reasons.setdefault(row, f"{name}: expected a number, got null")
     if pa.types.is_floating(column.type):
         column = column.cast("float64")
     return (column.fill_null(0) if column.null_count else column).to_numpy()
 
 
-def _reject(program: _Program, columns: Columns, reasons: np.ndarray) -> None:
+def _good(n_rows: int, reasons: Mapping[int, str]) -> np.ndarray:
+    """Return the rows without a reason against them."""
+    is_good = np.ones(n_rows, bool)
+    is_good[[*reasons]] = False
+    return np.flatnonzero(is_good)
+
+
+def _reject(program: _Program, columns: Columns, reasons: dict[int, str]) -> None:
     """Find the reason of each row that the program refuses: first column by column, then row by row."""
+    n_rows = max(map(len, columns.values()), default=0)
     for name, values in columns.items():
         entry = program.inputs[name]
         check = functools.partial(_check_column, name, entry)
         with contextlib.suppress(ValueError):
             check(values)
             continue
-        rows = np.flatnonzero(np.equal(reasons, None))
+        rows = _good(n_rows, reasons)
         each, place = np.unique(values[rows], return_inverse=True)
-        for bad, reason in _refused(lambda of: check(each[of]), len(each)).items():
-            reasons[rows[place == bad]] = reason
-    rows = np.flatnonzero(np.equal(reasons, None))
-    own = {name: _at(values, rows) for name, values in columns.items()}
-    found = _refused(lambda of: program.check({name: _at(each, of) for name, each in own.items()}), len(rows))
-    for bad, reason in found.items():
-        reasons[rows[bad]] = reason
+        for bad, reason in _refused(check, each).items():
+            reasons.update(dict.fromkeys(rows[place == bad].tolist(), reason))
+    rows = _good(n_rows, reasons)
+
+    def check_rows(of: np.ndarray) -> None:
+        program.check({name: _at(values, of) for name, values in columns.items()})
+
+    for bad, reason in _refused(check_rows, rows).items():
+        reasons[int(rows[bad])] = reason
 
 
 def _check_column(name: str, entry: Input, values: np.ndarray) -> None:
@@ -248,22 +263,22 @@ def _check_column(name: str, entry: Input, values: np.ndarray) -> None:
     check_size(values, name, entry, entry.step if entry.step > 1 else 0)
 
 
-def _refused(check: Callable[[np.ndarray], None], count: int) -> dict[int, str]:
-    """Return the reason of each number below `count` that a check of several numbers refuses, by bisection."""
+def _refused(check: Callable[[np.ndarray], None], values: np.ndarray) -> dict[int, str]:
+    """Return the reasons by the places of the values that a check of several values refuses, by bisection."""
     found: dict[int, str] = {}
 
-    def search(of: np.ndarray) -> None:
+    def search(places: np.ndarray) -> None:
         try:
-            check(of)
+            check(values[places])
         except ValueError as refusal:
-            if len(of) == 1:
-                found[int(of[0])] = str(refusal)
+            if len(places) == 1:
+                found[int(places[0])] = str(refusal)
                 return
-            for half in np.array_split(of, 2):
+            for half in np.array_split(places, 2):
                 search(half)
 
-    if count:
-        search(np.arange(count))
+    if len(values):
+        search(np.arange(len(values)))
     return found
 
 
@@ -278,10 +293,10 @@ def _in_chunks(program: _Program, columns: Columns, n_rows: int) -> dict[str, np
     for start in range(0, n_rows, program.chunk_rows):
         stop = min(start + program.chunk_rows, n_rows)
         more = (0, start + program.chunk_rows - stop)
-        chunk = {
-            name: np.pad(own[start:stop], [more, *[(0, 0)] * (own.ndim - 1)], "edge") if own.ndim else own
-            for name, own in given.items()
-        }
+        chunk = {name: own[start:stop] if own.ndim else own for name, own in given.items()}
+        if more[1]:
+            widths = [more, (0, 0)]  # a list's entries have an axis of their own
+            chunk = {name: np.pad(own, widths[: own.ndim], "edge") if own.ndim else own for name, own in chunk.items()}
         with jax.enable_x64(True):
             answers = program.run(chunk)
         for name, values in found.items():

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from rlxjax._tracing import traced
+from rlxjax._tracing import is_from_jit, traced
 from rlxjax._values import FrozenDict, by_value
 from rlxjax.devices import CompiledFor, DoesNotFitError, TargetDevice, compile_for, context_for, mesh_of, target_device
 from rlxjax.jaxpr import Buffer, buffers_of
@@ -180,7 +180,7 @@ def _at(fn_of_size: _OfSize, size: int, **options: Any) -> tuple[Callable[..., A
     if not (isinstance(found, tuple) and len(found) == 2 and callable(found[0]) and isinstance(found[1], tuple)):
         raise ValueError(f"fn_of_size: expected a function and a tuple of arguments for size {size}, got {found!r:.80}")
     fn, args = found
-    return fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(fn), args
+    return fn if is_from_jit(fn) else jax.jit(fn), args
 
 
 def _next(tried: Mapping[int, int | None], fitting: list[int], memory_bytes: int, last: int | None) -> int | None:

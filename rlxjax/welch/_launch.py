@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from rlxjax._chunks import for_each_chunk, worker_count
+from rlxjax._chunks import NO_MESH, for_each_chunk, on_mesh, worker_count
 from rlxjax._kept import Kept
 from rlxjax._schedule import chunk_rows, schedule, shared_rows
 
@@ -202,7 +202,7 @@ def _placed(variant: WelchVariant, model: Any, params: WelchPeakParams, device: 
         own = weakref.ref(model)
 
         def made(params: WelchPeakParams, device: Any) -> tuple[tuple[Any], tuple[Any]]:
-            with jax.ensure_compile_time_eval():
+            with on_mesh(), jax.ensure_compile_time_eval():
                 arrays = jax.device_put(program_of(own(), params), _sharding(device))
             return (arrays,), (jax.tree.map(lambda x: _shaped(x.shape, device), arrays),)
 
@@ -249,15 +249,12 @@ def _compiled(
     """Return a compiled program for the shape of a signal. Any thread may run the program."""
     # JAX keeps a compiled program while its jitted function lives, so each program has a jitted function of its own.
     rows = program = _program.__wrapped__(variant, params, platform, rescales)
-    mesh, where = contextlib.nullcontext(), signal.sharding
+    mesh, where = NO_MESH, signal.sharding  # a program that is kept depends on no mesh of the caller
     if len(signal.shape) == 1:
         program = jax.jit(lambda row: rows(row[None]))
     elif isinstance(where, NamedSharding):
-        program = jax.jit(on_each_device(rows, where.mesh, row_axes(where, signal.shape)))
-        callers = jax.sharding.get_abstract_mesh()
-        if not callers.empty and callers != where.mesh.abstract_mesh:
-            mesh = jax.set_mesh(where.mesh)  # pyright: ignore[reportArgumentType]
-    with jax.disable_jit(False), mesh:
+        program, mesh = jax.jit(on_each_device(rows, where.mesh, row_axes(where, signal.shape))), where.mesh
+    with jax.disable_jit(False), on_mesh(mesh):
         return program.lower(signal, *shapes).compile()
 
 
