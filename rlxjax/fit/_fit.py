@@ -15,7 +15,7 @@ from rlxjax._typing import RealLike
 from rlxjax._values import by_value
 
 from ._latency_model import Facts, LatencyPrior, Runs, coefficient_names, named
-from ._minimise import HUBER_DELTA, RELATIVE_SD, Minimum, minimise
+from ._minimise import RELATIVE_SD, Minimum, influence_of, minimise
 from ._posterior import CORRECTION_SD, LatencyPosterior, correction_log_factor, mean_correction, prior_posterior
 from ._spread import alike_of, spread_and_errors
 from ._timings import MIN_TIMINGS, Timings, check_enough, filled_up
@@ -254,7 +254,7 @@ def _lowest(timings: Timings, counted: np.ndarray, prior: LatencyPrior, facts: F
 
 def _has_converged(minimum: Minimum) -> bool:
     least_decrease = CONVERGED_DECREASE + CONVERGED_SHARE * minimum.loss
-    return bool(np.isfinite(minimum.loss) & (minimum.expected_decrease < least_decrease))
+    return bool(np.isfinite(minimum.loss) & (minimum.predicted_reduction < least_decrease))
 
 
 def _terms(minimum: Minimum, weights: np.ndarray, prior: LatencyPrior[C]) -> FitResult[C]:
@@ -286,10 +286,10 @@ def _terms(minimum: Minimum, weights: np.ndarray, prior: LatencyPrior[C]) -> Fit
     converged, count = _has_converged(minimum), int(np.sum(weights > 0))
     message = (
         f"The fit of {count} timings {'converged' if converged else 'did not converge'} in {minimum.steps} steps "
-        f"(loss {minimum.loss:.4g}, expected decrease in the next step {minimum.expected_decrease:.2g})."
+        f"(loss {minimum.loss:.4g}, expected decrease in the next step {minimum.predicted_reduction:.2g})."
     )
     fitted, sds = (structure.unflatten(own.tolist()) for own in (np.exp(minimum.logs), log_sd))
-    end = float(minimum.loss), float(minimum.expected_decrease), int(minimum.steps), converged, float(noise_sd)
+    end = float(minimum.loss), float(minimum.predicted_reduction), int(minimum.steps), converged, float(noise_sd)
     measured = dict(zip(names, is_measured(log_sd, prior_sd).tolist(), strict=True))
     return FitResult(fitted, *end, sds, measured, left * scale, inseparable, message)
 
@@ -306,10 +306,10 @@ def _posterior(
     before: LatencyPosterior, minimum: Minimum, runs: Runs, features: np.ndarray, counted: np.ndarray
 ) -> tuple[LatencyPosterior, np.ndarray]:
     """Return a device's posterior, and the mean error of each variant on left-out folds."""
-    shape, variant, knee = np.shape(before.weights), np.asarray(runs.variant), HUBER_DELTA * RELATIVE_SD
+    shape, variant = np.shape(before.weights), np.asarray(runs.variant)
     weights = CORRECTION_SD * minimum.z[len(minimum.logs) :].reshape(shape)
     left = correction_log_factor(features, weights, variant) - minimum.residuals
-    influence = counted * np.minimum(1.0, knee / np.maximum(np.abs(minimum.residuals), knee))
+    influence = counted * influence_of(minimum.residuals)
     spread, left_out_error = np.full(shape[0], UNKNOWN_SPREAD), np.full(shape[0], np.nan)
     scatter = np.broadcast_to(np.asarray(runs.model.scatter(runs, before.facts), np.float64), variant.shape)
     for code in range(shape[0]):
