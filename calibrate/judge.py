@@ -55,7 +55,7 @@ class Fitted:
     measured_ns: np.ndarray
     noise: np.ndarray
     whole: fit.PosteriorFit
-    estimate: fit.LatencyEstimate
+    estimate: fit.Estimate
     errors: dict[str, calibration.ErrorSummary]
     blind_converged: bool
     all_seen: bool
@@ -127,7 +127,7 @@ def widened_spread(spread: np.ndarray, variant: np.ndarray, log_errors: np.ndarr
 def error_summaries(
     cells: Sequence[fit.Cell],
     measured_ns: np.ndarray,
-    blind: fit.LatencyEstimate,
+    blind: fit.Estimate,
     blind_terms_ns: np.ndarray,
     noise: np.ndarray,
     seen: np.ndarray,

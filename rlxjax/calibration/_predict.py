@@ -20,17 +20,16 @@ from rlxjax._values import FrozenDict, Handle, by_value, handle
 from rlxjax.fit import (
     SURE,
     Decision,
-    LatencyEstimate,
+    Estimate,
     LatencyModel,
     LatencyPosterior,
     Runs,
     all_inputs,
     alternatives_of,
+    compare,
     corrected_terms_ns,
-    decision,
     estimate,
     estimate_of_variant,
-    has_separate_weights,
     is_candidate,
     own_correlation,
     strategy_of,
@@ -63,7 +62,7 @@ class Pick(NamedTuple):
     time_log_sd: Float[Array, "*batch"]
 
     def log_sd(self) -> Float[Array, "*batch"]:
-        """Return `time_log_sd`. An estimate has a method of the same name: `LatencyEstimate.log_sd`."""
+        """Return `time_log_sd`. An estimate has a method of the same name: `Estimate.log_sd`."""
         return self.time_log_sd
 
     @property
@@ -109,7 +108,7 @@ class Predictions:
         """Return the parts of the predicted time by name, in ns; the arguments are the same as in `predict_ns`."""
         return self.of(model)._asked("terms", (strategy,), inputs, named)
 
-    def estimate(self, strategy: str, *inputs: Size, model: ModelName = None, **named: Size | None) -> LatencyEstimate:
+    def estimate(self, strategy: str, *inputs: Size, model: ModelName = None, **named: Size | None) -> Estimate:
         """Return the predicted time with its uncertainty, `[*batch]`; the arguments are the same as in `predict_ns`."""
         return self.of(model)._asked("estimate", (strategy,), inputs, named)
 
@@ -244,7 +243,7 @@ class CalibratedModel(Predictions):
         return dataclasses.replace(self, posterior=posterior)
 
 
-    def bounds_ns(self, run: LatencyEstimate | Pick, level: float = 0.9) -> tuple[Nanoseconds, Nanoseconds]:
+    def bounds_ns(self, run: Estimate | Pick, level: float = 0.9) -> tuple[Nanoseconds, Nanoseconds]:
         """Return the two ends of `interval_ns`, `[*batch]`, for an estimate or a pick that this model returned.
 
         Raises:
@@ -306,7 +305,7 @@ class CalibratedModel(Predictions):
         """Check the inputs on the host; return the answer named `ask` for the strategies from the compiled program."""
         runs, counts = self._runs(strategies, inputs, named)
         codes = tuple(np.ravel(runs.variant).tolist())
-        if ask == "pick" and len(set(codes)) == len(codes) and _has_separate_weights(handle(self.posterior)):
+        if ask == "pick" and len(set(codes)) == len(codes):  # no two candidates share a variant's weights
             found, is_possible = _answered(self.posterior, runs, counts, "separate pick", codes)
         else:
             found, is_possible = _answered(self.posterior, runs, counts, ask)
@@ -355,12 +354,6 @@ def _hashable(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-@functools.lru_cache(maxsize=64)
-def _has_separate_weights(known: Handle) -> bool:
-    posterior: Any = known()
-    return has_separate_weights(posterior)
-
-
 @functools.lru_cache(maxsize=MOST_CHOICES)
 def _choice(
     known: Handle, candidates: tuple[str, ...] | None, inputs: tuple[Any, ...], named: tuple[tuple[str, Any], ...]
@@ -405,7 +398,7 @@ def _program(
     def of_one_variant(code: Code, inputs: Mapping[str, Array]) -> tuple[_Run, Array]:
         own = dataclasses.replace(runs, variant=code, inputs=inputs)
         said, is_own = says(posterior, own), is_candidate(posterior, own)
-        is_estimate = isinstance(said, LatencyEstimate)
+        is_estimate = isinstance(said, Estimate)
         time_ns = jnp.where(is_own, said.time_ns if is_estimate else sum(said.values()), jnp.inf)
         said = said._replace(time_ns=time_ns) if is_estimate else said
         return _Run(time_ns, jnp.broadcast_to(code, own.shape), said), is_own
@@ -446,7 +439,7 @@ def _compared(posterior: LatencyPosterior, found: Sequence[_Run]) -> Decision:
     if posterior.alike is not None:  # rescaled, since an estimate's spread may include an unshared part
         one, other = (jnp.asarray(posterior.spread)[run.variant] for run in found)
         alike = alike * (one * other / jnp.maximum(fused.said.spread * kept.said.spread, LEAST_VARIANCE))
-    return decision(fused.said, kept.said, alike)
+    return compare(fused.said, kept.said, alike)
 
 
 def _decided(posterior: LatencyPosterior, found: Sequence[_Run]) -> Pick:
@@ -474,6 +467,6 @@ _ANSWERS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 
 @jax.jit
-def _bounds(run: LatencyEstimate | Pick, sds: RealLike, pace_log_sd: RealLike) -> tuple[Nanoseconds, Nanoseconds]:
+def _bounds(run: Estimate | Pick, sds: RealLike, pace_log_sd: RealLike) -> tuple[Nanoseconds, Nanoseconds]:
     reach = jnp.exp(sds * jnp.hypot(run.log_sd(), pace_log_sd))
     return run.time_ns / reach, run.time_ns * reach

@@ -14,7 +14,7 @@ from rlxjax._chunks import on_cpu
 from rlxjax._tracing import default_device, is_from_jit, name_of, of_arrays_only, wrong_count
 from rlxjax._values import by_value, counted
 from rlxjax.calibration import CalibratedModel, Calibration, FunctionPrediction, FunctionTimes, predict_profiles
-from rlxjax.fit import SURE, Cell, Runs, Suite, decision, estimate
+from rlxjax.fit import SURE, Cell, Runs, Suite, compare, estimate
 from rlxjax.jaxpr import FunctionProfile, profile_function
 from rlxjax.models import FUNCTIONS
 
@@ -350,7 +350,7 @@ def predicted_variants(ways: Sequence[Way], sizes: Mapping[str, Any], calibrated
         row, column = (jax.tree.map(functools.partial(np.expand_dims, axis=axis), found) for axis in (1, 0))
         codes, alike = np.asarray(runs.variant), calibrated.posterior.alike
         shared = np.zeros((len(codes),) * 2) if alike is None else np.asarray(alike, float)[np.ix_(codes, codes)]
-        sd_ns = np.array(decision(row, column, shared).margin_sd_ns, float)
+        sd_ns = np.array(compare(row, column, shared).margin_sd_ns, float)
     np.fill_diagonal(sd_ns, 0.0)
     is_inside = bool(calibrated.domain) and bool(calibrated.in_domain(**sizes))  # pyright: ignore
     said = zip(ways, *(np.asarray(own, float).tolist() for own in (found.time_ns, low_ns, high_ns)), strict=True)

@@ -14,7 +14,7 @@ from rlxjax._chunks import on_cpu
 from rlxjax._values import FrozenDict, by_value
 
 from ._latency_model import Facts, LatencyModel, LatencyPrior, Runs
-from ._posterior import LatencyEstimate
+from ._posterior import Estimate
 
 #: One out of this number of pieces of work in a grid is held out.
 HELD_OUT_EVERY = 4
@@ -159,12 +159,12 @@ class Design(NamedTuple):
 
 
 def next_measurements(
-    candidates: LatencyEstimate,
+    candidates: Estimate,
     n: int,
     *,
     seconds: np.ndarray | Float[Array, "workloads"] | None = None,
-    targets: LatencyEstimate | None = None,
-    timed: LatencyEstimate | None = None,
+    targets: Estimate | None = None,
+    timed: Estimate | None = None,
 ) -> Design:
     """Choose the workloads to time next. Each choice is the workload with the largest expected information gain.
 
@@ -263,7 +263,7 @@ def _after(scores, block):
     return scores - (scores @ along.T) @ (along / (root * (1.0 + root))[:, None])
 
 
-def _scaled(name: str, estimate: LatencyEstimate) -> Float[Array, "*batch runs unknowns"]:
+def _scaled(name: str, estimate: Estimate) -> Float[Array, "*batch runs unknowns"]:
     scores, spread = jnp.asarray(estimate.scores), jnp.asarray(estimate.spread)
     if spread.ndim < 1 or scores.shape[:-1] != spread.shape:
         said = f"scores [..., runs, unknowns] and spreads [..., runs], got shapes {scores.shape} and {spread.shape}"
