@@ -99,7 +99,6 @@ def public_calls() -> dict[str, Call]:
         "execute_kernel": lambda turn: rx.fusion.execute_kernel(plan.kernels[0], kernel_inputs(turn)),
         "execute_plan": lambda turn: rx.execute_plan(plan, kernel_inputs(turn)),
         "fit_posteriors": lambda turn: rx.fit.fit_posteriors(rx.fit.stack_timings(two_devices(turn))[0]),
-        "fit_terms": lambda turn: rx.fit.fit_terms(rx.fit.stack_timings(two_devices(turn))[0]),
         "fit_posterior": lambda turn: rx.fit_posterior(timings(turn)),
         "fused_graph_ns": lambda turn: rx.fused_graph_ns("cuda", *sizes(turn)),
         "fusion_benefit": benefit,

@@ -268,8 +268,7 @@ def test_the_probability_is_that_of_a_simulation():
     rng, ratio, spread = np.random.default_rng(0), np.array([0.93, 1.0, 1.02, 1.1]), np.array([0.02, 0.03])
     scores, times = rng.normal(0, 0.02, (2, 5)), 1e4 * np.stack([np.ones_like(ratio), ratio])
     one, other = (
-        Estimate(*map(jnp.asarray, (times[i], np.tile(scores[i], (4, 1)), np.full(4, spread[i]))))
-        for i in (0, 1)
+        Estimate(*map(jnp.asarray, (times[i], np.tile(scores[i], (4, 1)), np.full(4, spread[i])))) for i in (0, 1)
     )
     logs = rng.normal(size=(DRAWS, 5)) @ scores.T + spread * rng.normal(size=(DRAWS, 2))
     share = np.mean(logs[:, :1] < logs[:, 1:] + np.log(ratio), 0)

@@ -238,10 +238,9 @@ def test_the_command_evaluates_a_model_names_columns_and_counts_rejected_rows(tm
     table = pq.read_table(tmp_path / "out").sort_by("rows")
     assert [one is None for one in table["time_ns"].to_pylist()] == [True, False, False, True]
     assert run(source, tmp_path / "quiet", "--model", "welch", "--column", "batch=rows", "--quiet").output == ""
-    functions = write(tmp_path / "functions.parquet", {"launches": [[1, 2]] * 2000})
-    lacks = run(functions, tmp_path / "none", "--model", "functions")
+    lacks = run(source, tmp_path / "none", "--model", "functions")
     assert (lacks.exit_code, lacks.stdout) == (2, "")
-    assert "arrays: expected a column with the number of arrays, got only launches" in lacks.stderr
+    assert "functions: expected a program, whose kernels give the inputs, got sizes" in lacks.stderr
     assert not (tmp_path / "none").exists()
 
 

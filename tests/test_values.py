@@ -35,7 +35,7 @@ def explanation():
 PLAIN = (
     "BranchSpread Cell Disagreement FusionEdge GraphWork Grouping "
     "Input LearnedProgram LearnedWork Node Op OperationCounts "
-    "Schedule StagePlan StrategySpec Table ToneSignals UnknownLoop WelchPeakParams WelchVariant"
+    "Schedule StagePlan StrategySpec ToneSignals UnknownLoop WelchPeakParams WelchVariant"
 )
 #: All other public dataclasses and named tuples.
 SHOWN = [

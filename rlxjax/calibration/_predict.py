@@ -242,7 +242,6 @@ class CalibratedModel(Predictions):
         posterior = dataclasses.replace(self.posterior, facts={**self.posterior.facts, **facts})
         return dataclasses.replace(self, posterior=posterior)
 
-
     def bounds_ns(self, run: Estimate | Pick, level: float = 0.9) -> tuple[Nanoseconds, Nanoseconds]:
         """Return the two ends of `interval_ns`, `[*batch]`, for an estimate or a pick that this model returned.
 

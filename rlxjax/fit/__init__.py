@@ -9,7 +9,6 @@ from ._fit import FitResult as FitResult
 from ._fit import PosteriorFit as PosteriorFit
 from ._fit import fit_posterior as fit_posterior
 from ._fit import fit_posteriors as fit_posteriors
-from ._fit import fit_terms as fit_terms
 from ._fit import is_measured as is_measured
 from ._fit import pooled_prior as pooled_prior
 from ._latency_model import Facts as Facts
@@ -51,7 +50,6 @@ from ._suite import Suite as Suite
 from ._suite import cell_runs as cell_runs
 from ._suite import next_measurements as next_measurements
 from ._timings import MIN_TIMINGS as MIN_TIMINGS
-from ._timings import Table as Table
 from ._timings import Timings as Timings
 from ._timings import stack_timings as stack_timings
 

@@ -389,7 +389,10 @@ def strategy_of(model: LatencyModel, name: str) -> StrategySpec:
 
 
 def all_inputs(
-    model: LatencyModel, strategy: str, given: Sequence[Columns], named: Mapping[str, Columns | None]
+    model: LatencyModel,
+    strategy: str,
+    given: Sequence[Columns],
+    named: Mapping[str, Columns | None],
 ) -> dict[str, Columns]:
     """Return the value of each input by name: the given value, the strategy's `fixed` value, or the default.
 

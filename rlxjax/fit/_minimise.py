@@ -45,9 +45,7 @@ CHUNK_FITS = 8
 #: The line search starts with a step of 1, because the unknowns are whitened.
 _lbfgs = optax.lbfgs(
     memory_size=10,
-    linesearch=optax.scale_by_zoom_linesearch(
-        max_linesearch_steps=20, initial_guess_strategy="one"
-    ),
+    linesearch=optax.scale_by_zoom_linesearch(max_linesearch_steps=20, initial_guess_strategy="one"),
 )
 
 
@@ -159,9 +157,7 @@ def minimise(
     return found
 
 
-def _whitening(
-    squares: Float[np.ndarray, "fits u u"], sds: Float[np.ndarray, "u"]
-) -> Float[np.ndarray, "fits u u"]:
+def _whitening(squares: Float[np.ndarray, "fits u u"], sds: Float[np.ndarray, "u"]) -> Float[np.ndarray, "fits u u"]:
     """Return the roots: `root @ root.T` is the inverse of the objective's curvature in `z`."""
     curvature = squares * sds[:, None] * sds
     is_finite = np.isfinite(curvature).all((-2, -1), keepdims=True)

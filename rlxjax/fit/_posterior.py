@@ -140,7 +140,11 @@ def estimate_of_variant(posterior: LatencyPosterior, runs: Runs) -> Estimate:
     # The barrier makes XLA store the features as an array. Recomputing the features in each product is slower.
     features = jax.lax.optimization_barrier(jnp.asarray(posterior.model.features(runs, posterior.facts)))
     log_factor = features @ jnp.asarray(posterior.weights)[runs.variant]
-    count, shape, factor = jacobian.shape[-1], np.shape(posterior.weights), jnp.asarray(posterior.factor)
+    count, shape, factor = (
+        jacobian.shape[-1],
+        np.shape(posterior.weights),
+        jnp.asarray(posterior.factor),
+    )
     by_coefficient = factor[count:, :count].reshape(*shape, count)[runs.variant]
     by_weight = factor[count:, count:].reshape(*shape, *shape)[runs.variant, :, runs.variant]
     scores = jacobian @ factor[:count, :count] + features @ by_coefficient

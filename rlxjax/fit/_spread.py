@@ -21,7 +21,11 @@ COVERED, COVERED_SDS = 0.9, 1.6449
 
 
 def spread_and_errors(
-    features: np.ndarray, left: np.ndarray, influence: np.ndarray, groups: tuple[np.ndarray, ...], scatter: np.ndarray
+    features: np.ndarray,
+    left: np.ndarray,
+    influence: np.ndarray,
+    groups: tuple[np.ndarray, ...],
+    scatter: np.ndarray,
 ) -> tuple[float, np.ndarray]:
     """Return the spread whose intervals cover the share `COVERED` of the errors on left-out folds; and the errors."""
     from scipy.special import stdtrit  # loaded when first used
@@ -33,7 +37,10 @@ def spread_and_errors(
         """Return the posterior covariance of the correction's weights, `[*folds, f, f]`, for noise of `noise_sd`."""
         return np.linalg.inv(squares / noise_sd**2 + np.eye(squares.shape[-1]) / CORRECTION_SD**2)
 
-    outs, weighted = np.array([values == value for values in groups for value in np.unique(values)]), influence * left
+    outs, weighted = (
+        np.array([values == value for values in groups for value in np.unique(values)]),
+        influence * left,
+    )
     fold, row = np.nonzero(outs)
     squares = products(slice(None))
     without = squares - np.stack([products(out) for out in outs])

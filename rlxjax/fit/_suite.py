@@ -128,7 +128,10 @@ def grid_cells(model: LatencyModel) -> list[Cell]:
             model.check(inputs)
         except ValueError:
             continue
-        work, name = " ".join(f"{name}={inputs[name]:g}" for name in varied), model.variants[variant]
+        work, name = (
+            " ".join(f"{name}={inputs[name]:g}" for name in varied),
+            model.variants[variant],
+        )
         is_held_out = sum(own[row] for own in places.values()) % HELD_OUT_EVERY == HELD_OUT_EVERY // 2
         cells.append(Cell(f"{name} {work}", name, inputs, work, held_out=bool(is_held_out)))
     return cells

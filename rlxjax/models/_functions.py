@@ -23,7 +23,13 @@ NEAR, FAR, STRIDED = 2.0, 3.0, 3.0
 BUSY = 2.0
 #: Inputs of the model with their units: of a program here, and of each of its kernels in `KERNEL_INPUTS`.
 PROGRAM_INPUTS: Mapping[str, str] = {
-    **{"arrays": "arrays", "results": "arrays", "trips": "trips", "hand_overs": "programs", "peak_bytes": "bytes"}
+    **{
+        "arrays": "arrays",
+        "results": "arrays",
+        "trips": "trips",
+        "hand_overs": "programs",
+        "peak_bytes": "bytes",
+    }
 }
 #: The fields that a run needs of a `FunctionProfile`, besides its kernels.
 PROFILE_FIELDS = ("arrays", "results", "trips", "static_ops", "peak_bytes")
@@ -186,7 +192,10 @@ class _Parts(NamedTuple):
 
 def _parts_ns(c: FunctionCoefficients, runs: Runs) -> _Parts:
     x = columns_of(runs)
-    of_run, c = c, jax.tree.map(lambda leaf: jnp.asarray(leaf)[..., None] if jnp.ndim(leaf) else leaf, c)
+    of_run, c = (
+        c,
+        jax.tree.map(lambda leaf: jnp.asarray(leaf)[..., None] if jnp.ndim(leaf) else leaf, c),
+    )
     one, peak_bytes = jnp.maximum(x["launches"], 1.0), x["peak_bytes"][..., None]
     near, far = _beyond(peak_bytes, c.near_bytes, NEAR), _beyond(peak_bytes, c.far_bytes, FAR)
     work = {name: x[f"{name}_work_ns"] for name in CLASSES}
