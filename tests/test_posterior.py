@@ -19,6 +19,7 @@ from rlxjax.fit import (
     compare,
     corrected_terms_ns,
     estimate,
+    faster_probability,
     fit_posterior,
     fit_posteriors,
     named,
@@ -350,3 +351,12 @@ def test_a_posterior_of_a_dataclass_of_coefficients_is_estimated_too():
     got = estimate(found, runs)
     np.testing.assert_allclose(got.time_ns, sum(FFT.terms_ns(FFT.prior.median, runs, {}).values()), rtol=1e-12)
     assert got.scores.shape == (*runs.shape, 5)
+
+
+def test_a_probability_is_one_half_without_a_margin_or_with_an_infinite_spread_and_certain_without_a_spread():
+    margins_ns, sds_ns = np.array([3.0, 3.0, 0.0, -3.0, 0.0, np.inf]), np.array([np.inf, 0.0, 0.0, 0.0, 2.0, 1.0])
+    expected = [0.5, 1.0, 0.5, 0.0, 0.5, 1.0]
+    assert faster_probability(margins_ns, sds_ns).tolist() == expected
+    assert faster_probability(jnp.asarray(margins_ns), sds_ns).tolist() == expected
+    slope = jax.grad(lambda margin_ns: faster_probability(margin_ns, 2.0))(0.0)
+    assert float(slope) == pytest.approx(np.pi / np.sqrt(3.0) / 8.0)  # of the logistic distribution at its middle

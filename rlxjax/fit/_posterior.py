@@ -351,11 +351,10 @@ def faster_probability(margin_ns: RealLike, sd_ns: RealLike) -> RealLike:
     The distribution is logistic. The probability is 1/2 for a margin of 0, and for an infinite standard deviation.
     """
     xp = namespace_of(margin_ns, sd_ns)
-    is_open = xp.isinf(sd_ns) | ((sd_ns == 0.0) & (margin_ns == 0.0))
-    least = xp.finfo(xp.result_type(float)).tiny
-    temperature_ns = xp.maximum(temperature_from_sd(xp.where(is_open, 1.0, sd_ns)), least)
-    log_odds = xp.where(is_open, 0.0, margin_ns) / temperature_ns
-    return jax.nn.sigmoid(log_odds) if xp is jnp else 0.5 + 0.5 * np.tanh(0.5 * log_odds)
+    is_spread = (sd_ns > 0.0) & xp.isfinite(sd_ns)
+    log_odds = xp.where(is_spread, margin_ns, 0.0) / temperature_from_sd(xp.where(is_spread, sd_ns, 1.0))
+    probability = jax.nn.sigmoid(log_odds) if xp is jnp else 0.5 + 0.5 * np.tanh(0.5 * log_odds)
+    return xp.where(sd_ns == 0.0, 0.5 + 0.5 * xp.sign(margin_ns), probability)
 
 
 @jax.jit
