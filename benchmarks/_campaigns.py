@@ -19,7 +19,7 @@ from calibrate.samples import SampleLog, Visits, noise_floor, quantile_ns, read_
 from calibrate.suites.welch import WelchSuite
 from calibrate.terminal import Deadline
 from rlxjax import Timings
-from rlxjax.fit import Cell, Facts, LatencyEstimate, LatencyPosterior, LatencyPrior, cell_runs, estimate
+from rlxjax.fit import Cell, Estimate, Facts, LatencyPosterior, LatencyPrior, cell_runs, estimate
 from rlxjax.models import WELCH
 
 #: Strategies with the same result, and all strategies without a learned model, by the names of cells.
@@ -66,7 +66,7 @@ def read_campaign(path: Path) -> Campaign:
     return Campaign(path, log, cells, visits, measured_ns, noise_floor(visits), timings, log.facts, prior)
 
 
-def estimates(posterior: LatencyPosterior, cells: Sequence[Cell]) -> LatencyEstimate:
+def estimates(posterior: LatencyPosterior, cells: Sequence[Cell]) -> Estimate:
     """Return the posterior's estimate of each cell, `[cells]`."""
     return jax.tree.map(np.asarray, estimate(posterior, cell_runs(WELCH, cells)))
 

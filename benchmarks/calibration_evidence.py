@@ -20,7 +20,7 @@ from benchmarks import decision_metrics as metrics
 from benchmarks._campaigns import Campaign, estimates, read_campaign
 from benchmarks._common import options, placed, table, write
 from calibrate.judge import error_summaries
-from rlxjax.fit import Cell, LatencyEstimate, LatencyPosterior, fit_posterior, predicted_ns
+from rlxjax.fit import Cell, Estimate, LatencyPosterior, fit_posterior, predicted_ns
 
 #: The methods of the table with an estimate and its probability.
 FIT, BUILT_IN = "the fit", "built-in constants"
@@ -32,7 +32,7 @@ class Prediction(NamedTuple):
     """A method's prediction of all cells, with a posterior if the method has uncertainty."""
 
     time_ns: np.ndarray
-    found: LatencyEstimate | None = None
+    found: Estimate | None = None
     posterior: LatencyPosterior | None = None
 
 
@@ -152,9 +152,9 @@ class Judge:
         return np.where(one == other, 0.5, one < other)
 
 
-def part_of(found: LatencyEstimate, kept: np.ndarray) -> LatencyEstimate:
+def part_of(found: Estimate, kept: np.ndarray) -> Estimate:
     """Return the estimate of some of the cells."""
-    return LatencyEstimate(*(part[kept] for part in found))
+    return Estimate(*(part[kept] for part in found))
 
 
 def percent(value: float | None, digits: int = 1) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from scipy import stats
 
 from benchmarks._campaigns import SAME_RESULT
-from rlxjax.fit import COVERED, COVERED_SDS, Cell, LatencyEstimate, LatencyPosterior, decision, own_correlation
+from rlxjax.fit import COVERED, COVERED_SDS, Cell, Estimate, LatencyPosterior, compare, own_correlation
 
 #: Pairs closer than this share, or than this multiple of the noise, have no right order.
 LEAST_DISTANCE, NOISES = 0.03, 2.0
@@ -120,7 +120,7 @@ def ordering(predicted: np.ndarray, measured: np.ndarray, noise: np.ndarray) -> 
 
 
 def faster_probability(
-    posterior: LatencyPosterior, cells: Sequence[Cell], found: LatencyEstimate, workloads: Workloads, pairs: Pairs
+    posterior: LatencyPosterior, cells: Sequence[Cell], found: Estimate, workloads: Workloads, pairs: Pairs
 ) -> np.ndarray:
     """Return the probability that the first alternative of each pair is faster, `[pairs]`.
 
@@ -133,9 +133,9 @@ def faster_probability(
     """
     place = workloads.place
     one, other = place[pairs.workload, pairs.one], place[pairs.workload, pairs.other]
-    chosen = [LatencyEstimate(*(jnp.asarray(part)[which] for part in found)) for which in (one, other)]
+    chosen = [Estimate(*(jnp.asarray(part)[which] for part in found)) for which in (one, other)]
     variant = np.array([posterior.model.variants.index(cell.variant) for cell in cells])
-    return np.asarray(decision(*chosen, own_correlation(posterior, variant[one], variant[other])).probability)
+    return np.asarray(compare(*chosen, own_correlation(posterior, variant[one], variant[other])).probability)
 
 
 def brier_score(probability: np.ndarray, happened: np.ndarray) -> float:
@@ -143,7 +143,7 @@ def brier_score(probability: np.ndarray, happened: np.ndarray) -> float:
     return float(np.mean((probability - happened) ** 2))
 
 
-def coverage(found: LatencyEstimate, measured_ns: np.ndarray) -> dict[str, float]:
+def coverage(found: Estimate, measured_ns: np.ndarray) -> dict[str, float]:
     """Return the share of timings in the 90 % interval, `[cells]` each, and the p-value of its binomial test."""
     off = np.abs(np.log(measured_ns / np.asarray(found.time_ns)))
     inside = off <= COVERED_SDS * np.asarray(found.log_sd())

@@ -27,7 +27,7 @@ from benchmarks._campaigns import WITHOUT_MODEL, estimates, read_campaign, sampl
 from benchmarks._common import options, write
 from calibrate.suites.welch import welch_cell
 from rlxjax import load_calibration
-from rlxjax.fit import COVERED_SDS, Cell, LatencyEstimate
+from rlxjax.fit import COVERED_SDS, Cell, Estimate
 from rlxjax.models import WELCH
 
 #: Segment lengths of the independent workloads, and the most samples of one.
@@ -103,7 +103,7 @@ def judge(file: Path, cells: Sequence[Cell], measured_ns: np.ndarray, noise: np.
     """Return the quality of a calibration file by independent timings, `[cells]`."""
     calibration = load_calibration(file)
     calibrated = calibration.of(WELCH.name)
-    found: LatencyEstimate = estimates(calibrated.posterior, cells)
+    found: Estimate = estimates(calibrated.posterior, cells)
     logs = np.log(measured_ns / np.asarray(found.time_ns))
     scale = float(np.median(logs))
     names, lengths = np.array([cell.group for cell in cells]), np.array([int(cell.inputs["n_fft"]) for cell in cells])

@@ -33,7 +33,6 @@ from rlxjax.fit import (
     COVERED_SDS,
     LatencyPosterior,
     Runs,
-    cell_runs,
     estimate,
     fit_posteriors,
     prior_posterior,
@@ -92,7 +91,7 @@ def held_out(found: Fitted) -> float:
 def left_out(suite: KernelsSuite, log: SampleLog) -> dict[str, Any]:
     """Return errors on each kind by a fit without the kind, and on the largest sizes by a fit without these sizes."""
     cells, visits = log.timed()
-    cells, noise = suite.kept(cells), noise_floor(visits)
+    noise = noise_floor(visits)
     timings = timings_of(suite, cells, quantile_ns(visits))
     kinds = np.array([cell.name.rsplit(" ", 2)[0] for cell in cells])
     sizes = np.array([math.prod(map(int, cell.name.split()[-2].split("x"))) for cell in cells])
@@ -149,7 +148,7 @@ def of_larger(posterior: LatencyPosterior, of_functions: LatencyPosterior, folde
         "programs": len(cells),
         "kernels": judged(posterior, runs, measured_ns),
         "as_target": judged(answered.posterior, runs, measured_ns, answered.pace_log_sd),
-        "functions": judged(of_functions, cell_runs(FUNCTIONS, cells), measured_ns),
+        "functions": judged(of_functions, FunctionsSuite(kinds).runs(cells), measured_ns),
         "predicted_over_measured": {
             cell.name: round(float(ratio), 3) for cell, ratio in zip(cells, predicted_ns / measured_ns, strict=True)
         },

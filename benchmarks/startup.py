@@ -53,7 +53,7 @@ def calls() -> dict[str, Callable[[int], Any]]:
         time_ns = factor * (4e4 + 10 * batch * n_fft) * (1 + turn)
         return rx.Timings.checked(FFT, variant="fft", batch=batch, n_fft=n_fft, time_ns=time_ns)
 
-    def candidates(turn: int) -> rx.fit.LatencyEstimate:
+    def candidates(turn: int) -> rx.fit.Estimate:
         batch = np.array([[1.0], [16.0], [256.0], [4096.0]]) * (1 + turn)
         return rx.fit.estimate(
             rx.fit.prior_posterior(FFT), rx.fit.Runs.checked(FFT, "fft", batch=batch, n_fft=[[256, 4096]])

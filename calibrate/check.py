@@ -13,7 +13,7 @@ import numpy as np
 
 from rlxjax import Calibration
 from rlxjax import calibration as files
-from rlxjax.fit import COVERED_SDS, Cell, Suite, cell_runs, estimate
+from rlxjax.fit import COVERED_SDS, Cell, Suite, estimate
 
 from .campaign import timed
 from .judge import LEAST_COVERED, busier
@@ -147,7 +147,7 @@ def check(
     models, looks = {}, []
     for name, log in timed_again(known, Deadline(started_s + budget_s), progress).items():
         (suite, calibrated), (cells, visits) = known[name], log.timed()
-        expected = estimate(calibrated.posterior, cell_runs(suite.model, cells))
+        expected = estimate(calibrated.posterior, suite.runs(cells))
         log_sd = np.hypot(np.asarray(expected.log_sd()), calibrated.pace_log_sd)
         models[name] = Agreement.of(quantile_ns(visits), np.asarray(expected.time_ns), log_sd)
         looks.append(used_by_others(log))
@@ -177,9 +177,9 @@ def chosen_cells(suite: Suite, calibrated: files.CalibratedModel) -> list[Cell]:
     """Return a few cells with inputs in the calibrated domain: whole works spread evenly over their predicted times."""
     limit_bytes = memory_limit_bytes()
     works = by_work([cell for cell in suite.cells() if cell.n_bytes <= limit_bytes])
-    inside = [work for work in works.values() if all(calibrated.in_domain(**dict[str, Any](c.inputs)) for c in work)]
+    inside = [work for work in works.values() if np.all(calibrated.covers(suite.runs(work)))]
     cells = [cell for work in inside for cell in work]
-    times_ns = np.asarray(estimate(calibrated.posterior, cell_runs(suite.model, cells)).time_ns) if cells else []
+    times_ns = np.asarray(estimate(calibrated.posterior, suite.runs(cells)).time_ns) if cells else []
     slowest_ns: dict[str, float] = {}
     for cell, time_ns in zip(cells, times_ns, strict=True):
         slowest_ns[cell.work] = max(time_ns, slowest_ns.get(cell.work, 0.0))

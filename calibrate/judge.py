@@ -55,7 +55,7 @@ class Fitted:
     measured_ns: np.ndarray
     noise: np.ndarray
     whole: fit.PosteriorFit
-    estimate: fit.LatencyEstimate
+    estimate: fit.Estimate
     errors: dict[str, calibration.ErrorSummary]
     blind_converged: bool
     all_seen: bool
@@ -81,23 +81,23 @@ class Fitted:
 
 
 def timings_of(suite: fit.Suite, cells: Sequence[fit.Cell], measured_ns: np.ndarray) -> Timings:
-    runs = fit.cell_runs(suite.model, cells)
-    return Timings.checked(suite.model, variant=runs.variant, time_ns=measured_ns, **runs.inputs)
+    return Timings(suite.runs(cells), measured_ns)
 
 
 def fitted(suite: fit.Suite, log: SampleLog, prior: fit.LatencyPrior) -> Fitted:
     """Fit all timings. A second fit, without the held-out cells, gives their errors and the spread of new runs."""
     cells, visits = log.timed()
-    cells = list(suite.kept(cells)) if cells else []
     if len(cells) < fit.MIN_TIMINGS:
         raise ValueError(f"expected at least {fit.MIN_TIMINGS} measured cells for a fit, got {len(cells)}")
-    if len({tuple(cell.inputs.items()) for cell in cells}) == 1:
+    runs = suite.runs(cells)
+    columns = *runs.inputs.values(), *runs.kernels.values()
+    if not any(np.any(column != column[:1]) for column in columns):
         raise ValueError(f"expected cells with different inputs for a fit, got {len(cells)} with the same inputs")
     measured_ns, noise, facts = quantile_ns(visits), noise_floor(visits), log.facts
     seen = np.array([not cell.held_out for cell in cells])
     all_seen = not fit.MIN_TIMINGS <= seen.sum() < len(cells)
     seen |= all_seen
-    timings = timings_of(suite, cells, measured_ns)
+    timings = Timings(runs, measured_ns)
     whole = fit_posterior(timings, prior, facts=facts)
     blind = whole if all_seen else fit_posterior(timings, prior, seen.astype(float), facts)
     by_whole, by_blind = (jax.tree.map(np.asarray, fit.estimate(one.posterior, timings.runs)) for one in (whole, blind))
@@ -127,7 +127,7 @@ def widened_spread(spread: np.ndarray, variant: np.ndarray, log_errors: np.ndarr
 def error_summaries(
     cells: Sequence[fit.Cell],
     measured_ns: np.ndarray,
-    blind: fit.LatencyEstimate,
+    blind: fit.Estimate,
     blind_terms_ns: np.ndarray,
     noise: np.ndarray,
     seen: np.ndarray,
@@ -218,7 +218,7 @@ def busier(others: float | None, then: calibration.MachineSection | None) -> str
 
 
 def why_worse(
-    found: Fitted, cells: Sequence[fit.Cell], mine: calibration.ModelSection, rival: calibration.CalibrationFile | None
+    found: Fitted, runs: fit.Runs, mine: calibration.ModelSection, rival: calibration.CalibrationFile | None
 ) -> str:
     """Return why a fit predicts worse than a rival (a calibration or a population); empty if it is not worse."""
     model = found.whole.posterior.model
@@ -231,9 +231,7 @@ def why_worse(
         if own < LEAST_SHARE * other:
             return f"The fit has {own:,} {what}, the earlier fit {other:,}."
     known = calibration.Calibration.from_file(rival, [model]).of(model.name).posterior
-    found_sd, known_sd = (
-        fit.estimate(one, fit.cell_runs(model, cells)).log_sd() for one in (found.whole.posterior, known)
-    )
+    found_sd, known_sd = (fit.estimate(one, runs).log_sd() for one in (found.whole.posterior, known))
     now, then = (fit.COVERED_SDS * float(np.median(log_sd)) for log_sd in (found_sd, known_sd))
     if now <= MOST_WIDER * then:
         return ""
@@ -253,8 +251,8 @@ def what_holds(summaries: Mapping[str, calibration.ErrorSummary], most_error: fl
 
 
 def what_pays(calibrated: calibration.CalibratedModel, inputs: Mapping[str, Any]) -> list[str]:
-    """Return a sentence that says where along the first input the second strategy is faster; none for list inputs."""
-    if len(calibrated.strategies) < 2 or any(map(np.ndim, inputs.values())):
+    """Return a sentence that says where along the first input the second strategy is faster."""
+    if len(calibrated.strategies) < 2:
         return []
     along, *others = inputs
     low, high = calibrated.domain[along]

@@ -82,22 +82,22 @@ def measuring_order(
 
 def _expected(
     suite: fit.Suite, blocks: Sequence[Sequence[fit.Cell]], prior: fit.LatencyPrior, facts: fit.Facts
-) -> fit.LatencyEstimate:
+) -> fit.Estimate:
     """Return the prior's estimates, `[works, cells]`. Works with fewer cells are padded, with an infinite spread."""
     posterior = fit.prior_posterior(suite.model, prior, DESIGN_SPREAD, DESIGN_CORRECTION_SD, facts)
     width = max(map(len, blocks))
     cells = [cell for block in blocks for cell in (*block, *[block[0]] * (width - len(block)))]
-    flat = fit.estimate(posterior, fit.cell_runs(suite.model, cells))
+    flat = fit.estimate(posterior, suite.runs(cells))
     found = jax.tree.map(lambda column: np.asarray(column).reshape(len(blocks), width, *column.shape[1:]), flat)
     is_there = np.arange(width) < np.array([len(block) for block in blocks])[:, None]
     return found._replace(spread=np.where(is_there, found.spread, np.inf))
 
 
-def _design(blocks: fit.LatencyEstimate, count: int, n_first: int, n_unknowns: int) -> list[int]:
+def _design(blocks: fit.Estimate, count: int, n_first: int, n_unknowns: int) -> list[int]:
     """Order `count` blocks by how much each helps to predict all blocks. The last `n_first` are timed already."""
 
-    def part(which: Sequence[int]) -> fit.LatencyEstimate:
-        return fit.LatencyEstimate(*(column[np.asarray(which)] for column in blocks))
+    def part(which: Sequence[int]) -> fit.Estimate:
+        return fit.Estimate(*(column[np.asarray(which)] for column in blocks))
 
     seconds = np.where(np.isfinite(blocks.spread), READY_S + EXPECTED_RUNS * blocks.time_ns / 1e9, 0.0).sum(1)
     taken, chosen = list(range(len(seconds) - n_first, len(seconds))), []
