@@ -1,11 +1,7 @@
-"""Samples of Welch peaks in the format of the calibrate job: read, write and predict."""
+"""Samples of Welch peaks in the format of the calibrate job: read and predict."""
 
-import contextlib
 import functools
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,17 +10,14 @@ import numpy as np
 
 from calibrate.judge import timings_of
 from calibrate.machine import micro_times_ns
-from calibrate.measure import made_ready, measure_rounds
 from calibrate.samples import SampleLog, Visits, noise_floor, quantile_ns, read_samples
 from calibrate.suites.welch import WelchSuite
-from calibrate.terminal import Deadline
 from rlxjax import Timings
 from rlxjax.fit import Cell, Facts, LatencyEstimate, LatencyPosterior, LatencyPrior, cell_runs, estimate
 from rlxjax.models import WELCH
 
-#: Strategies with the same result, and all strategies without a learned model, by the names of cells.
+#: Strategies with the same result, by the names of cells.
 SAME_RESULT = ("fast", "fused_maxima", "fused_top_k", "block")
-WITHOUT_MODEL = ("ultra", *SAME_RESULT)
 
 suite = functools.cache(WelchSuite)
 
@@ -69,24 +62,3 @@ def read_campaign(path: Path) -> Campaign:
 def estimates(posterior: LatencyPosterior, cells: Sequence[Cell]) -> LatencyEstimate:
     """Return the posterior's estimate of each cell, `[cells]`."""
     return jax.tree.map(np.asarray, estimate(posterior, cell_runs(WELCH, cells)))
-
-
-@contextlib.contextmanager
-def sampled(cells: Sequence[Cell], path: Path) -> Iterator[Callable[[float], None]]:
-    """Write samples of cells to a file; call the yielded function to sample for some seconds."""
-    log, rng = SampleLog.new(suite(), "welch"), np.random.default_rng()
-    programs = made_ready(suite(), cells, Deadline(np.inf)).programs
-    with log.kept_in(path, append=False):
-        log.keep_cells([cell for cell in cells if cell.name in programs])
-        yield lambda seconds: measure_rounds(log, programs, Deadline(time.perf_counter() + seconds), rng, lambda: None)
-
-
-@contextlib.contextmanager
-def busy_processor() -> Iterator[None]:
-    """Keep a processor busy with another process."""
-    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        yield
-    finally:
-        busy.kill()
-        busy.wait()

@@ -19,11 +19,11 @@ import numpy as np
 import rlxjax as rx
 from benchmarks._common import options, table, write
 from benchmarks.decision_metrics import brier_score, log_loss
-from benchmarks.stage_pairs import PAIRS
+from benchmarks.stage_pairs import MOST_NOISE, PAIRS
 from rlxjax.calibration import predict_profiles
 from rlxjax.fit import SURE
 
-MOST_NOISE, REGRET = 1.15, rx.Advice.regret
+REGRET = rx.Advice.regret
 #: The tried spreads of a program's own error.
 OWN_SPREADS = (0.03, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3)
 
@@ -35,16 +35,12 @@ def judged(calibration: rx.Calibration, truth: dict[str, dict[str, float]], half
         if half not in (None, pair.half) or pair.name not in truth or truth[pair.name]["noise"] > MOST_NOISE:
             continue
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            together = rx.profile_function(pair.chain(pair.stages), *pair.flat_args())
-            apart = [
-                rx.profile_function(stage, *args) for stage, args in zip(pair.stages, pair.stage_args(), strict=True)
-            ]
-        times = predict_profiles(calibration.of("functions"), [together, *apart])
-        sides = [0], range(1, 1 + len(apart))
+            profiles = [rx.profile_function(fn, *args) for fn, args in pair.programs()]
+        times = predict_profiles(calibration.of("functions"), profiles)
+        sides = [0], range(1, len(profiles))
         said = times.decision(*sides)
-        most_ns, odds = REGRET * float(said.kept_ns), [0.0, 0.0]
-        for place, end_ns in enumerate((most_ns, -most_ns)):
-            odds[place] = float(jax.nn.sigmoid((end_ns - said.margin_ns) / said.temperature_ns))
+        ends_ns = REGRET * float(said.kept_ns) * np.array([1, -1])
+        below = np.asarray(jax.nn.sigmoid((ends_ns - said.margin_ns) / said.temperature_ns))
         rows.append(
             {
                 "name": pair.name,
@@ -54,7 +50,7 @@ def judged(calibration: rx.Calibration, truth: dict[str, dict[str, float]], half
                 "predicted_apart_ns": float(said.kept_ns),
                 "predicted_together_ns": float(said.fused_ns),
                 "probability": float(said.probability),
-                "no_matter": odds[0] - odds[1],
+                "no_matter": float(below[0] - below[1]),
                 "by_own_spread": {str(own): float(times.decision(*sides, own).probability) for own in OWN_SPREADS},
             }
         )

@@ -28,6 +28,8 @@ from rlxjax.clock import QUARTILE
 #: Integer arguments lie below this, so they index any array with this number of rows.
 INDICES = 1000
 MOST_ROUNDS = 1000
+#: Pairs with more noise have two typical times, and judge no verdict.
+MOST_NOISE = 1.15
 
 
 class Pair(NamedTuple):
@@ -75,6 +77,10 @@ class Pair(NamedTuple):
             results = jax.eval_shape(stage, *shapes[-1])
             results = results if isinstance(results, tuple) else (results,)
         return shapes
+
+    def programs(self) -> list[tuple[Callable, tuple[jax.ShapeDtypeStruct, ...]]]:
+        """Return functions with their arguments: all stages as one function, then each stage."""
+        return [(self.chain(self.stages), self.flat_args()), *zip(self.stages, self.stage_args(), strict=True)]
 
 
 def arrays(shapes: Sequence[jax.ShapeDtypeStruct], seed: int = 0) -> tuple[jax.Array, ...]:
