@@ -1,6 +1,8 @@
-"""Samples of Welch peaks in the format of the calibrate job: read and predict."""
+"""Read the samples of campaigns, and predict their cells."""
 
 import functools
+import gzip
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +16,7 @@ from calibrate.samples import SampleLog, Visits, noise_floor, quantile_ns, read_
 from calibrate.suites.welch import WelchSuite
 from rlxjax import Timings
 from rlxjax.fit import Cell, Facts, LatencyEstimate, LatencyPosterior, LatencyPrior, cell_runs, estimate
-from rlxjax.models import WELCH
+from rlxjax.models import WELCH, gpu_facts_of_kind
 
 #: Strategies with the same result, by the names of cells.
 SAME_RESULT = ("fast", "fused_maxima", "fused_top_k", "block")
@@ -57,6 +59,20 @@ def read_campaign(path: Path) -> Campaign:
     prior = suite().start(micro_times_ns(log)) if log.micro else WELCH.prior
     timings = timings_of(suite(), cells, measured_ns)
     return Campaign(path, log, cells, visits, measured_ns, noise_floor(visits), timings, log.facts, prior)
+
+
+def read_gpu_samples(path: Path) -> SampleLog:
+    """Read samples of a GPU's functions, with the facts of the card's data sheet."""
+    log = read_samples(path)
+    facts = dict(gpu_facts_of_kind(log.fingerprint.device_kind) or {})
+    log.header = log.header.model_copy(update={"facts": facts})
+    return log
+
+
+def compiled_texts(path: Path) -> dict[str, str]:
+    """Return the texts of a file of compiled programs by name."""
+    kept = json.loads(gzip.decompress(path.read_bytes()))["programs"]
+    return {name: one["text"] for name, one in kept.items() if "text" in one}
 
 
 def estimates(posterior: LatencyPosterior, cells: Sequence[Cell]) -> LatencyEstimate:

@@ -101,7 +101,7 @@ def gates(run: Run, until_s: float) -> None:
     """Time tables of the gate and of the costs against a copy of the same bytes, and gradients against values."""
     jax.config.update("jax_enable_x64", False)
     ceiling, rows, found = ceiling_gbps(run), TABLE_ROWS // 1000 if run.is_small else TABLE_ROWS, []
-    columns = jax.block_until_ready(ev.columns_of(rows, "float32"))
+    columns = jax.block_until_ready(ev.columns_of(rows))
 
     def timed(kind: str, name: str, runs: dict[str, Callable], arguments: tuple, base: str, n_bytes: int = 0) -> None:
         if time.perf_counter() > until_s:
@@ -109,7 +109,7 @@ def gates(run: Run, until_s: float) -> None:
             return
         try:
             ms = ev.least_ms(runs, arguments, TABLE_ROUNDS)
-            row: dict[str, Any] = {"rows": rows, **ev.measured(kind, "float32", name, ms, base)}
+            row: dict[str, Any] = {"rows": rows, **ev.measured(kind, name, ms, base)}
         except Exception as error:  # noqa: BLE001 - whatever a device raises
             row = {kind: name, "failed": reason(error)}
         else:
