@@ -152,6 +152,5 @@ def main() -> None:
     write(given.json, {"figures": measure(given.rows, given.rounds)})
 
 
-
 if __name__ == "__main__":
     main()

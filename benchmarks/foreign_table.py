@@ -515,7 +515,10 @@ FUNCTIONS = (
     Foreign(
         "gamma samples",
         "jax.random",
-        lambda draw: (functools.partial(jax.random.gamma, shape=(2000,), dtype=F32), (jax.random.key(0), draw("+2000"))),
+        lambda draw: (
+            functools.partial(jax.random.gamma, shape=(2000,), dtype=F32),
+            (jax.random.key(0), draw("+2000")),
+        ),
     ),
     Foreign("linear recurrence", "jax.lax", _linear_recurrence),
     Foreign("logistic regression, gradient", "jax.scipy.stats", _logistic_regression),

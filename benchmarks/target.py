@@ -30,21 +30,15 @@ VERDICTS = ("by_jaxpr", "compiled")
 def figures(programs: list[FunctionProfile]) -> dict[str, int]:
     """Return the sums of the programs' kernels and bytes."""
     launches = [
-        sum(group.launches for group in one.kernels)
-        if one.level == "jaxpr"
-        else int(one.io.kernel_launches)
+        sum(group.launches for group in one.kernels) if one.level == "jaxpr" else int(one.io.kernel_launches)
         for one in programs
     ]
     return {"kernels": sum(launches), "bytes": sum(one.fused_traffic_bytes for one in programs)}
 
 
-def by_jaxpr(
-    device: TargetDevice, apart: dict[str, int], together: dict[str, int], n_stages: int
-) -> str:
+def by_jaxpr(device: TargetDevice, apart: dict[str, int], together: dict[str, int], n_stages: int) -> str:
     """Return the verdict by the counts of the jaxpr and the data sheet."""
-    launches = (
-        (n_stages, 1) if device.platform == "tpu" else (apart["kernels"], together["kernels"])
-    )
+    launches = (n_stages, 1) if device.platform == "tpu" else (apart["kernels"], together["kernels"])
     apart_ns, together_ns = (
         count * device.launch_ns + own["bytes"] / device.bandwidth_bytes_per_ns
         for count, own in zip(launches, (apart, together), strict=True)
@@ -59,10 +53,7 @@ def pair_row(device: TargetDevice, pair: Pair) -> dict[str, Any]:
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         written = [rx.profile_function(fn, *args) for fn, args in programs]
         try:
-            made = [
-                rx.profile_function(fn, *args, level="compiled", target=device)
-                for fn, args in programs
-            ]
+            made = [rx.profile_function(fn, *args, level="compiled", target=device) for fn, args in programs]
         except ValueError as error:
             return {"name": pair.name, "refusal": str(error)}
     said = times_for_target(made, device).decision([0], range(1, len(made)))
@@ -78,15 +69,11 @@ def pair_row(device: TargetDevice, pair: Pair) -> dict[str, Any]:
 
 def right(rows: list[dict[str, Any]], truth: dict[str, Any]) -> dict[str, Any]:
     """Return how often each decided verdict chose the form with the faster measured time."""
-    known = [
-        (row, own) for row in rows if (own := truth.get(row["name"])) and own["noise"] <= MOST_NOISE
-    ]
+    known = [(row, own) for row in rows if (own := truth.get(row["name"])) and own["noise"] <= MOST_NOISE]
     found = {}
     for verdict in VERDICTS:
         decided = [(row[verdict], own) for row, own in known if row[verdict] != "undecided"]
-        hits = sum(
-            (said == "fuse") == (own["together_ns"] < own["apart_ns"]) for said, own in decided
-        )
+        hits = sum((said == "fuse") == (own["together_ns"] < own["apart_ns"]) for said, own in decided)
         found[verdict] = {"pairs": len(known), "decided": len(decided), "right": hits}
     return found
 
