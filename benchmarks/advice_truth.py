@@ -1,6 +1,6 @@
 """Compare the predictions of `predict_profiles` for pairs of stages with measured times.
 
-    python -m benchmarks.advice_truth CALIBRATION PAIRS [--half tune|judge] [--json FILE]
+    python -m benchmarks.advice_truth CALIBRATION PAIRS [--json FILE]
 
 PAIRS is a file of `benchmarks.stage_pairs` from the calibration's machine. Pairs with a noise above 15 % are left out,
 because their times jump between two values. A pair is decided if one form is faster with a probability of 90 %, or if
@@ -28,11 +28,11 @@ REGRET = rx.Advice.regret
 OWN_SPREADS = (0.03, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3)
 
 
-def judged(calibration: rx.Calibration, truth: dict[str, dict[str, float]], half: str | None) -> list[dict]:
+def judged(calibration: rx.Calibration, truth: dict[str, dict[str, float]]) -> list[dict]:
     """Return the prediction and the measured times of each pair."""
     rows = []
     for pair in PAIRS:
-        if half not in (None, pair.half) or pair.name not in truth or truth[pair.name]["noise"] > MOST_NOISE:
+        if pair.name not in truth or truth[pair.name]["noise"] > MOST_NOISE:
             continue
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
             profiles = [rx.profile_function(fn, *args) for fn, args in pair.programs()]
@@ -90,10 +90,9 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("calibration", type=Path)
     parser.add_argument("pairs", type=Path)
-    parser.add_argument("--half", choices=("tune", "judge"))
     given = parser.parse_args()
     truth = json.loads(given.pairs.read_text(encoding="utf-8"))["pairs"]
-    rows = judged(rx.load_calibration(given.calibration), truth, given.half)
+    rows = judged(rx.load_calibration(given.calibration), truth)
     figures = []
     for row in sorted(rows, key=lambda row: row["apart_ns"] / row["together_ns"]):
         gains = (f"{row[f'{form}apart_ns'] / row[f'{form}together_ns']:.2f}" for form in ("", "predicted_"))

@@ -1,6 +1,6 @@
 """Compare stages of JAX code that are jitted apart and together: a table of pairs and their times on this machine.
 
-    python -m benchmarks.stage_pairs [--budget 80] [--half tune|judge] [--only REGEX] [--json FILE] [--merge FILES]
+    python -m benchmarks.stage_pairs [--budget 80] [--only REGEX] [--json FILE] [--merge FILES]
 
 Apart, each stage is its own `jax.jit`, and results stay on the device. Together, one `jax.jit` runs the composition. A
 round visits all forms of all pairs in random order. The time of a form is the lower quartile over the rounds. `--merge`
@@ -645,7 +645,6 @@ def measure(pairs: Sequence[Pair], budget_s: float, seed: int) -> dict[str, Timi
 def main() -> None:
     """Measure, and print a table."""
     parser = options(__doc__, budget=80.0, seed=0)
-    parser.add_argument("--half", choices=("tune", "judge"))
     parser.add_argument("--only", default="", help="pairs whose names have a match of this expression")
     parser.add_argument("--merge", type=Path, nargs="+")
     given = parser.parse_args()
@@ -659,9 +658,9 @@ def main() -> None:
         }
         result = {name: Timing.of(own, np.median) for name, own in times.items()}
     else:
-        chosen = [pair for pair in PAIRS if given.half in (None, pair.half) and re.search(given.only, pair.name)]
+        chosen = [pair for pair in PAIRS if re.search(given.only, pair.name)]
         if not chosen:
-            parser.error("no pair has such a name in such a half")
+            parser.error("no pair has such a name")
         result = measure(chosen, given.budget, given.seed)
     rows = [
         (name, halves[name], f"{apart / 1e3:.1f}", f"{together / 1e3:.1f}", f"{100 * (apart / together - 1):+.1f} %")
