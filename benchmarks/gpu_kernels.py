@@ -173,7 +173,7 @@ def main() -> None:
     kernels, functions = fitted(suite, log, GPU_KERNELS.prior), fitted(FunctionsSuite(), log, FUNCTIONS.prior)
     carried = prior_posterior(GPU_KERNELS, transferred_prior(kernels.whole.posterior), facts=other.facts)
     cells, visits = other.timed()
-    others = timings_of(suite, suite.kept(cells), quantile_ns(visits))
+    others = timings_of(suite, cells, quantile_ns(visits))
     content = {
         "held_out": {"kernels": held_out(kernels), "functions": held_out(functions)},
         "families": {
