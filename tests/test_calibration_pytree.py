@@ -91,7 +91,9 @@ def test_the_built_in_models_trace_as_arguments():
 
     def ask(own):
         sizes = [1, 1024], 256, 16
-        decided, of_functions = own.compare("fused", "host", *sizes), {"arithmetic_work_ns": [[1.0], [2.0]]}
+        decided = own.compare("fused", "host", *sizes)
+        of_functions = {name: 1.0 for name, entry in FUNCTIONS.inputs.items() if entry.default is None}
+        of_functions["arithmetic_work_ns"] = [[1.0], [2.0]]
         found = own.predict_ns("fused", *sizes), own.predict_ns("jitted", **of_functions, model="functions")
         return *found, decided.probability, decided.in_domain, own.pick_index(*sizes)
 
