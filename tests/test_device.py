@@ -73,8 +73,10 @@ def test_device_codes_give_a_row_of_arrays():
 
 
 def test_coefficients_become_floats_and_a_checked_row_refuses_what_no_machine_has():
-    for value in (True, 3, np.array([1, 2]), np.bool_(True), np.uint8(3), jnp.array([1, 2]), [1, 2]):
-        leaf = dataclasses.replace(rx.gate.BACKEND_ROWS["cpu"], dispatch_ns=value).dispatch_ns
+    row = rx.gate.BACKEND_ROWS["cpu"]
+    given = [("dispatch_ns", value) for value in (3, np.array([1, 2]), np.uint8(3), jnp.array([1, 2]), [1, 2])]
+    for name, value in [*given, ("unified_memory", True), ("unified_memory", np.bool_(True))]:
+        leaf = getattr(dataclasses.replace(row, **{name: value}), name)
         assert np.asarray(leaf).dtype == np.float64
         np.testing.assert_array_equal(leaf, value)
     good = vars(rx.gate.BACKEND_ROWS["cpu"])
