@@ -157,7 +157,8 @@ def random_posterior(model, coefficients, sd=0.05, spread=0.03, seed=0):
 def calibrated(posterior, most=2.0**13):
     """Return what a calibration says of a model by this posterior; the domain ends at a size."""
     sizes = {name: most if name == "n" else 4.0 for name in posterior.model.inputs}
-    largest = posterior.model.extents(Runs(posterior.model, 0, sizes))
+    kernels = {name: np.full(1, 4.0) for name in posterior.model.kernels}
+    largest = posterior.model.extents(Runs(posterior.model, 0, sizes, kernels))
     domain = {name: (1.0, value) for name, value in largest.items()}
     return CalibratedModel(posterior, {}, {}, domain)
 

@@ -85,7 +85,7 @@ def test_many_machines_are_one_calibration_of_arrays():
 def test_the_built_in_models_trace_as_arguments():
     shipped = {model.name: calibrated(rx.fit.prior_posterior(model)) for model in (WELCH, FUNCTIONS)}
     found = rx.Calibration(shipped, None, {})
-    programs = function_runs([rx.profile_function(fn, np.ones(8)) for fn in (np.abs, np.negative)])
+    programs = function_runs([rx.profile_function(fn, np.ones(8)) for fn in (jnp.abs, jnp.negative)])
     # Of a machine to which a learned FFT was given.
     work = {"learned_n_fft": [256.0], "learned_flop": [1e3], "learned_live_bins": [65.0]}
     learned = found.of().with_facts(**{name: np.array(value) for name, value in work.items()})
