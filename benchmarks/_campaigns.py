@@ -1,11 +1,9 @@
-"""Samples of Welch peaks in the format of the calibrate job: read, write and predict."""
+"""Read the samples of campaigns, and predict their cells."""
 
-import contextlib
 import functools
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+import gzip
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,17 +12,14 @@ import numpy as np
 
 from calibrate.judge import timings_of
 from calibrate.machine import micro_times_ns
-from calibrate.measure import made_ready, measure_rounds
 from calibrate.samples import SampleLog, Visits, noise_floor, quantile_ns, read_samples
 from calibrate.suites.welch import WelchSuite
-from calibrate.terminal import Deadline
 from rlxjax import Timings
-from rlxjax.fit import Cell, Facts, LatencyEstimate, LatencyPosterior, LatencyPrior, cell_runs, estimate
-from rlxjax.models import WELCH
+from rlxjax.fit import Cell, Estimate, Facts, LatencyPosterior, LatencyPrior, cell_runs, estimate
+from rlxjax.models import WELCH, gpu_facts_of_kind
 
-#: Strategies with the same result, and all strategies without a learned model, by the names of cells.
+#: Strategies with the same result, by the names of cells.
 SAME_RESULT = ("fast", "fused_maxima", "fused_top_k", "block")
-WITHOUT_MODEL = ("ultra", *SAME_RESULT)
 
 suite = functools.cache(WelchSuite)
 
@@ -66,27 +61,20 @@ def read_campaign(path: Path) -> Campaign:
     return Campaign(path, log, cells, visits, measured_ns, noise_floor(visits), timings, log.facts, prior)
 
 
-def estimates(posterior: LatencyPosterior, cells: Sequence[Cell]) -> LatencyEstimate:
+def read_gpu_samples(path: Path) -> SampleLog:
+    """Read samples of a GPU's functions, with the facts of the card's data sheet."""
+    log = read_samples(path)
+    facts = dict(gpu_facts_of_kind(log.fingerprint.device_kind) or {})
+    log.header = log.header.model_copy(update={"facts": facts})
+    return log
+
+
+def compiled_texts(path: Path) -> dict[str, str]:
+    """Return the texts of a file of compiled programs by name."""
+    kept = json.loads(gzip.decompress(path.read_bytes()))["programs"]
+    return {name: one["text"] for name, one in kept.items() if "text" in one}
+
+
+def estimates(posterior: LatencyPosterior, cells: Sequence[Cell]) -> Estimate:
     """Return the posterior's estimate of each cell, `[cells]`."""
     return jax.tree.map(np.asarray, estimate(posterior, cell_runs(WELCH, cells)))
-
-
-@contextlib.contextmanager
-def sampled(cells: Sequence[Cell], path: Path) -> Iterator[Callable[[float], None]]:
-    """Write samples of cells to a file; call the yielded function to sample for some seconds."""
-    log, rng = SampleLog.new(suite(), "welch"), np.random.default_rng()
-    programs = made_ready(suite(), cells, Deadline(np.inf)).programs
-    with log.kept_in(path, append=False):
-        log.keep_cells([cell for cell in cells if cell.name in programs])
-        yield lambda seconds: measure_rounds(log, programs, Deadline(time.perf_counter() + seconds), rng, lambda: None)
-
-
-@contextlib.contextmanager
-def busy_processor() -> Iterator[None]:
-    """Keep a processor busy with another process."""
-    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        yield
-    finally:
-        busy.kill()
-        busy.wait()

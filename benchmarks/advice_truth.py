@@ -1,6 +1,6 @@
 """Compare the predictions of `predict_profiles` for pairs of stages with measured times.
 
-    python -m benchmarks.advice_truth CALIBRATION PAIRS [--half tune|judge] [--json FILE]
+    python -m benchmarks.advice_truth CALIBRATION PAIRS [--json FILE]
 
 PAIRS is a file of `benchmarks.stage_pairs` from the calibration's machine. Pairs with a noise above 15 % are left out,
 because their times jump between two values. A pair is decided if one form is faster with a probability of 90 %, or if
@@ -19,32 +19,28 @@ import numpy as np
 import rlxjax as rx
 from benchmarks._common import options, table, write
 from benchmarks.decision_metrics import brier_score, log_loss
-from benchmarks.stage_pairs import PAIRS
+from benchmarks.stage_pairs import MOST_NOISE, PAIRS
 from rlxjax.calibration import predict_profiles
 from rlxjax.fit import SURE
 
-MOST_NOISE, REGRET = 1.15, rx.Advice.regret
+REGRET = rx.Advice.regret
 #: The tried spreads of a program's own error.
 OWN_SPREADS = (0.03, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3)
 
 
-def judged(calibration: rx.Calibration, truth: dict[str, dict[str, float]], half: str | None) -> list[dict]:
+def judged(calibration: rx.Calibration, truth: dict[str, dict[str, float]]) -> list[dict]:
     """Return the prediction and the measured times of each pair."""
     rows = []
     for pair in PAIRS:
-        if half not in (None, pair.half) or pair.name not in truth or truth[pair.name]["noise"] > MOST_NOISE:
+        if pair.name not in truth or truth[pair.name]["noise"] > MOST_NOISE:
             continue
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            together = rx.profile_function(pair.chain(pair.stages), *pair.flat_args())
-            apart = [
-                rx.profile_function(stage, *args) for stage, args in zip(pair.stages, pair.stage_args(), strict=True)
-            ]
-        times = predict_profiles(calibration.of("functions"), [together, *apart])
-        sides = [0], range(1, 1 + len(apart))
+            profiles = [rx.profile_function(fn, *args) for fn, args in pair.programs()]
+        times = predict_profiles(calibration.of("functions"), profiles)
+        sides = [0], range(1, len(profiles))
         said = times.decision(*sides)
-        most_ns, odds = REGRET * float(said.kept_ns), [0.0, 0.0]
-        for place, end_ns in enumerate((most_ns, -most_ns)):
-            odds[place] = float(jax.nn.sigmoid((end_ns - said.margin_ns) / said.temperature_ns))
+        ends_ns = REGRET * float(said.kept_ns) * np.array([1, -1])
+        below = np.asarray(jax.nn.sigmoid((ends_ns - said.margin_ns) / said.temperature_ns))
         rows.append(
             {
                 "name": pair.name,
@@ -54,7 +50,7 @@ def judged(calibration: rx.Calibration, truth: dict[str, dict[str, float]], half
                 "predicted_apart_ns": float(said.kept_ns),
                 "predicted_together_ns": float(said.fused_ns),
                 "probability": float(said.probability),
-                "no_matter": odds[0] - odds[1],
+                "no_matter": float(below[0] - below[1]),
                 "by_own_spread": {str(own): float(times.decision(*sides, own).probability) for own in OWN_SPREADS},
             }
         )
@@ -94,10 +90,9 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("calibration", type=Path)
     parser.add_argument("pairs", type=Path)
-    parser.add_argument("--half", choices=("tune", "judge"))
     given = parser.parse_args()
     truth = json.loads(given.pairs.read_text(encoding="utf-8"))["pairs"]
-    rows = judged(rx.load_calibration(given.calibration), truth, given.half)
+    rows = judged(rx.load_calibration(given.calibration), truth)
     figures = []
     for row in sorted(rows, key=lambda row: row["apart_ns"] / row["together_ns"]):
         gains = (f"{row[f'{form}apart_ns'] / row[f'{form}together_ns']:.2f}" for form in ("", "predicted_"))

@@ -20,7 +20,7 @@ from benchmarks import decision_metrics as metrics
 from benchmarks._campaigns import Campaign, estimates, read_campaign
 from benchmarks._common import options, placed, table, write
 from calibrate.judge import error_summaries
-from rlxjax.fit import Cell, LatencyEstimate, LatencyPosterior, fit_posterior, predicted_ns
+from rlxjax.fit import Cell, Estimate, LatencyPosterior, fit_posterior, predicted_ns
 
 #: The methods of the table with an estimate and its probability.
 FIT, BUILT_IN = "the fit", "built-in constants"
@@ -29,10 +29,10 @@ METHODS = (BUILT_IN, "non-negative least squares", "terms alone", FIT)
 
 
 class Prediction(NamedTuple):
-    """A method's prediction of all cells, with a posterior if the method has uncertainty."""
+    """A method's prediction of cells; a method with uncertainty has an estimate of the held-out cells."""
 
     time_ns: np.ndarray
-    found: LatencyEstimate | None = None
+    found: Estimate | None = None
     posterior: LatencyPosterior | None = None
 
 
@@ -47,18 +47,22 @@ def evidence(campaign: Campaign) -> dict[str, Any]:
         BUILT_IN: Prediction(built_in_ns(cells)),
         "non-negative least squares": Prediction(linear_ns(cells, measured, seen)),
         "terms alone": Prediction(terms_ns),
-        FIT: Prediction(np.asarray(found.time_ns), found, blind.posterior),
+        FIT: Prediction(np.asarray(found.time_ns), part_of(found, ~seen), blind.posterior),
     }
     names = np.array([cell.group for cell in cells])
     of_strategy = {name: noise[names == name].mean() for name in np.unique(names)}
-    judge = Judge(cells, measured, np.array([of_strategy[name] for name in names]), ~seen)
-    rows = {name: judge.row(prediction) for name, prediction in methods.items()}
+    out = [cell for cell in cells if cell.held_out]
+    noises = np.array([of_strategy[cell.group] for cell in out])
+    rows = {
+        name: judged(own._replace(time_ns=own.time_ns[~seen]), out, measured[~seen], noises)
+        for name, own in methods.items()
+    }
     summaries = error_summaries(cells, measured, found, terms_ns, noise, seen)
     return {
         "workloads": len(cells),
         "rounds": len(visits.rounds()),
         "held_out_timings": int((~seen).sum()),
-        "held_out_choices": len(judge.workloads.sizes),
+        "held_out_choices": len(metrics.workloads_of(out).sizes),
         "errors": {name: summary.model_dump() for name, summary in summaries.items()},
         "methods": rows,
         "coverage": metrics.coverage(part_of(found, ~seen), measured[~seen]),
@@ -117,44 +121,32 @@ def linear_ns(cells: Sequence[Cell], measured_ns: np.ndarray, seen: np.ndarray) 
     return time_ns
 
 
-class Judge:
-    """Judges predictions of all cells by timings of the held-out ones."""
-
-    def __init__(self, cells: Sequence[Cell], measured_ns: np.ndarray, noise: np.ndarray, held_out: np.ndarray):
-        self.cells = [cell for cell, out in zip(cells, held_out, strict=True) if out]
-        self.measured_ns, self.noise, self._held_out = measured_ns[held_out], noise, held_out
-        self.workloads = metrics.workloads_of(self.cells)
-        self._table = self.workloads.table(self.measured_ns)
-        self._pairs = metrics.pairs_of(self._table)
-        one, other = self._pairs.of(self._table)
-        self._is_faster = one < other
-
-    def row(self, prediction: Prediction) -> dict[str, float]:
-        """Return the row of a method in the table of methods."""
-        mine = prediction.time_ns[self._held_out]
-        said, noise = self.workloads.table(mine), self.workloads.table(self.noise[self._held_out])
-        regret = metrics.spread(metrics.regrets(said, self._table))
-        ordered, n_pairs = metrics.ordering(said, self._table, noise)
-        errors = metrics.errors_by_strategy(self.cells, mine, self.measured_ns)
-        return {
-            "error": float(np.mean(list(errors.values()))),
-            **{f"regret_{name}": value for name, value in regret.items()},
-            "ordered": ordered,
-            "pairs": n_pairs,
-            "brier": metrics.brier_score(self._probability(prediction), self._is_faster),
-        }
-
-    def _probability(self, prediction: Prediction) -> np.ndarray:
-        if prediction.found is not None and prediction.posterior is not None:
-            mine = part_of(prediction.found, self._held_out)
-            return metrics.faster_probability(prediction.posterior, self.cells, mine, self.workloads, self._pairs)
-        one, other = self._pairs.of(self.workloads.table(prediction.time_ns[self._held_out]))
-        return np.where(one == other, 0.5, one < other)
+def judged(own: Prediction, cells: Sequence[Cell], measured_ns: np.ndarray, noise: np.ndarray) -> dict[str, float]:
+    """Return the row of a method in the table of methods, from predictions and timings of the held-out cells."""
+    workloads = metrics.workloads_of(cells)
+    said, measured = workloads.table(own.time_ns), workloads.table(measured_ns)
+    pairs = metrics.pairs_of(measured)
+    one, other = pairs.of(said)
+    probability = np.where(one == other, 0.5, one < other)
+    if own.found is not None and own.posterior is not None:
+        probability = metrics.faster_probability(own.posterior, cells, own.found, workloads, pairs)
+    faster, slower = pairs.of(measured)
+    regret = metrics.regrets(said, measured)
+    ordered, n_pairs = metrics.ordering(said, measured, workloads.table(noise))
+    errors = metrics.errors_by_strategy(cells, own.time_ns, measured_ns)
+    return {
+        "error": float(np.mean(list(errors.values()))),
+        "regret_mean": float(regret.mean()),
+        "regret_max": float(regret.max()),
+        "ordered": ordered,
+        "pairs": n_pairs,
+        "brier": metrics.brier_score(probability, faster < slower),
+    }
 
 
-def part_of(found: LatencyEstimate, kept: np.ndarray) -> LatencyEstimate:
+def part_of(found: Estimate, kept: np.ndarray) -> Estimate:
     """Return the estimate of some of the cells."""
-    return LatencyEstimate(*(part[kept] for part in found))
+    return Estimate(*(part[kept] for part in found))
 
 
 def percent(value: float | None, digits: int = 1) -> str:
@@ -175,7 +167,7 @@ def summary_tables(campaigns: Mapping[str, Mapping[str, Any]]) -> str:
         ["pairs ordered as measured", *(f"{percent(fit['ordered'])} of {fit['pairs']}" for fit in fits)],
         ["mean regret of a pick", *(percent(fit["regret_mean"], 2) for fit in fits)],
         ["largest regret", *(percent(fit["regret_max"]) for fit in fits)],
-        ["times within their 90 % interval", *(percent(c["coverage"]["share"]) for c in campaigns.values())],
+        ["times within their 90 % interval", *(percent(c["coverage"]) for c in campaigns.values())],
         ["Brier score", *(f"{fit['brier']:.3f}" for fit in fits)],
     ]
     methods = [

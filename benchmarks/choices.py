@@ -3,9 +3,9 @@
     python -m benchmarks.choices CALIBRATION [--sizes 150] [--seed 45] [--judge-s 1.2] [--json FILE]
 
 Workloads of Welch peaks are drawn at random, with rows, segments and peaks that the calibrate job does not time. Each
-strategy of choosing runs in its own process with an empty memory; `undecided` runs twice. Then all variants are timed
-in random order, in two passes over all workloads, and these times judge. The regret of a choice is its slowdown against
-the fastest variant. The noise is the difference between the regrets of the two passes.
+value of `measure` runs in its own process with an empty memory. Then all variants are timed in random order, in two
+passes over all workloads, and these times judge. The regret of a choice is its slowdown against the fastest variant.
+The noise is the difference between the regrets of the two passes.
 """
 
 import functools
@@ -28,8 +28,7 @@ from rlxjax.calibration import default_calibration_path
 from rlxjax.choices import Choice
 from rlxjax.welch import choose_variant
 
-#: Values of `measure`, one run each; the repeated value is a second fresh run.
-RUNS = {"never": "never", "always": "always", "undecided": "undecided", "undecided, again": "undecided"}
+MEASURES = ("never", "always", "undecided")
 VARIANTS = ("host", "fused_maxima", "fused_top_k", "block")
 MOST_ROWS, MOST_PEAKS, MOST_SAMPLES = 131_072, 64, 2**22
 
@@ -109,40 +108,29 @@ def main() -> None:
     """Choose, judge, and print a table."""
     parser = options(__doc__, sizes=150, seed=45, judge_s=1.2)
     parser.add_argument("calibration", type=Path)
-    parser.add_argument("--choose", choices=("never", "undecided", "always"), help="only choose, in this process")
+    parser.add_argument("--choose", choices=MEASURES, help="only choose, in this process")
     given = parser.parse_args()
     sizes = workloads(given.sizes, given.seed)
     if given.choose:
         print(json.dumps(chosen(sizes, given.choose)))
         return
-    found = {}
-    for name, measure in RUNS.items():
-        found[name] = fresh(given.calibration, given, measure)
-        print(f"{name}: {sum(own['seconds'] for own in found[name]):.0f} s", file=sys.stderr, flush=True)
+    found = {measure: fresh(given.calibration, given, measure) for measure in MEASURES}
     times = judged_ns([functools.partial(forms, own) for own in sizes], given.judge_s)
-    rows = []
-    summary: dict[str, Any] = {}
+    rows, summary = [], {}
     for name, own in found.items():
         regret, noise = regrets([one["name"] for one in own], times)
-        beyond, is_measured = np.maximum(regret - noise, 0.0), np.array([one["by"] == "measured" for one in own])
-        figures = [regret.mean(), np.quantile(regret, 0.95), regret.max(), beyond.max()]
-        figures.append(is_measured.mean())
-        seconds = [one["seconds"] for one in own]
-        summary[name] = dict(
-            zip(("mean", "p95", "max", "max_beyond_noise", "measured"), map(float, figures), strict=True)
-        ) | {"seconds": float(np.sum(seconds)), "ties": float(np.mean([one["is_tie"] for one in own]))}  # fmt: skip
-        rows.append([name, *(f"{100 * one:.1f} %" for one in figures), f"{np.sum(seconds):.0f} s"])
-    _, floor = regrets([VARIANTS[place] for place in np.argmin(times[0], -1)], times)
-    one, two = found["undecided"], found["undecided, again"]
-    differ = [place for place in range(len(sizes)) if one[place]["name"] != two[place]["name"]]
-    said = [place for place in differ if one[place]["is_tie"] or two[place]["is_tie"]]
-    summary["two_runs"] = {"differ": len(differ) / len(sizes), "ties_of_these": len(said), "of": len(differ)}
-    headings = ["measure", "mean regret", "95th percentile", "largest", "largest beyond the noise"]
-    print(table([*headings, "measured", "choosing took"], rows))
-    print(
-        f"noise of a judgement {100 * floor.mean():.1f} % in the mean; two fresh runs choose differently in "
-        f"{len(differ)} of {len(sizes)} workloads, of which {len(said)} are ties by one of them"
-    )
+        figures = {
+            "mean": float(regret.mean()),
+            "p95": float(np.quantile(regret, 0.95)),
+            "max": float(regret.max()),
+            "noise": float(noise.mean()),
+            "measured": float(np.mean([one["by"] == "measured" for one in own])),
+        }
+        seconds = sum(one["seconds"] for one in own)
+        summary[name] = {**figures, "seconds": seconds}
+        rows.append([name, *(f"{100 * one:.1f} %" for one in figures.values()), f"{seconds:.0f} s"])
+    headings = ["measure", "mean regret", "95th percentile", "largest", "noise", "measured"]
+    print(table([*headings, "choosing took"], rows))
     cells = [dict(zip(("batch", "n_fft", "k"), own, strict=True)) for own in sizes]
     content = {"summary": summary, "workloads": cells, "choices": found, "times_ns": times.round().tolist()}
     write(given.json, content, indent=None)

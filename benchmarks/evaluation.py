@@ -1,6 +1,6 @@
 """Compare whole tables with a copy of the same bytes, and gradients with values, interleaved in one process.
 
-python -m benchmarks.evaluation [--rows 4000000] [--rounds 15] [--dtypes float32 float64] [--json FILE]
+python -m benchmarks.evaluation [--rows 4000000] [--rounds 15] [--json FILE]
 
 The copy is a jitted program that reads and writes as many arrays of the same types. A share is the copy's time over the
 table's time. A ratio is the time of a loss with its gradient over the time of the loss. In chunks, the gradient is
@@ -20,18 +20,18 @@ TEMPERATURE = {"temperature_ns": 1e5}
 CHUNKS = 16
 
 
-def columns_of(rows: int, dtype: str) -> dict[str, jax.Array]:
-    """Return columns of counts, sizes, targets of losses, and codes."""
+def columns_of(rows: int) -> dict[str, jax.Array]:
+    """Return float32 columns of counts, sizes, targets of losses, and codes."""
     keys = iter(jax.random.split(jax.random.key(0), 16))
 
     def whole(low: int, high: int) -> jax.Array:
         return jax.random.randint(next(keys), (rows,), low, high, jnp.int32)
 
     counts = {"launches": 20, "syncs": 4, "host_bytes": 2**28, "traffic_bytes": 2**30}
-    columns = {f"{side} {name}": whole(0, n).astype(dtype) for side in "ab" for name, n in counts.items()}
-    columns |= {"batch": (1 << whole(0, 15)).astype(dtype), "n_fft": (1 << whole(6, 13)).astype(dtype)}
-    columns |= {"k": whole(1, 33).astype(dtype), "fuses": whole(0, 2).astype(dtype)}
-    columns["score"] = 1e6 * jax.random.normal(next(keys), (rows,), dtype)
+    columns = {f"{side} {name}": whole(0, n).astype(jnp.float32) for side in "ab" for name, n in counts.items()}
+    columns |= {"batch": (1 << whole(0, 15)).astype(jnp.float32), "n_fft": (1 << whole(6, 13)).astype(jnp.float32)}
+    columns |= {"k": whole(1, 33).astype(jnp.float32), "fuses": whole(0, 2).astype(jnp.float32)}
+    columns["score"] = 1e6 * jax.random.normal(next(keys), (rows,), jnp.float32)
     return columns | {"device": whole(0, len(rx.Device)), "target": whole(0, len(rx.FusionTarget))}
 
 
@@ -122,40 +122,34 @@ def least_ms(runs: dict[str, Callable], arguments: tuple, rounds: int) -> dict[s
     return {name: round(own.min() / 1e6, 2) for name, own in times.items()}
 
 
-def measured(kind: str, dtype: str, name: str, ms: dict[str, float], base: str) -> dict:
+def measured(kind: str, name: str, ms: dict[str, float], base: str) -> dict:
     """Print and return the times of one table or loss, and the ratios to the base."""
     others = [key for key in ms if key != base]
     quotients = {key: ms[base] / ms[key] if kind == "table" else ms[key] / ms[base] for key in others}
     cells = [f"{key} {ms[key]} ms, {quotients[key]:.2f}" for key in others]
-    print(f"| {dtype} | {name} | {base} {ms[base]} ms | {' | '.join(cells)} |", flush=True)
-    return {"dtype": dtype, kind: name, "ms": ms, "quotients": {k: round(q, 2) for k, q in quotients.items()}}
+    print(f"| {name} | {base} {ms[base]} ms | {' | '.join(cells)} |", flush=True)
+    return {kind: name, "ms": ms, "quotients": {k: round(q, 2) for k, q in quotients.items()}}
 
 
-def measure(rows: int, rounds: int, dtype: str) -> list[dict]:
-    """Return the figures of one precision: shares of a copy's bandwidth, and ratios of gradients."""
-    columns, figures = columns_of(rows, dtype), []
+def measure(rows: int, rounds: int) -> list[dict]:
+    """Return shares of a copy's bandwidth, and ratios of gradients."""
+    columns, figures = columns_of(rows), []
     for name, (table, inputs) in tables(columns).items():
         compiled = jax.jit(table)
         copy = copy_of(jax.tree.leaves(inputs), jax.tree.leaves(compiled(*inputs)))
-        ms = least_ms({"copy": copy, "compiled": compiled, "eager": table}, inputs, rounds)
-        figures.append(measured("table", dtype, name, ms, "copy"))
+        ms = least_ms({"copy": copy, "compiled": compiled}, inputs, rounds)
+        figures.append(measured("table", name, ms, "copy"))
     for name, (loss, arguments) in losses(columns).items():
         runs = {"value": jax.jit(loss), "gradient": jax.jit(jax.value_and_grad(loss))}
         ms = least_ms(runs | {"in chunks": in_chunks(loss)}, arguments, rounds)
-        figures.append(measured("loss", dtype, name, ms, "value"))
+        figures.append(measured("loss", name, ms, "value"))
     return figures
 
 
 def main() -> None:
     """Measure and print the tables."""
-    parser = options(__doc__, rows=4_000_000, rounds=15)
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
-    given = parser.parse_args()
-    figures = []
-    for dtype in given.dtypes:
-        with jax.enable_x64(dtype == "float64"):
-            figures += measure(given.rows, given.rounds, dtype)
-    write(given.json, {"figures": figures})
+    given = options(__doc__, rows=4_000_000, rounds=15).parse_args()
+    write(given.json, {"figures": measure(given.rows, given.rounds)})
 
 
 if __name__ == "__main__":

@@ -22,34 +22,36 @@ class Draw:
     def __init__(self, seed: int = 0) -> None:
         self._rng = np.random.default_rng(seed)
 
-    def real(self, *shape: int) -> np.ndarray:
-        """Return normal numbers."""
-        return self._rng.standard_normal(shape, np.float32)
+    def __call__(self, text: str) -> np.ndarray:
+        """Return an array of a shape.
 
-    def positive(self, *shape: int) -> np.ndarray:
-        """Return numbers between 0.1 and 1."""
-        return 0.1 + 0.9 * self._rng.random(shape, np.float32)
-
-    def index(self, below: int, *shape: int) -> np.ndarray:
-        """Return integers from 0."""
-        return self._rng.integers(0, below, shape, np.int32)
-
-    def spd(self, n: int) -> np.ndarray:
-        """Return a symmetric positive definite matrix."""
-        half = self.real(n, n)
-        return half @ half.T / n + np.eye(n, dtype=np.float32)
-
-    def key(self) -> jax.Array:
-        """Return a random key."""
-        return jax.random.key(0)
+        `4,128` are normal numbers, `+4,128` numbers between 0.1 and 1, `<9 4,128` integers below 9,
+        and `spd 9` is a symmetric positive definite matrix.
+        """
+        *kind, sizes = text.lstrip("+").split()
+        shape = tuple(map(int, sizes.split(",")))
+        if text[0] == "+":
+            return self._positive(shape)
+        if text[0] == "<":
+            return self._rng.integers(0, int(kind[0][1:]), shape, np.int32)
+        if not kind:
+            return self._normal(shape)
+        half = self._normal(2 * shape)
+        return half @ half.T / len(half) + np.eye(len(half), dtype=np.float32)
 
     def weights(self, tree: Any) -> Any:
         """Replace shapes by small numbers; integers are 0."""
-        return jax.tree.map(lambda leaf: self._filled(leaf, 0.05 * self.real(*leaf.shape)), tree)
+        return jax.tree.map(lambda leaf: self._filled(leaf, 0.05 * self._normal(leaf.shape)), tree)
 
     def state(self, tree: Any) -> Any:
         """Replace shapes by positive numbers, for variances; integers are 0."""
-        return jax.tree.map(lambda leaf: self._filled(leaf, self.positive(*leaf.shape)), tree)
+        return jax.tree.map(lambda leaf: self._filled(leaf, self._positive(leaf.shape)), tree)
+
+    def _normal(self, shape: tuple[int, ...]) -> np.ndarray:
+        return self._rng.standard_normal(shape, np.float32)
+
+    def _positive(self, shape: tuple[int, ...]) -> np.ndarray:
+        return 0.1 + 0.9 * self._rng.random(shape, np.float32)
 
     def _filled(self, leaf: Any, values: np.ndarray) -> np.ndarray:
         is_real = jnp.issubdtype(leaf.dtype, jnp.floating)
@@ -123,7 +125,7 @@ def _logistic_regression(draw: Draw) -> Call:
         prior = jsp.stats.norm.logpdf(weights, 0.0, 2.0).sum()
         return prior + jsp.stats.bernoulli.logpmf(labels, jax.nn.sigmoid(features @ weights)).sum()
 
-    return jax.value_and_grad(log_density), (draw.real(64) / 16, draw.real(4096, 64), draw.index(2, 4096))
+    return jax.value_and_grad(log_density), (draw("64") / 16, draw("4096,64"), draw("<2 4096"))
 
 
 def _gaussian_process(draw: Draw) -> Call:
@@ -135,7 +137,7 @@ def _gaussian_process(draw: Draw) -> Call:
         kernel = amplitude**2 * jnp.exp(-0.5 * squares / length**2) + noise**2 * jnp.eye(len(points), dtype=F32)
         return jsp.stats.multivariate_normal.logpdf(values, jnp.zeros_like(values), kernel)
 
-    return jax.value_and_grad(log_likelihood), (np.zeros(3, np.float32), draw.real(256, 4), draw.real(256))
+    return jax.value_and_grad(log_likelihood), (np.zeros(3, np.float32), draw("256,4"), draw("256"))
 
 
 def _linear_recurrence(draw: Draw) -> Call:
@@ -144,7 +146,7 @@ def _linear_recurrence(draw: Draw) -> Call:
     def combine(left, right):
         return left[0] * right[0], left[1] * right[0] + right[1]
 
-    return functools.partial(jax.lax.associative_scan, combine), ((draw.positive(1024, 64), draw.real(1024, 64)),)
+    return functools.partial(jax.lax.associative_scan, combine), ((draw("+1024,64"), draw("1024,64")),)
 
 
 def _mixture(draw: Draw) -> Call:
@@ -154,7 +156,7 @@ def _mixture(draw: Draw) -> Call:
         each = jsp.stats.norm.logpdf(values[:, None], means, jnp.exp(log_scales))
         return jsp.special.logsumexp(jax.nn.log_softmax(logits) + each, axis=1).sum()
 
-    args = (draw.real(8), draw.real(8), draw.real(8), draw.real(20_000))
+    args = (draw("8"), draw("8"), draw("8"), draw("20000"))
     return jax.value_and_grad(log_density, argnums=(0, 1, 2)), args
 
 
@@ -166,14 +168,14 @@ def _k_means(draw: Draw) -> Call:
         sums = jax.ops.segment_sum(points, nearest, 32)
         return sums / jnp.maximum(jnp.bincount(nearest, length=32), 1)[:, None].astype(F32)
 
-    return step, (draw.real(8192, 8), draw.real(32, 8))
+    return step, (draw("8192,8"), draw("32,8"))
 
 
 # --- Graph networks, as jraph's tutorials write them -------------------------------------------------
 
 
-def _graph(draw: Draw, nodes: int = 2000, edges: int = 10_000, width: int = 64) -> tuple[Any, ...]:
-    return draw.real(nodes, width), draw.index(nodes, edges), draw.index(nodes, edges)
+def _graph(draw: Draw) -> tuple[Any, ...]:
+    return draw("2000,64"), draw("<2000 10000"), draw("<2000 10000")
 
 
 def _graph_convolution(draw: Draw) -> Call:
@@ -185,7 +187,7 @@ def _graph_convolution(draw: Draw) -> Call:
         summed = jax.ops.segment_sum(nodes[senders], receivers, count)
         return jax.nn.relu(summed * jax.lax.rsqrt(jnp.maximum(received, 1.0))[:, None])
 
-    return layer, (0.1 * draw.real(64, 64), *_graph(draw))
+    return layer, (0.1 * draw("64,64"), *_graph(draw))
 
 
 def _graph_attention(draw: Draw) -> Call:
@@ -197,7 +199,7 @@ def _graph_attention(draw: Draw) -> Call:
         shares = scores / jax.ops.segment_sum(scores, receivers, count)[receivers]
         return jax.nn.elu(jax.ops.segment_sum(shares[:, None] * nodes[senders], receivers, count))
 
-    return layer, (0.1 * draw.real(64, 64), draw.real(128), *_graph(draw))
+    return layer, (0.1 * draw("64,64"), draw("128"), *_graph(draw))
 
 
 # --- flax ----------------------------------------------------------------------------------------------
@@ -227,7 +229,7 @@ def _linen_cnn(draw: Draw) -> Call:
             nn.Dense(10),
         ]
     )
-    return _linen(module, draw, draw.real(16, 28, 28, 1))
+    return _linen(module, draw, draw("16,28,28,1"))
 
 
 def _linen_transformer(draw: Draw) -> Call:
@@ -239,13 +241,13 @@ def _linen_transformer(draw: Draw) -> Call:
             x = x + nn.MultiHeadDotProductAttention(num_heads=4)(nn.LayerNorm()(x))
             return x + nn.Dense(128)(nn.gelu(nn.Dense(512)(nn.LayerNorm()(x))))
 
-    return _linen(Block(), draw, draw.real(8, 64, 128))
+    return _linen(Block(), draw, draw("8,64,128"))
 
 
 def _linen_lstm(draw: Draw) -> Call:
     from flax import linen as nn
 
-    return _linen(nn.RNN(nn.LSTMCell(128)), draw, draw.real(16, 50, 64))
+    return _linen(nn.RNN(nn.LSTMCell(128)), draw, draw("16,50,64"))
 
 
 def _linen_training(draw: Draw) -> Call:
@@ -254,7 +256,7 @@ def _linen_training(draw: Draw) -> Call:
 
     module = nn.Sequential([nn.Dense(256), nn.relu, nn.Dense(256), nn.relu, nn.Dense(10)])
     optimizer = optax.adam(1e-3)
-    apply, (weights, images) = _linen(module, draw, draw.real(128, 784))
+    apply, (weights, images) = _linen(module, draw, draw("128,784"))
 
     def step(weights, state, images, labels):
         def loss(weights):
@@ -265,7 +267,7 @@ def _linen_training(draw: Draw) -> Call:
         return optax.apply_updates(weights, updates), state, value
 
     state = draw.state(jax.eval_shape(optimizer.init, weights))
-    return step, (weights, state, images, draw.index(10, 128))
+    return step, (weights, state, images, draw("<10 128"))
 
 
 def _nnx(module: Callable[[Any], Any], draw: Draw) -> tuple[Any, Any]:
@@ -288,7 +290,7 @@ def _nnx_training(draw: Draw) -> Call:
     def loss(weights, x, y):
         return optax.l2_loss(nnx.merge(definition, weights)(x)[:, 0], y).mean()
 
-    return jax.value_and_grad(loss), (weights, draw.real(256, 64), draw.real(256))
+    return jax.value_and_grad(loss), (weights, draw("256,64"), draw("256"))
 
 
 def _nnx_batch_norm(draw: Draw) -> Call:
@@ -309,7 +311,7 @@ def _nnx_batch_norm(draw: Draw) -> Call:
         block = nnx.merge(definition, weights)
         return block(x), nnx.state(block)
 
-    return apply, (weights, draw.real(8, 32, 32, 16))
+    return apply, (weights, draw("8,32,32,16"))
 
 
 # --- equinox -------------------------------------------------------------------------------------------
@@ -334,7 +336,7 @@ def _equinox_mlp(draw: Draw) -> Call:
     def loss(weights, x, y):
         return jnp.mean((jax.vmap(module(weights))(x)[:, 0] - y) ** 2)
 
-    return jax.value_and_grad(loss), (weights, draw.real(512, 32), draw.real(512))
+    return jax.value_and_grad(loss), (weights, draw("512,32"), draw("512"))
 
 
 def _equinox_attention(draw: Draw) -> Call:
@@ -345,7 +347,7 @@ def _equinox_attention(draw: Draw) -> Call:
     def attend(weights, x):
         return jax.vmap(lambda row: module(weights)(row, row, row))(x)
 
-    return attend, (weights, draw.real(8, 64, 128))
+    return attend, (weights, draw("8,64,128"))
 
 
 def _equinox_cnn(draw: Draw) -> Call:
@@ -357,7 +359,7 @@ def _equinox_cnn(draw: Draw) -> Call:
         return eqx.nn.Sequential([*layers, eqx.nn.Conv2d(16, 32, 3, dtype=F32, key=second)])
 
     weights, module = _equinox(make, draw)
-    return lambda weights, x: jax.vmap(module(weights))(x), (weights, draw.real(8, 3, 32, 32))
+    return lambda weights, x: jax.vmap(module(weights))(x), (weights, draw("8,3,32,32"))
 
 
 def _equinox_gru(draw: Draw) -> Call:
@@ -369,7 +371,7 @@ def _equinox_gru(draw: Draw) -> Call:
         cell = module(weights)
         return jax.lax.scan(lambda state, row: (cell(row, state), None), jnp.zeros(64, F32), x)[0]
 
-    return jax.vmap(last, in_axes=(None, 0)), (weights, draw.real(32, 64, 32))
+    return jax.vmap(last, in_axes=(None, 0)), (weights, draw("32,64,32"))
 
 
 # --- diffrax and optimistix ------------------------------------------------------------------------------
@@ -398,13 +400,13 @@ def _lotka_volterra(_: Any, populations: jax.Array, rates: jax.Array) -> jax.Arr
 def _diffrax_solve(draw: Draw) -> Call:
     import diffrax
 
-    return _solved(_lotka_volterra, diffrax.Tsit5()), (draw.positive(2), draw.positive(4))
+    return _solved(_lotka_volterra, diffrax.Tsit5()), (draw("+2"), draw("+4"))
 
 
 def _diffrax_batch(draw: Draw) -> Call:
     import diffrax
 
-    return jax.vmap(_solved(_lotka_volterra, diffrax.Tsit5())), (draw.positive(1000, 2), draw.positive(1000, 4))
+    return jax.vmap(_solved(_lotka_volterra, diffrax.Tsit5())), (draw("+1000,2"), draw("+1000,4"))
 
 
 def _diffrax_neural(draw: Draw) -> Call:
@@ -414,7 +416,7 @@ def _diffrax_neural(draw: Draw) -> Call:
 
     weights, module = _equinox(lambda key: eqx.nn.MLP(8, 8, 64, 2, jax.nn.softplus, dtype=F32, key=key), draw)
     solve = _solved(lambda t, y, weights: module(weights)(y), diffrax.Heun(), 50)
-    return jax.vmap(solve, in_axes=(0, None)), (draw.real(64, 8), weights)
+    return jax.vmap(solve, in_axes=(0, None)), (draw("64,8"), weights)
 
 
 def _optimistix_newton(draw: Draw) -> Call:
@@ -427,7 +429,7 @@ def _optimistix_newton(draw: Draw) -> Call:
     def root(start):
         return optimistix.root_find(residual, optimistix.Newton(1e-4, 1e-4), start, start).value
 
-    return jax.vmap(root), (draw.positive(1000, 3),)
+    return jax.vmap(root), (draw("+1000,3"),)
 
 
 def _optimistix_least_squares(draw: Draw) -> Call:
@@ -443,24 +445,12 @@ def _optimistix_least_squares(draw: Draw) -> Call:
         solver = optimistix.LevenbergMarquardt(1e-4, 1e-4)
         return optimistix.least_squares(residual, solver, start, values, max_steps=64, throw=False).value
 
-    return fit, (np.ones(3), 2 * np.exp(-1.5 * times) + 0.5 + 0.05 * draw.real(256))
+    return fit, (np.ones(3), 2 * np.exp(-1.5 * times) + 0.5 + 0.05 * draw("256"))
 
 
-def _of(function: Callable[..., Any], *draws: Callable[[Draw], Any], **kwargs: Any) -> Callable[[Draw], Call]:
-    """Return a function that makes a call of a library's function with one argument for each of `draws`."""
-    return lambda draw: (functools.partial(function, **kwargs), tuple(one(draw) for one in draws))
-
-
-def _real(*shape: int) -> Callable[[Draw], np.ndarray]:
-    return lambda draw: draw.real(*shape)
-
-
-def _positive(*shape: int) -> Callable[[Draw], np.ndarray]:
-    return lambda draw: draw.positive(*shape)
-
-
-def _spd(n: int) -> Callable[[Draw], np.ndarray]:
-    return lambda draw: draw.spd(n)
+def _of(function: Callable[..., Any], *draws: str, **kwargs: Any) -> Callable[[Draw], Call]:
+    """Return a function that makes a call of a library's function with an array for each text."""
+    return lambda draw: (functools.partial(function, **kwargs), tuple(map(draw, draws)))
 
 
 def _update(make_optimizer: Callable[[], optax.GradientTransformation]) -> Callable[[Draw], Call]:
@@ -470,64 +460,65 @@ def _update(make_optimizer: Callable[[], optax.GradientTransformation]) -> Calla
 CG_STEPS = 30
 
 FUNCTIONS = (
-    Foreign("dot-product attention", "jax.nn", _of(jax.nn.dot_product_attention, *3 * [_real(4, 128, 8, 32)])),
+    Foreign("dot-product attention", "jax.nn", _of(jax.nn.dot_product_attention, *3 * ["4,128,8,32"])),
     Foreign(
         "softmax cross entropy",
         "optax",
         _of(
             jax.value_and_grad(lambda x, labels: optax.softmax_cross_entropy_with_integer_labels(x, labels).mean()),
-            _real(512, 1000),
-            lambda draw: draw.index(1000, 512),
+            "512,1000",
+            "<1000 512",
         ),
     ),
-    Foreign("gamma logpdf", "jax.scipy.stats", _of(jsp.stats.gamma.logpdf, _positive(50_000), _positive(50_000))),
-    Foreign("gamma cdf", "jax.scipy.stats", _of(jsp.stats.gamma.cdf, _positive(5000), _positive(5000))),
+    Foreign("gamma logpdf", "jax.scipy.stats", _of(jsp.stats.gamma.logpdf, "+50000", "+50000")),
+    Foreign("gamma cdf", "jax.scipy.stats", _of(jsp.stats.gamma.cdf, "+5000", "+5000")),
     Foreign(
         "multivariate normal logpdf",
         "jax.scipy.stats",
-        _of(jsp.stats.multivariate_normal.logpdf, _real(2048, 32), _real(32), _spd(32)),
+        _of(jsp.stats.multivariate_normal.logpdf, "2048,32", "32", "spd 32"),
     ),
     Foreign(
         "Cholesky solve",
         "jax.scipy.linalg",
-        _of(lambda a, b: jsp.linalg.cho_solve(jsp.linalg.cho_factor(a), b), _spd(256), _real(256, 16)),
+        _of(lambda a, b: jsp.linalg.cho_solve(jsp.linalg.cho_factor(a), b), "spd 256", "256,16"),
     ),
-    Foreign("expm", "jax.scipy.linalg", _of(jsp.linalg.expm, lambda draw: 0.1 * draw.real(64, 64))),
-    Foreign("svd", "jax.numpy.linalg", _of(jnp.linalg.svd, _real(128, 64), full_matrices=False)),
-    Foreign("eigh", "jax.numpy.linalg", _of(jnp.linalg.eigh, _spd(96))),
+    Foreign("expm", "jax.scipy.linalg", lambda draw: (jsp.linalg.expm, (0.1 * draw("64,64"),))),
+    Foreign("svd", "jax.numpy.linalg", _of(jnp.linalg.svd, "128,64", full_matrices=False)),
+    Foreign("eigh", "jax.numpy.linalg", _of(jnp.linalg.eigh, "spd 96")),
     Foreign(
         "conjugate gradients",
         "jax.scipy.sparse",
-        _of(lambda a, b: jsp.sparse.linalg.cg(a, b, tol=0.0, maxiter=CG_STEPS)[0], _spd(512), _real(512)),
+        _of(lambda a, b: jsp.sparse.linalg.cg(a, b, tol=0.0, maxiter=CG_STEPS)[0], "spd 512", "512"),
         (CG_STEPS,),
     ),
-    Foreign("fftconvolve", "jax.scipy.signal", _of(jsp.signal.fftconvolve, _real(65_536), _real(1025))),
-    Foreign("stft", "jax.scipy.signal", _of(lambda x: jsp.signal.stft(x, nperseg=512)[2], _real(8, 16_384))),
+    Foreign("fftconvolve", "jax.scipy.signal", _of(jsp.signal.fftconvolve, "65536", "1025")),
+    Foreign("stft", "jax.scipy.signal", _of(lambda x: jsp.signal.stft(x, nperseg=512)[2], "8,16384")),
     Foreign(
         "map_coordinates",
         "jax.scipy.ndimage",
-        _of(
+        lambda draw: (
             lambda image, x, y: jsp.ndimage.map_coordinates(image, [x, y], order=1),
-            _real(256, 256),
-            lambda draw: 255 * draw.positive(128, 128),
-            lambda draw: 255 * draw.positive(128, 128),
+            (draw("256,256"), 255 * draw("+128,128"), 255 * draw("+128,128")),
         ),
     ),
     Foreign(
         "resize, bicubic",
         "jax.image",
-        _of(jax.image.resize, _real(4, 64, 64, 3), shape=(4, 128, 128, 3), method="bicubic"),
+        _of(jax.image.resize, "4,64,64,3", shape=(4, 128, 128, 3), method="bicubic"),
     ),
-    Foreign("median", "jax.numpy", _of(jnp.median, _real(64, 2048), axis=1)),
+    Foreign("median", "jax.numpy", _of(jnp.median, "64,2048", axis=1)),
     Foreign(
         "interp",
         "jax.numpy",
-        _of(jnp.interp, _positive(20_000), lambda draw: np.linspace(0, 1, 1024, dtype=np.float32), _real(1024)),
+        lambda draw: (jnp.interp, (draw("+20000"), np.linspace(0, 1, 1024, dtype=np.float32), draw("1024"))),
     ),
     Foreign(
         "gamma samples",
         "jax.random",
-        lambda draw: (functools.partial(jax.random.gamma, shape=(2000,), dtype=F32), (draw.key(), draw.positive(2000))),
+        lambda draw: (
+            functools.partial(jax.random.gamma, shape=(2000,), dtype=F32),
+            (jax.random.key(0), draw("+2000")),
+        ),
     ),
     Foreign("linear recurrence", "jax.lax", _linear_recurrence),
     Foreign("logistic regression, gradient", "jax.scipy.stats", _logistic_regression),
@@ -547,17 +538,17 @@ FUNCTIONS = (
 )
 
 SPARE = (
-    Foreign("student t logpdf", "jax.scipy.stats", _of(jsp.stats.t.logpdf, _real(50_000), _positive(50_000))),
+    Foreign("student t logpdf", "jax.scipy.stats", _of(jsp.stats.t.logpdf, "50000", "+50000")),
     Foreign("Gaussian process, gradient", "jax.scipy.stats", _gaussian_process),
     Foreign("mixture, gradient", "jax.scipy.stats", _mixture),
-    Foreign("LU solve", "jax.scipy.linalg", _of(jnp.linalg.solve, _spd(200), _real(200, 32))),
-    Foreign("lstsq", "jax.numpy.linalg", _of(lambda a, b: jnp.linalg.lstsq(a, b)[0], _real(256, 32), _real(256))),
-    Foreign("histogram", "jax.numpy", _of(lambda x: jnp.histogram(x, bins=64)[0], _real(100_000))),
+    Foreign("LU solve", "jax.scipy.linalg", _of(jnp.linalg.solve, "spd 200", "200,32")),
+    Foreign("lstsq", "jax.numpy.linalg", _of(lambda a, b: jnp.linalg.lstsq(a, b)[0], "256,32", "256")),
+    Foreign("histogram", "jax.numpy", _of(lambda x: jnp.histogram(x, bins=64)[0], "100000")),
     Foreign("k-means step", "jax.numpy", _k_means),
     Foreign(
         "permutation",
         "jax.random",
-        lambda draw: (jax.random.permutation, (draw.key(), draw.real(50_000))),
+        lambda draw: (jax.random.permutation, (jax.random.key(0), draw("50000"))),
     ),
     Foreign("Lion update", "optax", _update(lambda: optax.lion(1e-3))),
     Foreign("LAMB update", "optax", _update(lambda: optax.lamb(1e-3))),

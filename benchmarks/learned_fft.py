@@ -1,4 +1,4 @@
-"""Train learned FFTs and compare them with the exact path: recall of unseen peaks, XLA's FLOP, time of a call.
+"""Train learned FFTs and compare them with the exact path: recall of unseen peaks, and time of a call.
 
     python -m benchmarks.learned_fft [--quick] [--n-fft 256 1024] [--out FOLDER]
 
@@ -11,9 +11,7 @@ import argparse
 import dataclasses
 import functools
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -73,70 +71,41 @@ def recalls(model: LearnedFft, signals: ToneSignals) -> dict[str, float]:
     return {name: float(peak_recall(one, test, k=K)) for name, one in (("trained", model), ("magnitude", by_magnitude))}
 
 
-def timed(n_fft: int, models: dict[str, LearnedFft], rounds: int) -> dict[str, dict[str, float | str]]:
-    """Return form, FLOP per row, ns per row and time over the exact path's time for each model's program."""
+def over_exact(n_fft: int, models: dict[str, LearnedFft], rounds: int) -> dict[str, float]:
+    """Return the time of each model's program over the exact program's time."""
     params, batch = WelchPeakParams.fast(n_fft, K), BATCH.get(n_fft, 2**19 // n_fft)
     rows = np.random.default_rng(0).standard_normal((batch, params.frame_len))
     signal = jax.device_put(rows.astype(np.float32))
     pruned, exact = (jax.jit(peaks, static_argnames="params") for peaks in (learned_peaks, fused_peaks))
-    calls: dict[str, tuple[Any, tuple, str]] = {"exact": (exact.lower(signal, params).compile(), (), "rfft")}
+    runs = {"exact": functools.partial(exact.lower(signal, params).compile(), signal)}
     for name, model in models.items():
         program = jax.device_put(learned_program(model, params))
-        form = f"{len(program.matrices)} matrices" if program.matrices else f"{len(program.stages)} stages"
-        calls[name] = (pruned.lower(signal, program, params).compile(), (program,), form)
-    runs = {name: functools.partial(compiled, signal, *own) for name, (compiled, own, _) in calls.items()}
+        runs[name] = functools.partial(pruned.lower(signal, program, params).compile(), signal, program)
     best = {name: times.min() for name, times in visits(runs, rounds).items()}
-    return {
-        name: {
-            "form": form,
-            "xla_flop_per_row": compiled.cost_analysis()["flops"] / batch,
-            "ns_per_row": best[name] / batch,
-            "time_over_exact": best[name] / best["exact"],
-        }
-        for name, (compiled, _, form) in calls.items()
-    }
+    return {name: float(best[name] / best["exact"]) for name in models}
 
 
 def run(n_fft: int, args: argparse.Namespace) -> list[dict]:
     """Train, judge and time every model of one segment length; return its rows of the table."""
-    rows, models = [], {"dense": LearnedFft.exact(n_fft)}
+    rows, models = [], {}
     for band, signals in BANDS.items():
         for share in SHARES[1:2] if args.quick else SHARES:
-            start = time.perf_counter()
             result = train_learned_fft(n_fft, signals=signals, active_share=share, k=K, seed=args.seed)
-            seconds, model, name = time.perf_counter() - start, result.model, f"{band}-{share}"
+            model, name = result.model, f"{band}-{share}"
             models[name] = model
             note = f"{result.message} {signals}, active_share {share}, k {K}, seed {args.seed}"
             save_learned_fft(model, args.out / f"learned-fft-{n_fft}-{name}.json", note)
-            rows.append(
-                {
-                    "name": name,
-                    "n_fft": n_fft,
-                    "band": [signals.low, signals.high],
-                    "active_gates": model.active_gates,
-                    "total_gates": model.total_gates,
-                    "unmasked_bins": int(np.sum(np.asarray(model.mask) != 0)),
-                    "recall_at_16": recalls(model, signals),
-                    "training_s": seconds,
-                    "message": result.message,
-                }
-            )
-    times = timed(n_fft, models, args.rounds)
-    for row in rows:
-        row.update(times[row["name"]])
-    others = [{"name": name, "n_fft": n_fft, **times[name]} for name in ("exact", "dense")]
-    return [*others, *rows]
+            gates = {"active_gates": model.active_gates, "total_gates": model.total_gates}
+            rows.append({"name": name, "n_fft": n_fft, **gates, "recall_at_16": recalls(model, signals)})
+    times = over_exact(n_fft, models, args.rounds)
+    return [{**row, "time_over_exact": times[row["name"]]} for row in rows]
 
 
 def shown(row: dict) -> list[str]:
     """Return a printed row of the table."""
-    recall = row.get("recall_at_16", {})
-    gates = f"{row['active_gates']}/{row['total_gates']}" if recall else ""
-    columns = ("trained", "magnitude")
-    found = [f"{recall[column]:.3f}" if recall else "" for column in columns]
-    training = f"{row['training_s']:.0f}" if recall else ""
-    times = (f"{row['xla_flop_per_row']:,.0f}", f"{row['ns_per_row']:,.0f}", f"{row['time_over_exact']:.2f}")
-    return [row["n_fft"], row["name"], gates, *found, training, row["form"], *times]
+    gates, recall = f"{row['active_gates']}/{row['total_gates']}", row["recall_at_16"].values()
+    figures = (*(f"{one:.3f}" for one in recall), f"{row['time_over_exact']:.2f}")
+    return [row["n_fft"], row["name"], gates, *figures]
 
 
 def main() -> int:
@@ -148,10 +117,7 @@ def main() -> int:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     rows = [row for n_fft in given.n_fft for row in run(n_fft, given)]
-    headings = ["n_fft", "model", "gates", "trained", "magnitude", "training, s", "program"]
-    print(table([*headings, "XLA FLOP/row", "ns/row", "time / exact"], map(shown, rows)))
-    slower = [f"{row['name']} at {row['n_fft']}" for row in rows if row["time_over_exact"] > 1]
-    print("slower than the exact path: " + (", ".join(slower) or "none"))
+    print(table(["n_fft", "model", "gates", "trained", "magnitude", "time / exact"], map(shown, rows)))
     write(given.json or given.out / "learned-fft.json", {"k": K, "batch": BATCH, "seed": given.seed, "rows": rows})
     found = [row["recall_at_16"] for row in rows if row["name"].endswith("-0.25") and row["n_fft"] >= 256]
     return any(one["trained"] < 2 * one["magnitude"] for one in found)

@@ -136,19 +136,19 @@ def loop(step, count):
     return lambda x, *rest: lax.fori_loop(0, count, lambda _, x: step(x, *rest), x)
 
 
-def of(*shapes) -> Any:
-    drawn = [jnp.asarray(rng.standard_normal(shape, np.float32)) for shape in shapes]
+def of(shapes: str) -> Any:
+    drawn = [jnp.asarray(rng.standard_normal(tuple(map(int, one.split(","))), np.float32)) for one in shapes.split()]
     return drawn if len(drawn) > 1 else drawn[0]
 
 
-x, images, labels = of((4, 128, 128)), of((32, 28, 28, 1)), jnp.arange(32) % 10
-block = dict(zip(("qkv", "out", "up", "down"), of((128, 384), (128, 128), (128, 512), (512, 128)), strict=True))
-cnn = dict(zip(("c1", "c2", "dense"), of((3, 3, 1, 8), (3, 3, 8, 16), (784, 10)), strict=True))
-series, response, definite = of((64, 4096)), jnp.exp(-jnp.linspace(0.0, 4.0, 2049)), 0.1 * of((8, 8)) + 4.0 * jnp.eye(8)
-queries, points, rows = of((256, 32), (4096, 32), (512, 256))
-nodes, dense, edges = *of((2000, 32), (32, 32)), jnp.asarray(rng.integers(2000, size=(2, 10000)))
-motion, seen, observed = jnp.eye(6) + 0.1 * jnp.eye(6, k=1), jnp.eye(3, 6), of((500, 3))
-gates = of((16, 64), (100, 16, 32), (32, 192), (64, 192))
+x, images, labels = of("4,128,128"), of("32,28,28,1"), jnp.arange(32) % 10
+block = dict(zip(("qkv", "out", "up", "down"), of("128,384 128,128 128,512 512,128"), strict=True))
+cnn = dict(zip(("c1", "c2", "dense"), of("3,3,1,8 3,3,8,16 784,10"), strict=True))
+series, response, definite = of("64,4096"), jnp.exp(-jnp.linspace(0.0, 4.0, 2049)), 0.1 * of("8,8") + 4.0 * jnp.eye(8)
+queries, points, rows = of("256,32 4096,32 512,256")
+nodes, dense, edges = *of("2000,32 32,32"), jnp.asarray(rng.integers(2000, size=(2, 10000)))
+motion, seen, observed = jnp.eye(6) + 0.1 * jnp.eye(6, k=1), jnp.eye(3, 6), of("500,3")
+gates = of("16,64 100,16,32 32,192 64,192")
 to_messages = lambda h, w, edges: ((h @ w)[edges[0]], edges[1])  # noqa: E731
 to_bands = lambda x, response: (jnp.fft.rfft(x), response)  # noqa: E731
 from_bands = lambda bands, response: jnp.fft.irfft(bands * response)  # noqa: E731
@@ -157,27 +157,27 @@ MODELS: dict[str, tuple[Callable[..., Any], Any]] = {
     "CNN step": (cnn_step, (cnn, adam.init(cnn), images, labels)),
     "GRU": (gru, gates),
     "Kalman filter": (kalman, (motion, seen, observed)),
-    "HMC step": (hmc, (random.key(1), *of((10,), (500, 10)), jnp.sign(of((500,))))),
+    "HMC step": (hmc, (random.key(1), *of("10 500,10"), jnp.sign(of("500")))),
     "FFT filter": (in_turn(to_bands, from_bands), (series, response)),
     "k nearest": (lambda q, x: lax.top_k(-distances(q, x), 8), (queries, points)),
     "graph layer": (in_turn(to_messages, aggregate), (nodes, dense, edges)),
 }  # fmt: skip
 LOOPS: dict[str, tuple[Callable[..., Any], Any]] = {
-    "runge kutta": (loop(lambda y, a: y + 0.01 * jnp.tanh(a @ (y + 0.005 * jnp.tanh(a @ y))), 300), of((8,), (8, 8))),
-    "random walk": (random_walk, (of((10,)), random.key(2))),
-    "adam in scan": (descent, of((20,), (200, 20), (200,))),
-    "power iteration": (power_iteration, of((32, 32), (32,))),
-    "associative scan": (lambda a, b: lax.associative_scan(linear, (a, b)), of((1024, 8), (1024, 8))),
+    "runge kutta": (loop(lambda y, a: y + 0.01 * jnp.tanh(a @ (y + 0.005 * jnp.tanh(a @ y))), 300), of("8 8,8")),
+    "random walk": (random_walk, (of("10"), random.key(2))),
+    "adam in scan": (descent, of("20 200,20 200")),
+    "power iteration": (power_iteration, of("32,32 32")),
+    "associative scan": (lambda a, b: lax.associative_scan(linear, (a, b)), of("1024,8 1024,8")),
     "cholesky in scan": (loop(lambda x, a: jnp.linalg.cholesky(a @ a.T + x * x.T), 200), (definite, definite)),
     "inverse in scan": (loop(lambda x, a: jnp.linalg.inv(x + a), 100), (definite, definite)),
-    "sort in scan": (loop(lambda x, a: jnp.sort(jnp.cos(x) + a), 200), of((64,), (64,))),
+    "sort in scan": (loop(lambda x, a: jnp.sort(jnp.cos(x) + a), 200), of("64 64")),
     "take in scan": (loop(lambda i, x: x[i] % 256, 1000), (jnp.arange(32), 37 * jnp.arange(256))),
-    "convolve in scan": (loop(lambda x, w: jnp.tanh(jnp.convolve(x, w, mode="same")), 100), of((256,), (5,))),
-    "fft in scan": (loop(lambda x, a: jnp.fft.irfft(jnp.fft.rfft(x) * 0.9) + a, 100), of((256,), (256,))),
-    "convolution gradient": (jax.grad(lambda w, x: jnp.square(convolve(x, w)).sum()), (cnn["c2"], of((16, 14, 14, 8)))),
+    "convolve in scan": (loop(lambda x, w: jnp.tanh(jnp.convolve(x, w, mode="same")), 100), of("256 5")),
+    "fft in scan": (loop(lambda x, a: jnp.fft.irfft(jnp.fft.rfft(x) * 0.9) + a, 100), of("256 256")),
+    "convolution gradient": (jax.grad(lambda w, x: jnp.square(convolve(x, w)).sum()), (cnn["c2"], of("16,14,14,8"))),
 }  # fmt: skip
 SPLITS: dict[str, tuple[list[Callable[..., Any]], Any]] = {
-    "scores, weighted sum": ([scores, weighted], of(*[(4, 128, 8, 16)] * 3)),
+    "scores, weighted sum": ([scores, weighted], of("4,128,8,16 4,128,8,16 4,128,8,16")),
     "distances, top k": ([distances, lambda d: tuple(lax.top_k(-d, 8))], (queries, points)),
     "fft, filter and back": ([to_bands, from_bands], (series, response)),
     "messages, aggregate": ([to_messages, aggregate], (nodes, dense, edges)),
@@ -185,18 +185,18 @@ SPLITS: dict[str, tuple[list[Callable[..., Any]], Any]] = {
 }
 CHOICES: dict[str, tuple[dict[str, Callable[..., Any]], Any]] = {
     "scores": ({"einsum": lambda q, k: jnp.einsum("bqd,bkd->bqk", q, k),
-                "vmap": jax.vmap(lambda q, k: q @ k.T)}, of((32, 128, 16), (32, 128, 16))),
+                "vmap": jax.vmap(lambda q, k: q @ k.T)}, of("32,128,16 32,128,16")),
     "largest": ({"top_k": lambda x: lax.top_k(x, 8),
                  "sort": lambda x: (-jnp.sort(-x)[:, :8], jnp.argsort(-x)[:, :8])}, (rows,)),
     "recurrence": ({"scan": lambda a, b: lax.scan(lambda c, x: (linear(c, x), None), (a[0], b[0]), (a[1:], b[1:]))[0],
                     "associative": lambda a, b: jax.tree.map(lambda c: c[-1], lax.associative_scan(linear, (a, b)))},
-                   of((1024, 8), (1024, 8))),
+                   of("1024,8 1024,8")),
     "filter": ({"direct": lambda x, w: jnp.convolve(x, w, mode="same"),
-                "fft": lambda x, w: jsp.signal.fftconvolve(x, w, mode="same")}, of((16384,), (257,))),
+                "fft": lambda x, w: jsp.signal.fftconvolve(x, w, mode="same")}, of("16384 257")),
     "distances": ({"product": distances, "differences": lambda q, x: jnp.square(q[:, None] - x[None]).sum(-1)},
                   (queries, points)),
     "aggregate": ({"segment sum": aggregate,
-                   "one hot": lambda m, r: nn.relu(nn.one_hot(r, 2000, axis=0) @ m)}, (of((10000, 32)), edges[1])),
+                   "one hot": lambda m, r: nn.relu(nn.one_hot(r, 2000, axis=0) @ m)}, (of("10000,32"), edges[1])),
     "gain": ({"solve": kalman, "inverse": functools.partial(kalman, update=lambda a, b: jnp.linalg.inv(a) @ b)},
              (motion, seen, observed)),
 }  # fmt: skip

@@ -6,13 +6,10 @@
 SAMPLES are campaigns of Welch peaks, one per machine. `--functions` names samples of functions. `--programs` names the
 compiled GPU programs of these functions; the model of GPU kernels is fitted to them with each card's data sheet. Each
 campaign has its own fit from the model's wide prior, and `transferred_prior` pools the fits. To judge, all other
-machines predict each campaign without its timings. The last column adds twenty of the campaign's workloads, chosen by
-the job's design, and compares with a fit of all its workloads. `--write` writes the file in the package; models without
-samples keep their sections.
+machines predict each campaign without its timings. `--write` writes the file in the package; models without samples
+keep their sections.
 """
 
-import gzip
-import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -23,11 +20,10 @@ import jax
 import numpy as np
 
 from benchmarks import decision_metrics as metrics
-from benchmarks._campaigns import Campaign, estimates, read_campaign, suite
+from benchmarks._campaigns import Campaign, compiled_texts, estimates, read_campaign, read_gpu_samples
 from benchmarks._common import options, table, write
 from calibrate.judge import fitted
 from calibrate.machine import CANARIES, micro_times_ns
-from calibrate.measure import by_work, measuring_order
 from calibrate.samples import read_samples
 from calibrate.suites import suite_of
 from calibrate.suites.functions import KernelsSuite
@@ -52,16 +48,14 @@ from rlxjax.fit import (
     prior_posterior,
     transferred_prior,
 )
-from rlxjax.models import FUNCTIONS, GPU_KERNELS, WELCH, gpu_facts_of_kind
+from rlxjax.models import FUNCTIONS, GPU_KERNELS, WELCH
 from rlxjax.welch import schedule
 
 #: The figures of a machine that are shares.
-SHARES = ("error", "regret_p95", "regret_max", "within_interval", "error_of_few", "error_of_all")
-RATIOS = ("scale", "over_best", "few_over_all")
+SHARES = ("error", "regret_p95", "regret_max", "within_interval")
+RATIOS = ("scale", "over_best")
 #: Standard deviation of the logarithm of a coefficient of functions on another platform than CPUs.
 OTHER_PLATFORM_SD = 1.5
-#: The number of the machine's own workloads in the last column.
-FEW = 20
 
 
 class Timed(NamedTuple):
@@ -78,22 +72,13 @@ def machine_of(path: Path) -> Timed:
 
 
 def judged(machine: Timed, others: Sequence[Timed]) -> dict[str, Any]:
-    """Return other machines' predictions of a machine: picks and errors without timings, and the error with a few."""
+    """Return the quality of other machines' predictions of a machine: picks and errors."""
     own, prior = machine.campaign, transferred_prior(*(other.fit.posterior for other in others))
     found = estimates(prior_posterior(WELCH, prior, facts=own.facts), own.cells)
     table = metrics.workloads_of(own.cells)
     regret = metrics.regrets(table.table(found.time_ns), table.table(own.measured_ns))
     logs = np.log(own.measured_ns / np.asarray(found.time_ns))
     scale = float(np.median(logs))
-    seen = np.array([not cell.held_out for cell in own.cells])
-    works = by_work(measuring_order(suite(), own.cells, prior, own.facts, np.random.default_rng(0)))
-    chosen = [name for name, cells in works.items() if not cells[0].held_out][:FEW]
-    few = np.array([cell.work in chosen for cell in own.cells])
-    errors = []
-    for weights in (few, seen):
-        fit = fit_posterior(own.timings, prior, weights.astype(float), own.facts)
-        predicted_ns = np.asarray(estimates(fit.posterior, own.cells).time_ns)
-        errors.append(float(np.mean(np.abs(predicted_ns / own.measured_ns - 1.0)[~seen])))
     return {
         "machine": own.path.name,
         "runner": own.log.header.runner,
@@ -103,9 +88,6 @@ def judged(machine: Timed, others: Sequence[Timed]) -> dict[str, Any]:
         "regret_max": float(regret.max()),
         "over_best": float(np.exp(np.mean(np.log1p(regret)))),
         "within_interval": float(np.mean(np.abs(logs) <= COVERED_SDS * np.hypot(found.log_sd(), SPEED_LOG_SD))),
-        "error_of_few": errors[0],
-        "error_of_all": errors[1],
-        "few_over_all": errors[0] / errors[1],
     }
 
 
@@ -116,13 +98,10 @@ def pooled(posteriors: Sequence[LatencyPosterior]) -> LatencyPrior[Any]:
 
 def of_kernels(paths: Sequence[Path], programs: Path) -> ModelSection:
     """Return the prior of the model of GPU kernels from cards' samples of functions; print the fits' errors."""
-    kept = json.loads(gzip.decompress(programs.read_bytes()))["programs"]
-    timed = KernelsSuite({name: one["text"] for name, one in kept.items() if "text" in one})
+    timed = KernelsSuite(compiled_texts(programs))
     found, sources, rows = [], [], []
     for path in paths:
-        log = read_samples(path)
-        facts = dict(gpu_facts_of_kind(log.fingerprint.device_kind) or {})
-        log.header = log.header.model_copy(update={"facts": facts})
+        log = read_gpu_samples(path)
         own = fitted(timed, log, GPU_KERNELS.prior)
         said = section_of(own.whole, GPU_KERNELS.prior)
         about = {"fingerprint": log.fingerprint, "samples": path.name, "sha256": sha256_of(path), "runner": 1}

@@ -11,7 +11,6 @@ noise is the difference between the two passes.
 import functools
 import os
 import shutil
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -62,28 +61,29 @@ def blocks(x):
 
 
 #: These pairs were written without a look at their times.
-NEW = [
-    pair("rms norm, product", "64,768 | 768,256", rms_norm, jnp.matmul),
-    pair("product, gate", "128,512 512,1024", jnp.matmul, gated),
-    pair("polynomial, exp: 2 MB", "512,1024", polynomial, jnp.exp),
-    pair("polynomial, exp: 256 numbers", "256", polynomial, jnp.exp),
-    pair("unit rows, scores", "1000,64 | 256,64", unit, lambda x, y: y @ x.T),
-    pair("logits, mean", "1000,300", logits, jnp.mean),
-    pair("haar, energy of both", "256,2048", haar, lambda a, b: jnp.square(a).sum() + jnp.square(b).sum()),
-    pair("exp, look up columns", "64,2048 | i32[512]", jnp.exp, lambda y, index: y[:, index]),
-    pair("erf, tile", "256,128", lax.erf, lambda y: jnp.tile(y, (8, 2))),
-    pair("maximum, one hot", "512,100", lambda x: x.argmax(-1), lambda index: nn.one_hot(index, 100)),
-    pair("sort, differences", "200,500", jnp.sort, jnp.diff),
-    pair("recurrence, sum of rows", "128,256 256", recurrence, sum_of_rows),
-    pair("outer product, sine", "700 900", jnp.outer, jnp.sin),
-    pair("covariance, cholesky", "2000,48", lambda x: x.T @ x / len(x) + jnp.eye(48), jnp.linalg.cholesky),
-    pair("reverse, cumulative maximum", "300,1000", lambda x: x[:, ::-1], lambda y: lax.cummax(y, axis=1)),
-    pair("log, transform", "300,600", lambda x: jnp.log(jnp.square(x) + 1.0), jnp.fft.rfft),
-    pair("embed, sum of words", "1000,128 i32[300,20]", look_up, lambda y: y.sum(1)),
-    pair("compare, count", "1500,1500", lambda x: x > 0.5, lambda y: y.sum(0, dtype=jnp.int32)),
-    pair("blocks, mean of each", "960,960", blocks, lambda y: y.mean((2, 3))),
-    pair("softmax, products of three", "96,64,64", nn.softmax, lambda p: p @ p @ p),
+ROWS = [
+    ("rms norm, product", "64,768 | 768,256", rms_norm, jnp.matmul),
+    ("product, gate", "128,512 512,1024", jnp.matmul, gated),
+    ("polynomial, exp: 2 MB", "512,1024", polynomial, jnp.exp),
+    ("polynomial, exp: 256 numbers", "256", polynomial, jnp.exp),
+    ("unit rows, scores", "1000,64 | 256,64", unit, lambda x, y: y @ x.T),
+    ("logits, mean", "1000,300", logits, jnp.mean),
+    ("haar, energy of both", "256,2048", haar, lambda a, b: jnp.square(a).sum() + jnp.square(b).sum()),
+    ("exp, look up columns", "64,2048 | i32[512]", jnp.exp, lambda y, index: y[:, index]),
+    ("erf, tile", "256,128", lax.erf, lambda y: jnp.tile(y, (8, 2))),
+    ("maximum, one hot", "512,100", lambda x: x.argmax(-1), lambda index: nn.one_hot(index, 100)),
+    ("sort, differences", "200,500", jnp.sort, jnp.diff),
+    ("recurrence, sum of rows", "128,256 256", recurrence, sum_of_rows),
+    ("outer product, sine", "700 900", jnp.outer, jnp.sin),
+    ("covariance, cholesky", "2000,48", lambda x: x.T @ x / len(x) + jnp.eye(48), jnp.linalg.cholesky),
+    ("reverse, cumulative maximum", "300,1000", lambda x: x[:, ::-1], lambda y: lax.cummax(y, axis=1)),
+    ("log, transform", "300,600", lambda x: jnp.log(jnp.square(x) + 1.0), jnp.fft.rfft),
+    ("embed, sum of words", "1000,128 i32[300,20]", look_up, lambda y: y.sum(1)),
+    ("compare, count", "1500,1500", lambda x: x > 0.5, lambda y: y.sum(0, dtype=jnp.int32)),
+    ("blocks, mean of each", "960,960", blocks, lambda y: y.mean((2, 3))),
+    ("softmax, products of three", "96,64,64", nn.softmax, lambda p: p @ p @ p),
 ]  # fmt: skip
+NEW = [pair(*row) for row in ROWS]
 
 
 def chosen(pairs: list[Pair], word: str) -> list[dict[str, Any]]:
@@ -116,33 +116,28 @@ def main() -> None:
         os.environ["RLXJAX_HOME"] = home
         shutil.copy(given.calibration, Path(home) / default_calibration_path().name)
         choices = chosen(pairs, given.measure)
-    print(f"choosing took {sum(own['seconds'] for own in choices):.0f} s", file=sys.stderr, flush=True)
     times = judged_ns([functools.partial(forms, own) for own in pairs], given.judge_s)
     gains = np.log(times[..., 0] / times[..., 1])
     gain, noise = gains.mean(0), np.abs(gains[0] - gains[1])
     far = np.abs(gain) > np.log1p(LEAST_DISTANCE)
     right = (gain > 0) == np.array([own["name"] == "together" for own in choices])
-    measured = np.array([own["by"] == "measured" for own in choices])
     rows = []
     for place, own in enumerate(choices):
         own |= {"times_ns": times[:, place].round().tolist(), "is_far": bool(far[place])}
         own["is_right"] = bool(right[place])
         if far[place] and not right[place]:
-            probability = "" if own["probability"] is None else f"{100 * own['probability']:.1f} %"
-            figures = [f"{100 * np.expm1(gain[place]):+.1f} %", f"{100 * np.expm1(noise[place]):.0f} %"]
-            rows.append([own["pair"], own["name"], own["by"], probability, own["is_tie"], *figures])
+            figures = [f"{100 * np.expm1(one):+.1f} %" for one in (gain[place], noise[place])]
+            rows.append([own["pair"], own["name"], own["by"], own["probability"], own["is_tie"], *figures])
     summary = {
         "pairs": len(pairs),
         "far": int(far.sum()),
         "right_of_far": float(right[far].mean()),
-        "measured": float(measured.mean()),
-        "far_by_model": int((far & ~measured).sum()),
-        "right_of_far_by_model": float(right[far & ~measured].mean()) if (far & ~measured).any() else None,
+        "measured": float(np.mean([own["by"] == "measured" for own in choices])),
         "noise": float(noise.mean()),
         "seconds": float(sum(own["seconds"] for own in choices)),
     }
     print(summary)
-    print(table(["wrong", "chosen", "by", "sure", "tie", "apart beside together", "noise"], rows))
+    print(table(["wrong", "chosen", "by", "P", "tie", "apart beside together", "noise"], rows))
     write(given.json, {"summary": summary, "choices": choices})
 
 

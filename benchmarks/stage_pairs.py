@@ -1,6 +1,6 @@
 """Compare stages of JAX code that are jitted apart and together: a table of pairs and their times on this machine.
 
-    python -m benchmarks.stage_pairs [--budget 80] [--half tune|judge] [--only REGEX] [--json FILE] [--merge FILES]
+    python -m benchmarks.stage_pairs [--budget 80] [--only REGEX] [--json FILE] [--merge FILES]
 
 Apart, each stage is its own `jax.jit`, and results stay on the device. Together, one `jax.jit` runs the composition. A
 round visits all forms of all pairs in random order. The time of a form is the lower quartile over the rounds. `--merge`
@@ -28,6 +28,8 @@ from rlxjax.clock import QUARTILE
 #: Integer arguments lie below this, so they index any array with this number of rows.
 INDICES = 1000
 MOST_ROUNDS = 1000
+#: Pairs with more noise have two typical times, and judge no verdict.
+MOST_NOISE = 1.15
 
 
 class Pair(NamedTuple):
@@ -75,6 +77,10 @@ class Pair(NamedTuple):
             results = jax.eval_shape(stage, *shapes[-1])
             results = results if isinstance(results, tuple) else (results,)
         return shapes
+
+    def programs(self) -> list[tuple[Callable, tuple[jax.ShapeDtypeStruct, ...]]]:
+        """Return functions with their arguments: all stages as one function, then each stage."""
+        return [(self.chain(self.stages), self.flat_args()), *zip(self.stages, self.stage_args(), strict=True)]
 
 
 def arrays(shapes: Sequence[jax.ShapeDtypeStruct], seed: int = 0) -> tuple[jax.Array, ...]:
@@ -318,295 +324,291 @@ def pair(name: str, shapes: str, *stages: Callable) -> Pair:
     return Pair(name, stages, (*parts, *[()] * (len(stages) - len(parts))))
 
 
-PAIRS = [
+#: Name, shapes and stages of each pair.
+ROWS = [
     # Elementwise code.
-    pair("scale, shift: 1 k", "1024", doubled, lambda x: x + 1),
-    pair("scale, shift: 4 MB", "1024,1024", doubled, lambda x: x + 1),
-    pair("scale, shift: 100 MB", "5000,5000", doubled, lambda x: x + 1),
-    pair("tanh, square, exp: 1 MB", "256,1024", jnp.tanh, jnp.square, jnp.exp),
-    pair(
+    ("scale, shift: 1 k", "1024", doubled, lambda x: x + 1),
+    ("scale, shift: 4 MB", "1024,1024", doubled, lambda x: x + 1),
+    ("scale, shift: 100 MB", "5000,5000", doubled, lambda x: x + 1),
+    ("tanh, square, exp: 1 MB", "256,1024", jnp.tanh, jnp.square, jnp.exp),
+    (
         "quantise, dequantise",
         "1024,1024",
         lambda x: jnp.round(x * 10).astype(jnp.int8),
         lambda q: q.astype(jnp.float32) / 10,
     ),
-    pair("complex product, modulus", "1024,512 1024,512", lambda a, b: lax.complex(a, b) * lax.complex(b, a), jnp.abs),
-    pair(
+    ("complex product, modulus", "1024,512 1024,512", lambda a, b: lax.complex(a, b) * lax.complex(b, a), jnp.abs),
+    (
         "forces, integrate",
         "4096,3 | 4096,3 4096,3",
         lambda x: -x - 0.1 * x**3,
         lambda f, x, v: (x + 0.01 * (v + 0.01 * f), v + 0.01 * f),
     ),
-    pair("adam moments, step: 4 MB", "1048576 1048576 1048576 | 1048576", adam_moments, adam_step),
-    pair("adam moments, step: 4 kB", "1024 1024 1024 | 1024", adam_moments, adam_step),
-    pair("clip, update", "512,512 512,512 | 512,512 512,512", clip, descent),
-    pair("grads, clip, update", "128,256 256,64 256,128 256,64 | | 128,256 256,64", mlp_grads, clip, descent),
-    pair("mask of a dropout, apply", "i32[] | 512,1024", kept, lambda mask, x: jnp.where(mask, x / 0.9, 0.0)),
-    pair("scale, set a row", "1024,1024", doubled, lambda x: x.at[0].set(1.0)),
-    pair(
+    ("adam moments, step: 4 MB", "1048576 1048576 1048576 | 1048576", adam_moments, adam_step),
+    ("adam moments, step: 4 kB", "1024 1024 1024 | 1024", adam_moments, adam_step),
+    ("clip, update", "512,512 512,512 | 512,512 512,512", clip, descent),
+    ("grads, clip, update", "128,256 256,64 256,128 256,64 | | 128,256 256,64", mlp_grads, clip, descent),
+    ("mask of a dropout, apply", "i32[] | 512,1024", kept, lambda mask, x: jnp.where(mask, x / 0.9, 0.0)),
+    ("scale, set a row", "1024,1024", doubled, lambda x: x.at[0].set(1.0)),
+    (
         "tanh, write into a cache",
         "16,512,64 | 16,1024,64",
         jnp.tanh,
         lambda x, cache: lax.dynamic_update_slice(cache, x, (0, 128, 0)),
     ),
-    pair(
+    (
         "gelu, concatenate",
         "1024,256 1024,256",
         lambda x, y: (nn.gelu(x), nn.gelu(y)),
         lambda a, b: jnp.concatenate([a, b, a], -1),
     ),
-    pair("cos and sin, interleave", "1024,512", cos_and_sin, lambda a, b: jnp.stack([a, b], -1).reshape(1024, -1)),
-    pair("tanh, pad", "1024,1024", jnp.tanh, lambda x: jnp.pad(x, 1)),
-    pair("tanh, insert zeros", "512,512", jnp.tanh, lambda x: lax.pad(x, 0.0, ((0, 0, 1), (0, 0, 1)))),
-    pair("tanh, shift", "16,512,64", jnp.tanh, lambda x: jnp.pad(x[:, :-1], ((0, 0), (1, 0), (0, 0)))),
+    ("cos and sin, interleave", "1024,512", cos_and_sin, lambda a, b: jnp.stack([a, b], -1).reshape(1024, -1)),
+    ("tanh, pad", "1024,1024", jnp.tanh, lambda x: jnp.pad(x, 1)),
+    ("tanh, insert zeros", "512,512", jnp.tanh, lambda x: lax.pad(x, 0.0, ((0, 0, 1), (0, 0, 1)))),
+    ("tanh, shift", "16,512,64", jnp.tanh, lambda x: jnp.pad(x[:, :-1], ((0, 0), (1, 0), (0, 0)))),
     # Transposes.
-    pair("gelu, transpose", "1024,1024", nn.gelu, jnp.transpose),
-    pair("exp, transpose", "1024,1024", jnp.exp, jnp.transpose),
-    pair("transpose, add", "1024,1024 | 1024,1024", jnp.transpose, jnp.add),
-    pair("transpose, mean of both", "1024,1024", lambda x: (x, x.T), lambda x, y: (x + y) / 2),
-    pair("layer norm, transpose", "1000,1024", layer_norm, jnp.transpose),
-    pair("channels last, bias", "4,64,64,64 | 64", channels_last, jnp.add),
-    pair("colours last, normalise", "4,3,224,224", channels_last, centred),
-    pair("matmul, transpose and relu", "1024,64 64,1024", jnp.matmul, lambda y: nn.relu(y.T)),
-    pair("transpose, softmax", "1000,1000", jnp.transpose, nn.softmax),
-    pair("keys by head, scale", "4,256,8,64", channels_last, lambda k: k / 8),
-    pair("queries by head, scale", "4,256,8,64", lambda q: q.transpose(0, 2, 1, 3), lambda q: q / 8),
-    pair("colours first, normalise", "4,224,224,3", channels_first, centred),
-    pair("scale, transpose, shift and transpose", "1000,1000", doubled, jnp.transpose, lambda x: x.T + 1),
-    pair("channels last, convolution, channels first", "4,16,64,64 | 3,3,16,16", channels_last, conv, channels_first),
+    ("gelu, transpose", "1024,1024", nn.gelu, jnp.transpose),
+    ("exp, transpose", "1024,1024", jnp.exp, jnp.transpose),
+    ("transpose, add", "1024,1024 | 1024,1024", jnp.transpose, jnp.add),
+    ("transpose, mean of both", "1024,1024", lambda x: (x, x.T), lambda x, y: (x + y) / 2),
+    ("layer norm, transpose", "1000,1024", layer_norm, jnp.transpose),
+    ("channels last, bias", "4,64,64,64 | 64", channels_last, jnp.add),
+    ("colours last, normalise", "4,3,224,224", channels_last, centred),
+    ("matmul, transpose and relu", "1024,64 64,1024", jnp.matmul, lambda y: nn.relu(y.T)),
+    ("transpose, softmax", "1000,1000", jnp.transpose, nn.softmax),
+    ("keys by head, scale", "4,256,8,64", channels_last, lambda k: k / 8),
+    ("queries by head, scale", "4,256,8,64", lambda q: q.transpose(0, 2, 1, 3), lambda q: q / 8),
+    ("colours first, normalise", "4,224,224,3", channels_first, centred),
+    ("scale, transpose, shift and transpose", "1000,1000", doubled, jnp.transpose, lambda x: x.T + 1),
+    ("channels last, convolution, channels first", "4,16,64,64 | 3,3,16,16", channels_last, conv, channels_first),
     # A result that the next stage reads more than once.
-    pair("series, row of a product", "1024 | 1024,1024", series, lambda y, x: y * x),
-    pair("series, column of a product", "1024 | 1024,1024", series, lambda y, x: y[:, None] * x),
-    pair("exp, row of a product", "1024 | 1024,1024", jnp.exp, lambda y, x: y * x),
-    pair("series, repeat", "128,128", series, lambda y: jnp.repeat(y, 64, axis=0)),
-    pair("cos and sin of angles, rotate", "1024,32 | 1024,16,64", cos_and_sin, rotate),
-    pair("cos and sin of angles, turn", "512 | 256,512 256,512", cos_and_sin, turned),
-    pair(
+    ("series, row of a product", "1024 | 1024,1024", series, lambda y, x: y * x),
+    ("series, column of a product", "1024 | 1024,1024", series, lambda y, x: y[:, None] * x),
+    ("exp, row of a product", "1024 | 1024,1024", jnp.exp, lambda y, x: y * x),
+    ("series, repeat", "128,128", series, lambda y: jnp.repeat(y, 64, axis=0)),
+    ("cos and sin of angles, rotate", "1024,32 | 1024,16,64", cos_and_sin, rotate),
+    ("cos and sin of angles, turn", "512 | 256,512 256,512", cos_and_sin, turned),
+    (
         "sines of positions, add",
         "128 | 8,512,128",
         lambda w: jnp.sin(jnp.arange(512.0)[:, None] * w),
         lambda p, x: x + p,
     ),
-    pair("noise, add to rows", "i32[] | 1024,1024", noise, lambda y, x: x + y),
-    pair("hash, exclusive or of all pairs", "u32[1024] | u32[1024]", hashed, lambda y, x: y ^ x[:, None]),
-    pair("series, look up", "1024 | i32[1048576]", series, look_up),
-    pair("series, look up rows", "1024,64 | i32[16384]", series, look_up),
-    pair("sin, look up", "1024 | i32[262144]", jnp.sin, look_up),
-    pair("softplus, look up", "1000 | i32[262144]", nn.softplus, look_up),
-    pair(
+    ("noise, add to rows", "i32[] | 1024,1024", noise, lambda y, x: x + y),
+    ("hash, exclusive or of all pairs", "u32[1024] | u32[1024]", hashed, lambda y, x: y ^ x[:, None]),
+    ("series, look up", "1024 | i32[1048576]", series, look_up),
+    ("series, look up rows", "1024,64 | i32[16384]", series, look_up),
+    ("sin, look up", "1024 | i32[262144]", jnp.sin, look_up),
+    ("softplus, look up", "1000 | i32[262144]", nn.softplus, look_up),
+    (
         "gamma curve, look up pixels",
         "f32[] | i32[512,512]",
         lambda gamma: jnp.linspace(0, 1, INDICES) ** gamma,
         look_up,
     ),
-    pair("cumulative histogram, equalise", "i32[65536] | i32[65536]", counts, lambda y, index: (y / y[-1])[index]),
-    pair("layer of nodes, gather edges", "1000,64 64,64 | i32[16384]", lambda h, w: nn.silu(h @ w), look_up),
-    pair("dequantise a table, gather", "i8[1000,64] 1000 | i32[16384]", dequantised, look_up),
-    pair(
+    ("cumulative histogram, equalise", "i32[65536] | i32[65536]", counts, lambda y, index: (y / y[-1])[index]),
+    ("layer of nodes, gather edges", "1000,64 64,64 | i32[16384]", lambda h, w: nn.silu(h @ w), look_up),
+    ("dequantise a table, gather", "i8[1000,64] 1000 | i32[16384]", dequantised, look_up),
+    (
         "normalise a table, gather",
         "1000,64 | i32[8192]",
         lambda t: t * lax.rsqrt(jnp.square(t).sum(-1, keepdims=True)),
         look_up,
     ),
-    pair("embed, add positions", "1000,256 i32[8,512] | 512,256", lambda t, index: t[index] * 8, jnp.add),
-    pair(
+    ("embed, add positions", "1000,256 i32[8,512] | 512,256", lambda t, index: t[index] * 8, jnp.add),
+    (
         "gather two rows, dot",
         "1000,64 i32[8192] i32[8192]",
         lambda t, i, j: (t[i], t[j]),
         lambda a, b: (a * b).sum(-1),
     ),
-    pair("gather rows, mean", "1024,512 i32[4096]", look_up, lambda y: y.mean(0)),
+    ("gather rows, mean", "1024,512 i32[4096]", look_up, lambda y: y.mean(0)),
     # Stencils.
-    pair("series, Laplacian", "1024,1024", series, laplacian),
-    pair("Laplacian, Laplacian", "512,512", laplacian, laplacian),
-    pair("3 taps, 3 taps", "1024,1024", taps, lambda x: taps(x, 3, 0)),
-    pair("9 taps, 9 taps", "1024,1024", lambda x: taps(x, 9, 1), lambda x: taps(x, 9, 0)),
-    pair("3 x 3 taps, 3 x 3 taps", "1024,1024", taps_2d, taps_2d),
-    pair("luminance, 3 x 3 taps", "512,512,3", luminance, taps_2d),
-    pair("luminance, edges", "512,512,3", lambda x: x @ jnp.array([0.3, 0.59, 0.11]), edges_of),
-    pair("sin, difference", "512,512", jnp.sin, jnp.diff),
-    pair("tanh, difference", "1024,1024", jnp.tanh, jnp.diff),
-    pair("gelu, 3 taps", "1024,1024", nn.gelu, taps),
-    pair("exp, 9 taps", "1024,1024", jnp.exp, lambda x: taps(x, 9, 1)),
+    ("series, Laplacian", "1024,1024", series, laplacian),
+    ("Laplacian, Laplacian", "512,512", laplacian, laplacian),
+    ("3 taps, 3 taps", "1024,1024", taps, lambda x: taps(x, 3, 0)),
+    ("9 taps, 9 taps", "1024,1024", lambda x: taps(x, 9, 1), lambda x: taps(x, 9, 0)),
+    ("3 x 3 taps, 3 x 3 taps", "1024,1024", taps_2d, taps_2d),
+    ("luminance, 3 x 3 taps", "512,512,3", luminance, taps_2d),
+    ("luminance, edges", "512,512,3", lambda x: x @ jnp.array([0.3, 0.59, 0.11]), edges_of),
+    ("sin, difference", "512,512", jnp.sin, jnp.diff),
+    ("tanh, difference", "1024,1024", jnp.tanh, jnp.diff),
+    ("gelu, 3 taps", "1024,1024", nn.gelu, taps),
+    ("exp, 9 taps", "1024,1024", jnp.exp, lambda x: taps(x, 9, 1)),
     # Reductions.
-    pair("exp, sum of rows", "1024,1024", jnp.exp, sum_of_rows),
-    pair("gelu, sum of columns", "1024,1024", nn.gelu, lambda y: y.sum(0)),
-    pair("square, sum: 16 kB", "4096", jnp.square, jnp.sum),
-    pair("transpose, sum of rows", "1024,1024", lambda x: x.T + 1, sum_of_rows),
-    pair("gelu, three reductions", "1024,1024", nn.gelu, lambda y: (y.sum(-1), y.max(-1), y.min(0))),
-    pair("pad, squares of rows", "1024,1024", lambda x: jnp.pad(x, ((0, 0), (8, 8))), lambda y: jnp.square(y).sum(-1)),
-    pair(
+    ("exp, sum of rows", "1024,1024", jnp.exp, sum_of_rows),
+    ("gelu, sum of columns", "1024,1024", nn.gelu, lambda y: y.sum(0)),
+    ("square, sum: 16 kB", "4096", jnp.square, jnp.sum),
+    ("transpose, sum of rows", "1024,1024", lambda x: x.T + 1, sum_of_rows),
+    ("gelu, three reductions", "1024,1024", nn.gelu, lambda y: (y.sum(-1), y.max(-1), y.min(0))),
+    ("pad, squares of rows", "1024,1024", lambda x: jnp.pad(x, ((0, 0), (8, 8))), lambda y: jnp.square(y).sum(-1)),
+    (
         "windows, maximum",
         "16,4095",
         lambda x: jnp.stack([x[:, start : start + 4032] for start in range(64)], 1),
         lambda w: w.max(1),
     ),
-    pair(
-        "differences, total variation: 4 MB", "1024,1024", lambda x: (jnp.diff(x, axis=0), jnp.diff(x)), total_variation
-    ),
-    pair(
+    ("differences, total variation: 4 MB", "1024,1024", lambda x: (jnp.diff(x, axis=0), jnp.diff(x)), total_variation),
+    (
         "differences, total variation: 5 MB",
         "108,108,108",
         lambda x: tuple(jnp.diff(x, axis=axis) for axis in range(3)),
         total_variation,
     ),
-    pair("difference, largest", "1048576", jnp.diff, lambda d: jnp.abs(d).max()),
-    pair("slopes, mean steepness", "1024,1024", slopes, lambda a, b: jnp.sqrt(a * a + b * b + 1e-6).mean()),
-    pair("offsets, energy", "512,3", lambda x: x[:, None] - x, energy),
-    pair("sums of all pairs, best", "512 512,512", lambda a, b: a[:, None] + b, lambda y: (y.max(0), y.argmax(0))),
-    pair(
+    ("difference, largest", "1048576", jnp.diff, lambda d: jnp.abs(d).max()),
+    ("slopes, mean steepness", "1024,1024", slopes, lambda a, b: jnp.sqrt(a * a + b * b + 1e-6).mean()),
+    ("offsets, energy", "512,3", lambda x: x[:, None] - x, energy),
+    ("sums of all pairs, best", "512 512,512", lambda a, b: a[:, None] + b, lambda y: (y.max(0), y.argmax(0))),
+    (
         "causal mask, softmax",
         "8,512,512",
         lambda s: jnp.where(jnp.tril(jnp.ones((512, 512), bool)), s, -1e9),
         lambda s: nn.softmax(s, -1),
     ),
-    pair(
+    (
         "statistics of a batch, normalise",
         "4096,512",
         lambda x: (x, x.mean(0), x.var(0)),
         lambda x, m, v: (x - m) * lax.rsqrt(v + 1e-5),
     ),
-    pair("cumulative sum, difference", "256,4096", running_sum, jnp.diff),
-    pair("cumulative sum, moving mean", "256,4096", running_sum, lambda y: (y[:, 64:] - y[:, :-64]) / 64),
-    pair("cumulative sum of logarithms, exp", "256,4096", lambda x: jnp.cumsum(jnp.log(jnp.abs(x)), -1), jnp.exp),
+    ("cumulative sum, difference", "256,4096", running_sum, jnp.diff),
+    ("cumulative sum, moving mean", "256,4096", running_sum, lambda y: (y[:, 64:] - y[:, :-64]) / 64),
+    ("cumulative sum of logarithms, exp", "256,4096", lambda x: jnp.cumsum(jnp.log(jnp.abs(x)), -1), jnp.exp),
     # Products of matrices.
-    pair("layer norm, matmul", "512,512 | 512,512", layer_norm, jnp.matmul),
-    pair("layer norm, matmul: 8 x 16", "8,16 | 16,16", layer_norm, jnp.matmul),
-    pair("matmul, gelu, matmul", "256,256 256,1024 | | 1024,256", jnp.matmul, nn.gelu, jnp.matmul),
-    pair("matmul, matmul: 64 MB between", "32768,64 64,512 | 512,64", jnp.matmul, jnp.matmul),
-    pair(
+    ("layer norm, matmul", "512,512 | 512,512", layer_norm, jnp.matmul),
+    ("layer norm, matmul: 8 x 16", "8,16 | 16,16", layer_norm, jnp.matmul),
+    ("matmul, gelu, matmul", "256,256 256,1024 | | 1024,256", jnp.matmul, nn.gelu, jnp.matmul),
+    ("matmul, matmul: 64 MB between", "32768,64 64,512 | 512,64", jnp.matmul, jnp.matmul),
+    (
         "matmul, two thin layers: 20 MB between",
         "10240,16 16,512 | 512,512 512,16",
         jnp.matmul,
         lambda c, d, e: (c @ d) @ e,
     ),
-    pair("attention scores, pick", "8,256,64 8,256,64 | 8,256,64", scores, attention),
-    pair("attention scores, softmax, pick: 24 MB", "24,512,32 24,512,32 | | 24,512,32", scores, nn.softmax, jnp.matmul),
-    pair("low rank update, matmul", "512,512 512,8 8,512 | 64,512", lambda w, a, b: w + a @ b, on_weights),
-    pair(
+    ("attention scores, pick", "8,256,64 8,256,64 | 8,256,64", scores, attention),
+    ("attention scores, softmax, pick: 24 MB", "24,512,32 24,512,32 | | 24,512,32", scores, nn.softmax, jnp.matmul),
+    ("low rank update, matmul", "512,512 512,8 8,512 | 64,512", lambda w, a, b: w + a @ b, on_weights),
+    (
         "layer, low rank layer beside it",
         "256,512 512,512 | 512,8 8,512",
         with_product,
         lambda x, y, a, b: y + (x @ a) @ b,
     ),
-    pair("transpose, matmul", "512,512 | 512,512", jnp.transpose, jnp.matmul),
-    pair("transpose, matmul: 64 columns", "64,4096 | 64,64", jnp.transpose, jnp.matmul),
-    pair("transpose, batch of matmuls", "16,128,128 | 16,128,128", lambda a: a.swapaxes(-1, -2), jnp.matmul),
-    pair("matmul, transposed factor", "512,512 | 512,512", jnp.transpose, lambda y, a: a @ y),
-    pair("transpose, matrix times vector", "1024,1024 | 1024", jnp.transpose, jnp.matmul),
-    pair("transpose, matrix times vector: 1000", "1000,1000 | 1000", jnp.transpose, jnp.matmul),
-    pair("transpose and scale, vector times matrix", "1024,1024 | 1024", lambda a: a.T * 2, lambda h, v: v @ h),
-    pair("scale, matrix times vector", "1024,1024 | 1024", scaled, jnp.matmul),
-    pair("mask, matrix times vector", "2048,2048 | 2048", jnp.tril, jnp.matmul),
-    pair("dequantise, matrix times vector", "i8[2048,2048] 2048 | 2048", dequantised, jnp.matmul),
-    pair("convert bfloat16, matmul", "bf16[512,512] | 64,512", lambda w: w.astype(jnp.float32), on_weights),
-    pair(
+    ("transpose, matmul", "512,512 | 512,512", jnp.transpose, jnp.matmul),
+    ("transpose, matmul: 64 columns", "64,4096 | 64,64", jnp.transpose, jnp.matmul),
+    ("transpose, batch of matmuls", "16,128,128 | 16,128,128", lambda a: a.swapaxes(-1, -2), jnp.matmul),
+    ("matmul, transposed factor", "512,512 | 512,512", jnp.transpose, lambda y, a: a @ y),
+    ("transpose, matrix times vector", "1024,1024 | 1024", jnp.transpose, jnp.matmul),
+    ("transpose, matrix times vector: 1000", "1000,1000 | 1000", jnp.transpose, jnp.matmul),
+    ("transpose and scale, vector times matrix", "1024,1024 | 1024", lambda a: a.T * 2, lambda h, v: v @ h),
+    ("scale, matrix times vector", "1024,1024 | 1024", scaled, jnp.matmul),
+    ("mask, matrix times vector", "2048,2048 | 2048", jnp.tril, jnp.matmul),
+    ("dequantise, matrix times vector", "i8[2048,2048] 2048 | 2048", dequantised, jnp.matmul),
+    ("convert bfloat16, matmul", "bf16[512,512] | 64,512", lambda w: w.astype(jnp.float32), on_weights),
+    (
         "kernel of a line, matrix times vector",
         "2048 2048 | 2048",
         lambda x, y: jnp.exp(-jnp.square(x[:, None] - y)),
         jnp.matmul,
     ),
-    pair(
+    (
         "features of Fourier, matmul",
         "4096,3 3,64 | 128,32",
         lambda x, b: jnp.concatenate([jnp.sin(x @ b), jnp.cos(x @ b)], -1),
         jnp.matmul,
     ),
-    pair("matmul, cross entropy", "512,256 256,1024 | i32[512]", jnp.matmul, cross_entropy),
-    pair(
+    ("matmul, cross entropy", "512,256 256,1024 | i32[512]", jnp.matmul, cross_entropy),
+    (
         "logits, gradient of cross entropy",
         "256,256 256,1024 | i32[256]",
         with_product,
         lambda x, logits, y: x.T @ jax.grad(cross_entropy)(logits, y),
     ),
-    pair("one hot, matmul", "i32[512] | 1000,64", lambda index: nn.one_hot(index, INDICES), jnp.matmul),
-    pair("gather, two layers", "1000,64 i32[1024] | 64,256 256,64", look_up, lambda x, w, v: nn.relu(x @ w) @ v),
-    pair(
+    ("one hot, matmul", "i32[512] | 1000,64", lambda index: nn.one_hot(index, INDICES), jnp.matmul),
+    ("gather, two layers", "1000,64 i32[1024] | 64,256 256,64", look_up, lambda x, w, v: nn.relu(x @ w) @ v),
+    (
         "cholesky, solve",
         "128,128 | 128,16",
         lambda a: jnp.linalg.cholesky(a @ a.T + 128 * jnp.eye(128)),
         lambda c, b: jax.scipy.linalg.solve_triangular(c, b, lower=True),
     ),
-    pair(
-        "factor, solve", "128,64 | 128,8", jnp.linalg.qr, lambda q, r, b: jax.scipy.linalg.solve_triangular(r, q.T @ b)
-    ),
-    pair("scale, cholesky", "256,256", doubled, lambda a: jnp.linalg.cholesky(a + 300 * jnp.eye(256))),
-    pair("shift, solve", "256,256 | 256,4", lambda a: a + 300 * jnp.eye(256), jnp.linalg.solve),
-    pair(
+    ("factor, solve", "128,64 | 128,8", jnp.linalg.qr, lambda q, r, b: jax.scipy.linalg.solve_triangular(r, q.T @ b)),
+    ("scale, cholesky", "256,256", doubled, lambda a: jnp.linalg.cholesky(a + 300 * jnp.eye(256))),
+    ("shift, solve", "256,256 | 256,4", lambda a: a + 300 * jnp.eye(256), jnp.linalg.solve),
+    (
         "invert 3 x 3, map points",
         "64,3,3 | 64,128,3",
         lambda a: jnp.linalg.inv(a + 3 * jnp.eye(3)),
         lambda m, p: p @ m,
     ),
-    pair("predict a state, correct it", "6 6,6 6,6 6,6 | 2,6 2,2 2", predicted, corrected),
+    ("predict a state, correct it", "6 6,6 6,6 6,6 | 2,6 2,2 2", predicted, corrected),
     # Images, spectra, sorts, recurrences.
-    pair("convolution and relu, pool", "4,64,64,8 3,3,8,16", conv_relu, max_pool),
-    pair(
+    ("convolution and relu, pool", "4,64,64,8 3,3,8,16", conv_relu, max_pool),
+    (
         "convolution and relu, mean, dense",
         "4,32,32,16 3,3,16,32 | | 32,10",
         conv_relu,
         lambda y: y.mean((1, 2)),
         jnp.matmul,
     ),
-    pair(
+    (
         "normalise, relu and convolution",
         "4,64,64,16 16 16 | 3,3,16,16",
         lambda x, m, v: (x - m) * lax.rsqrt(v * v + 1e-5),
         lambda y, k: conv(nn.relu(y), k),
     ),
-    pair("patches, matmul", "4,64,64,8 | 72,16", patches, jnp.matmul),
-    pair("gelu, maximum pool", "4,128,128,16", nn.gelu, max_pool),
-    pair("gelu, overlapping pool", "4,128,128,16", nn.gelu, sum_pool),
-    pair(
-        "resize, convolution", "4,32,32,8 | 3,3,8,16", lambda x: jax.image.resize(x, (4, 64, 64, 8), "bilinear"), conv
-    ),
-    pair(
+    ("patches, matmul", "4,64,64,8 | 72,16", patches, jnp.matmul),
+    ("gelu, maximum pool", "4,128,128,16", nn.gelu, max_pool),
+    ("gelu, overlapping pool", "4,128,128,16", nn.gelu, sum_pool),
+    ("resize, convolution", "4,32,32,8 | 3,3,8,16", lambda x: jax.image.resize(x, (4, 64, 64, 8), "bilinear"), conv),
+    (
         "dilate a kernel, convolution",
         "3,3,16,16 | 4,64,64,16",
         lambda k: lax.pad(k, 0.0, ((0, 0, 1), (0, 0, 1), (0, 0, 0), (0, 0, 0))),
         lambda k, x: conv(x, k),
     ),
-    pair("transform, filter, transform back", "256,1024 | 513", jnp.fft.rfft, jnp.multiply, jnp.fft.irfft),
-    pair(
+    ("transform, filter, transform back", "256,1024 | 513", jnp.fft.rfft, jnp.multiply, jnp.fft.irfft),
+    (
         "transform, top k of the power",
         "512,1024",
         jnp.fft.rfft,
         lambda y: lax.top_k(jnp.square(y.real) + jnp.square(y.imag), 8),
     ),
-    pair(
+    (
         "power, logarithm of bands",
         "512,512 | 257,64",
         lambda x: jnp.square(jnp.abs(jnp.fft.rfft(x))),
         lambda p, w: jnp.log(jnp.abs(p @ w) + 1e-6),
     ),
-    pair("frames, transform", "64,4096", frames, jnp.fft.rfft),
-    pair("scale, transform", "1024,512", scaled, jnp.fft.rfft),
-    pair("distances, top k", "512,16 512,16", distances, lambda d: lax.top_k(-d, 8)),
-    pair(
+    ("frames, transform", "64,4096", frames, jnp.fft.rfft),
+    ("scale, transform", "1024,512", scaled, jnp.fft.rfft),
+    ("distances, top k", "512,16 512,16", distances, lambda d: lax.top_k(-d, 8)),
+    (
         "top k, gather",
         "64,1000 | 64,1000,32",
         lambda s: lax.top_k(s, 16)[1],
         lambda index, v: jnp.take_along_axis(v, index[..., None], 1),
     ),
-    pair("sort, take", "16384 | 16384", jnp.argsort, lambda order, y: y[order]),
-    pair("scale, sort", "64,256", scaled, jnp.sort),
-    pair("tanh, interpolate", "256 | 65536", jnp.tanh, lambda y, x: jnp.interp(x, jnp.linspace(-3, 3, 256), y)),
-    pair(
+    ("sort, take", "16384 | 16384", jnp.argsort, lambda order, y: y[order]),
+    ("scale, sort", "64,256", scaled, jnp.sort),
+    ("tanh, interpolate", "256 | 65536", jnp.tanh, lambda y, x: jnp.interp(x, jnp.linspace(-3, 3, 256), y)),
+    (
         "sums of segments, gather",
         "8192,32 i32[8192] | i32[8192]",
         lambda x, index: jax.ops.segment_sum(x, index, INDICES),
         look_up,
     ),
-    pair(
+    (
         "scale, add at indices",
         "4096,64 | i32[4096]",
         scaled,
         lambda u, index: jnp.zeros((INDICES, 64)).at[index].add(u),
     ),
-    pair("recurrence, readout", "256,64 64 | 64,16", recurrence, jnp.matmul),
-    pair("embed, recurrent network", "64,16,32 32,64 | 64,64", jnp.matmul, recurrent),
-    pair("decays, associative scan", "16 256,64 | 256,64,16", lambda a, dt: jnp.exp(a * dt[..., None]), linear_scan),
+    ("recurrence, readout", "256,64 64 | 64,16", recurrence, jnp.matmul),
+    ("embed, recurrent network", "64,16,32 32,64 | 64,64", jnp.matmul, recurrent),
+    ("decays, associative scan", "16 256,64 | 256,64,16", lambda a, dt: jnp.exp(a * dt[..., None]), linear_scan),
 ]
+PAIRS = [pair(*row) for row in ROWS]
 
 
 class Timing(NamedTuple):
@@ -643,7 +645,6 @@ def measure(pairs: Sequence[Pair], budget_s: float, seed: int) -> dict[str, Timi
 def main() -> None:
     """Measure, and print a table."""
     parser = options(__doc__, budget=80.0, seed=0)
-    parser.add_argument("--half", choices=("tune", "judge"))
     parser.add_argument("--only", default="", help="pairs whose names have a match of this expression")
     parser.add_argument("--merge", type=Path, nargs="+")
     given = parser.parse_args()
@@ -657,9 +658,9 @@ def main() -> None:
         }
         result = {name: Timing.of(own, np.median) for name, own in times.items()}
     else:
-        chosen = [pair for pair in PAIRS if given.half in (None, pair.half) and re.search(given.only, pair.name)]
+        chosen = [pair for pair in PAIRS if re.search(given.only, pair.name)]
         if not chosen:
-            parser.error("no pair has such a name in such a half")
+            parser.error("no pair has such a name")
         result = measure(chosen, given.budget, given.seed)
     rows = [
         (name, halves[name], f"{apart / 1e3:.1f}", f"{together / 1e3:.1f}", f"{100 * (apart / together - 1):+.1f} %")

@@ -1,4 +1,4 @@
-"""Time startup: the import, and the first call of some public functions.
+"""Time the first call of some public functions.
 
     python -m benchmarks.startup [--repeats 3] [--json FILE]
 
@@ -6,9 +6,6 @@ Before a first call, JAX forgets all compiled programs. XLA's part of the call i
 exit status is 1 if a call with new values compiled something.
 """
 
-import os
-import statistics
-import subprocess
 import sys
 import time
 import warnings
@@ -22,12 +19,6 @@ import rlxjax as rx
 from benchmarks._common import ROOT, options, table, write
 from rlxjax.models import FFT
 
-#: The imported module, and the modules imported before.
-IMPORTS = {
-    "jax": ("import jax", ""),
-    "rlxjax after jax": ("import rlxjax", "import jax"),
-    "all names of rlxjax after jax": ("from rlxjax import *", "import jax"),
-}
 #: The event of XLA's compilation; the other events are tracing and lowering.
 COMPILE = "/jax/core/compile/backend_compile_duration"
 
@@ -53,7 +44,7 @@ def calls() -> dict[str, Callable[[int], Any]]:
         time_ns = factor * (4e4 + 10 * batch * n_fft) * (1 + turn)
         return rx.Timings.checked(FFT, variant="fft", batch=batch, n_fft=n_fft, time_ns=time_ns)
 
-    def candidates(turn: int) -> rx.fit.LatencyEstimate:
+    def candidates(turn: int) -> rx.fit.Estimate:
         batch = np.array([[1.0], [16.0], [256.0], [4096.0]]) * (1 + turn)
         return rx.fit.estimate(
             rx.fit.prior_posterior(FFT), rx.fit.Runs.checked(FFT, "fft", batch=batch, n_fft=[[256, 4096]])
@@ -83,22 +74,6 @@ def calls() -> dict[str, Callable[[int], Any]]:
     }
 
 
-def import_times_s(processes: int) -> dict[str, list[float]]:
-    """Return the times of each import in interleaved fresh processes.
-
-    The first process is left out: it writes byte code, as the installation of a package does.
-    """
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    times_s: dict[str, list[float]] = {name: [] for name in IMPORTS}
-    for turn in range(processes + 1):
-        for name, (statement, before) in IMPORTS.items():
-            code = f"import time; {before}\nt = time.perf_counter(); {statement}; print(time.perf_counter() - t)"
-            command = [sys.executable, "-c", code]
-            done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment)
-            times_s[name] += [float(done.stdout)] * (turn > 0)
-    return times_s
-
-
 def call_times(call: Callable[[int], Any], repeats: int) -> dict[str, float]:
     """Return the least seconds of a first call, of XLA's part and of a call with new values, and its compilations."""
     found: dict[str, list[float]] = {"first_s": [], "compile_s": [], "again_s": [], "compiled_again": []}
@@ -123,16 +98,13 @@ def main() -> int:
             compilations.append((event, took_s)) if event.startswith("/jax/core/compile/") else None
         )
     )
-    imports = import_times_s(4 * given.repeats)
     rows = {name: call_times(call, given.repeats) for name, call in calls().items()}
-    figures = [(name, f"{min(s):.4f}", f"{statistics.median(s):.4f}") for name, s in imports.items()]
-    print(table(["import", "smallest, s", "median, s"], figures), end="\n\n")
     figures = [
         (name, *(f"{1e3 * row[key]:,.1f}" for key in ("first_s", "compile_s")), f"{1e3 * row['again_s']:.2f}")
         for name, row in rows.items()
     ]
     print(table(["call", "first, ms", "of it in XLA, ms", "again with new values, ms"], figures))
-    write(given.json, {"imports": imports, "calls": rows})
+    write(given.json, {"calls": rows})
     return any(row["compiled_again"] for row in rows.values())
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlxjax import calibration as files
 from rlxjax.clock import PROTOCOL
-from rlxjax.fit import Cell, LatencyModel, LatencyPrior, Suite, as_lists, cell_runs, coefficient_names
+from rlxjax.fit import Cell, LatencyModel, LatencyPrior, Suite, coefficient_names
 from rlxjax.models import BUILT_IN
 
 from . import judge
@@ -215,7 +215,7 @@ def fit_and_write(
     if is_here and earlier is not None:
         why = why or judge.busier(pace.others, earlier)
     rival = content if is_here else files.population(here.platform)
-    why = why or judge.why_worse(found, suite.kept(log.cells), section, rival)
+    why = why or judge.why_worse(found, suite.runs(log.cells), section, rival)
     is_written = force or not why
     beside = path.with_name(f"{path.stem}.{model.name}.{'earlier' if is_written else 'worse'}.json")
     if not is_written:
@@ -281,8 +281,8 @@ def checked_cells(suite: Suite) -> tuple[list[Cell], list[str]]:
         try:
             if cell.name in cells:
                 raise ValueError("another cell has the same name")
-            cell_runs(model, [cell])
-            model.check(as_lists(model.inputs, cell.inputs))
+            suite.runs([cell])
+            model.check(cell.inputs)
             cells[cell.name] = cell
         except Exception as error:  # noqa: BLE001
             left_out.append(f"{cell.name} is left out: {error}.")

@@ -1,5 +1,6 @@
 """Check that a calibration still holds: compare this machine with the calibrated one, and time a few cells again."""
 
+import dataclasses
 import math
 import os
 import shlex
@@ -12,7 +13,7 @@ import numpy as np
 
 from rlxjax import Calibration
 from rlxjax import calibration as files
-from rlxjax.fit import COVERED_SDS, Cell, Suite, cell_runs, estimate
+from rlxjax.fit import COVERED_SDS, Cell, Suite, estimate
 
 from .campaign import timed
 from .judge import LEAST_COVERED, busier
@@ -58,10 +59,11 @@ class Agreement(NamedTuple):
         return GOOD if is_near and self.inside >= LEAST_COVERED * self.cells else INCONCLUSIVE
 
 
-class Validation(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Validation:
     """The result of a check: agreements, the load, changes of machine and software, and the command of each section."""
 
-    models: Mapping[str, Agreement] = {}
+    models: Mapping[str, Agreement] = dataclasses.field(default_factory=dict)
     others: float | None = None
     busy: str = ""
     elsewhere: Sequence[str] = ()
@@ -119,11 +121,11 @@ def check(
     content, here = files.read_calibration_file(file), files.current_fingerprint()
     made_on = [section.fingerprint for section in content.sections().values()]
     differences = dict.fromkeys(text for own in made_on for text in files.fingerprint_differences(own, here))
-    elsewhere = [text for text in differences if text.partition(" ")[0] in files.MACHINE_FIELDS]
-    software = [text for text in differences if text not in elsewhere]
-    commands = [section.command for section in content.models.values()]
-    if elsewhere:
-        return Validation(elsewhere=elsewhere, software=software, commands=commands)
+    about: dict[str, Any] = {"commands": [section.command for section in content.models.values()]}
+    for kind, is_kind in (("elsewhere", True), ("software", False)):
+        about[kind] = [text for text in differences if (text.partition(" ")[0] in files.MACHINE_FIELDS) == is_kind]
+    if about["elsewhere"]:
+        return Validation(**about)
     found: dict[str, Suite] = {}
     not_timed = []
     for name, section in content.models.items():
@@ -145,13 +147,12 @@ def check(
     models, looks = {}, []
     for name, log in timed_again(known, Deadline(started_s + budget_s), progress).items():
         (suite, calibrated), (cells, visits) = known[name], log.timed()
-        expected = estimate(calibrated.posterior, cell_runs(suite.model, cells))
+        expected = estimate(calibrated.posterior, suite.runs(cells))
         log_sd = np.hypot(np.asarray(expected.log_sd()), calibrated.pace_log_sd)
         models[name] = Agreement.of(quantile_ns(visits), np.asarray(expected.time_ns), log_sd)
         looks.append(used_by_others(log))
     others = max((own for own in looks if own is not None), default=None)
-    busy = busier(others, content.machine)
-    return Validation(models, others, busy, elsewhere, software, not_timed, commands)
+    return Validation(models, others, busier(others, content.machine), not_timed=not_timed, **about)
 
 
 def timed_again(
@@ -176,11 +177,12 @@ def chosen_cells(suite: Suite, calibrated: files.CalibratedModel) -> list[Cell]:
     """Return a few cells with inputs in the calibrated domain: whole works spread evenly over their predicted times."""
     limit_bytes = memory_limit_bytes()
     works = by_work([cell for cell in suite.cells() if cell.n_bytes <= limit_bytes])
-    inside = [work for work in works.values() if all(calibrated.in_domain(**dict[str, Any](c.inputs)) for c in work)]
+    inside = [work for work in works.values() if np.all(calibrated.covers(suite.runs(work)))]
     cells = [cell for work in inside for cell in work]
-    times_ns = np.asarray(estimate(calibrated.posterior, cell_runs(suite.model, cells)).time_ns) if cells else []
-    of_cell = dict(zip((cell.name for cell in cells), times_ns, strict=True))
-    slowest_ns = {work[0].work: max(of_cell[cell.name] for cell in work) for work in inside}
+    times_ns = np.asarray(estimate(calibrated.posterior, suite.runs(cells)).time_ns) if cells else []
+    slowest_ns: dict[str, float] = {}
+    for cell, time_ns in zip(cells, times_ns, strict=True):
+        slowest_ns[cell.work] = max(time_ns, slowest_ns.get(cell.work, 0.0))
     by_time = sorted((name for name, ns in slowest_ns.items() if ns <= LONGEST_RUN_NS), key=slowest_ns.__getitem__)
     if not by_time:
         raise ValueError(f"{suite.model.name}: no cell within the calibration's domain can run here")

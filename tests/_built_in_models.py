@@ -10,6 +10,21 @@ from rlxjax.models import BUILT_IN, COLLECTIVES, FFT, FUNCTIONS, GPU_KERNELS, WE
 
 MODELS = tuple(BUILT_IN.values())
 
+
+def units_of(model):
+    """Return the unit of each input of a run and of its kernels."""
+    return {name: entry.unit for name, entry in model.inputs.items()} | dict(model.kernels)
+
+
+def checked(model, variant, sizes):
+    """Return runs of sizes; of a model of kernels, runs of one kernel."""
+    if not model.kernels:
+        return Runs.checked(model, variant, **sizes)
+    columns = {name: np.asarray(size, float) for name, size in sizes.items()}
+    kernels = {name: columns.pop(name)[..., None] for name in model.kernels}
+    return Runs(model, np.zeros(np.shape(columns["arrays"]), np.int32), columns, kernels)
+
+
 #: Learned models of three lengths, one of which masks every bin.
 LEARNED_FACTS = {
     "learned_n_fft": [64.0, 1000.0, 4096.0],
@@ -28,10 +43,10 @@ SIZES = {
     "welch": {"batch": (0, 1, 10, 96, 8192), "n_fft": (2, 64, 1000, 4096), "k": (1, 16, 50), "n_segments": (1, 2, 8)},
     "fft": {"batch": (1, 32, 2048, 131072), "n_fft": (2, 64, 1000, 4096)},
     "functions": {
-        name: (0, 3, 1000, 10**7) if entry.unit != "1" else (0, 0.3, 1) if name == "shared" else (0.5, 1, 3)
-        for name, entry in FUNCTIONS.inputs.items()
+        name: (0, 3, 1000, 10**7) if unit != "1" else (0, 0.3, 1) if name == "shared" else (0.5, 1, 3)
+        for name, unit in units_of(FUNCTIONS).items()
     },
-    "gpu_kernels": dict.fromkeys(GPU_KERNELS.inputs, (0, 3, 1000, 10**7)),
+    "gpu_kernels": dict.fromkeys(units_of(GPU_KERNELS), (0, 3, 1000, 10**7)),
     "collectives": dict.fromkeys(COLLECTIVES.inputs, (0, 3, 1000, 10**7)),
 }
 #: Sizes of batches with one that is padded, to which the gradient does not follow.
@@ -59,11 +74,7 @@ def runs_of(model, variants=None, **changed):
     if "looped" in sizes:  # which are launches
         launches, looped = (1 + list(sizes).index(name) for name in ("launches", "looped"))
         rows[:, looped] = np.minimum(rows[:, looped], rows[:, launches])
-    columns = {
-        name: row[:, None] if model.inputs[name].is_list else row
-        for name, row in zip(sizes, rows[:, 1:].T, strict=True)
-    }
-    runs = Runs.checked(model, rows[:, 0].astype(int), **columns)
+    runs = checked(model, rows[:, 0].astype(int), dict(zip(sizes, rows[:, 1:].T, strict=True)))
     known = np.asarray(model.same_result(runs, FACTS[model.name]))[np.arange(len(rows)), rows[:, 0].astype(int)]
     return jax.tree.map(lambda column: column[known], runs)
 

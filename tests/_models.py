@@ -142,11 +142,14 @@ def timings_of(coefficients, runs, noise_sd=0.0, seed=0, factor=1.0):
 
 
 def random_posterior(model, coefficients, sd=0.05, spread=0.03, seed=0):
-    """Return a posterior with a correction and a full covariance."""
+    """Return a posterior with a correction. As after a fit, variants share coefficients, but no weights."""
     rng, features = np.random.default_rng(seed), model.features(runs_of(model), model.facts).shape[-1]
     shape = (len(model.variants), features)
     unknowns = len(coefficients) + shape[0] * shape[1]
     factor = np.tril(rng.normal(0.0, sd / unknowns**0.5, (unknowns, unknowns))) + 0.1 * sd * np.eye(unknowns)
+    # The weights' rows of other variants are independent, given the coefficients.
+    code = np.repeat(np.arange(shape[0]), features)
+    factor[len(coefficients) :, len(coefficients) :] *= code[:, None] == code
     spreads = spread * np.linspace(1.0, 2.0, shape[0])
     return LatencyPosterior(model, dict(model.facts), coefficients, rng.normal(0.0, 0.05, shape), factor, spreads)
 
@@ -154,7 +157,9 @@ def random_posterior(model, coefficients, sd=0.05, spread=0.03, seed=0):
 def calibrated(posterior, most=2.0**13):
     """Return what a calibration says of a model by this posterior; the domain ends at a size."""
     sizes = {name: most if name == "n" else 4.0 for name in posterior.model.inputs}
-    domain = {name: (1.0, value) for name, value in posterior.model.extents(sizes)}
+    kernels = {name: np.full(1, 4.0) for name in posterior.model.kernels}
+    largest = posterior.model.extents(Runs(posterior.model, 0, sizes, kernels))
+    domain = {name: (1.0, value) for name, value in largest.items()}
     return CalibratedModel(posterior, {}, {}, domain)
 
 

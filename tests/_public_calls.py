@@ -40,7 +40,7 @@ def timings(turn: int, factor: float = 1.0) -> rx.Timings:
     return rx.Timings.checked(FFT, variant="fft", batch=batch, n_fft=n_fft, time_ns=time_ns)
 
 
-def candidates(turn: int) -> rx.fit.LatencyEstimate:
+def candidates(turn: int) -> rx.fit.Estimate:
     """Return what is known of four workloads, of two runs each, before any timing."""
     batch = np.array([[1.0], [16.0], [256.0], [4096.0]]) * (1 + turn)
     return rx.fit.estimate(
@@ -90,7 +90,7 @@ def public_calls() -> dict[str, Call]:
         "backend_coefficients": lambda turn: rx.backend_coefficients(("cuda", "metal")[turn]),
         "block_graph_ns": lambda turn: rx.block_graph_ns(("cuda", "metal")[turn], *sizes(turn)),
         "coefficient_set": lambda turn: rx.welch.coefficient_set(("arch", "portable")[turn]),
-        "decision": lambda turn: rx.fit.decision(
+        "compare": lambda turn: rx.fit.compare(
             *(jax.tree.map(lambda x, i=i: x[:, i], candidates(turn)) for i in (0, 1))
         ),
         "estimate": candidates,
@@ -99,7 +99,6 @@ def public_calls() -> dict[str, Call]:
         "execute_kernel": lambda turn: rx.fusion.execute_kernel(plan.kernels[0], kernel_inputs(turn)),
         "execute_plan": lambda turn: rx.execute_plan(plan, kernel_inputs(turn)),
         "fit_posteriors": lambda turn: rx.fit.fit_posteriors(rx.fit.stack_timings(two_devices(turn))[0]),
-        "fit_terms": lambda turn: rx.fit.fit_terms(rx.fit.stack_timings(two_devices(turn))[0]),
         "fit_posterior": lambda turn: rx.fit_posterior(timings(turn)),
         "fused_graph_ns": lambda turn: rx.fused_graph_ns("cuda", *sizes(turn)),
         "fusion_benefit": benefit,

@@ -377,7 +377,7 @@ def test_bad_input_and_no_calibration_are_one_sentence(here, tmp_path, monkeypat
 @pytest.fixture(scope="module")
 def unsure():
     """A calibration that knows next to nothing."""
-    spans = dict.fromkeys(FUNCTIONS.inputs, (0, 1e9))
+    spans = dict.fromkeys([*FUNCTIONS.inputs, *FUNCTIONS.kernels], (0, 1e9))
     return Calibration({"functions": CalibratedModel(rx.fit.prior_posterior(FUNCTIONS), {}, {}, spans)}, None, {})
 
 

@@ -10,7 +10,7 @@ from _compilations import compilations
 from _models import LINE, TILED, calibrated, two_models
 
 import rlxjax as rx
-from rlxjax.models import FUNCTIONS, WELCH
+from rlxjax.models import FUNCTIONS, WELCH, function_runs
 
 N = np.array([1.0, 40.0, 64.0, 700.0, 4000.0])
 #: Of the methods that trace, a call of each, and of the second model too.
@@ -85,14 +85,15 @@ def test_many_machines_are_one_calibration_of_arrays():
 def test_the_built_in_models_trace_as_arguments():
     shipped = {model.name: calibrated(rx.fit.prior_posterior(model)) for model in (WELCH, FUNCTIONS)}
     found = rx.Calibration(shipped, None, {})
+    programs = function_runs([rx.profile_function(fn, np.ones(8)) for fn in (jnp.abs, jnp.negative)])
     # Of a machine to which a learned FFT was given.
     work = {"learned_n_fft": [256.0], "learned_flop": [1e3], "learned_live_bins": [65.0]}
     learned = found.of().with_facts(**{name: np.array(value) for name, value in work.items()})
 
     def ask(own):
         sizes = [1, 1024], 256, 16
-        decided, of_functions = own.compare("fused", "host", *sizes), {"arithmetic_work_ns": [[1.0], [2.0]]}
-        found = own.predict_ns("fused", *sizes), own.predict_ns("jitted", **of_functions, model="functions")
+        decided, of_functions = own.compare("fused", "host", *sizes), own.of("functions").posterior
+        found = own.predict_ns("fused", *sizes), rx.fit.estimate(of_functions, programs).time_ns
         return *found, decided.probability, decided.in_domain, own.pick_index(*sizes)
 
     for own in (found, dataclasses.replace(found, models={**found.models, "welch": learned})):

@@ -168,8 +168,8 @@ class OfCompiled(ToySuite):
 
     model = type("CompiledToy", (Toy,), {"name": "compiled toy"})()
 
-    def kept(self, cells):
-        return [dataclasses.replace(cell, inputs=cell.compiled) for cell in cells]
+    def runs(self, cells):
+        return super().runs([dataclasses.replace(cell, inputs=cell.compiled) for cell in cells])
 
 
 class Compiling(ToySuite):

@@ -18,9 +18,6 @@ from hypothesis import strategies as st
 import rlxjax as rx
 from rlxjax._chunks import background, for_each_chunk, worker_count
 from rlxjax._schedule import chunk_rows
-from rlxjax.welch._device_programs import piece_rows
-from rlxjax.welch._launch import plan_of
-from rlxjax.welch._workload import RUNS
 
 SIZES = st.integers(1, 5000).map(lambda half: 2 * half)
 each_worker_count = pytest.mark.parametrize("workers", [1, 2, 5])
@@ -107,32 +104,6 @@ def test_a_chunk_is_whole_tiles_and_padding_leaves_it_as_it_is(n_fft, n_segments
     assert rx.welch.padded_batch(rows) == rows
     assert rows <= max(fitting, plan.tile_rows)
     assert rows == plan.tile_rows or rows > fitting / 1.25 - plan.tile_rows
-
-
-@given(st.integers(0, 10**6), SIZES)
-def test_a_piece_is_all_rows_or_whole_tiles_of_so_many_samples(batch, n_fft):
-    plan, params = rx.welch.schedule("cpu"), rx.WelchPeakParams(n_fft, 2, 1)
-    rows, fitting = piece_rows(batch, params, "cpu"), plan.piece_samples / (2 * n_fft)
-    if batch <= fitting:
-        assert rows in (batch, batch // plan.tile_rows * plan.tile_rows)
-    elif batch > plan.tile_rows:
-        assert rows % plan.tile_rows == 0
-        assert fitting / 2 - plan.tile_rows < rows <= max(fitting, plan.tile_rows)
-
-
-@given(st.sampled_from(["fused", "learned", "block"]), st.sampled_from([1, 2, 5]), st.integers(0, 10**6), SIZES)
-def test_processors_share_rows_equally_from_some_samples_on(path, workers, batch, n_fft):
-    plan, params = rx.welch.schedule("cpu"), rx.WelchPeakParams(n_fft, 2, 1)
-    alone = plan.alone_samples_block if path == "block" else plan.alone_samples_fused
-    rows, most = plan_of(RUNS[path], batch, params, "cpu", workers, False).rows, chunk_rows(2 * n_fft, plan._asdict())
-    if batch <= most and batch * 2 * n_fft <= alone:
-        assert rows == batch
-        return
-    least = max(plan.tile_rows, alone // 2 // (2 * n_fft))
-    assert rows == batch or (rows % plan.tile_rows == 0 and rows == rx.welch.padded_batch(rows))
-    assert min(least, most, batch) <= rows <= most
-    # A padded size is at most a quarter more, or a tile.
-    assert rows <= max(least, batch / workers, 1) * 1.25 + 2 * plan.tile_rows
 
 
 FORKED = """

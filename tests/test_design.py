@@ -8,7 +8,7 @@ from _models import TILED, tiled_fit
 
 from rlxjax.fit import (
     CORRECTION_SD,
-    LatencyEstimate,
+    Estimate,
     Runs,
     estimate,
     next_measurements,
@@ -22,7 +22,7 @@ def random_estimate(seed=0, workloads=WORKLOADS, runs=RUNS):
     rng = np.random.default_rng(seed)
     scores = rng.normal(size=(workloads, runs, UNKNOWNS)) * rng.uniform(0.1, 2.0, (workloads, 1, 1))
     spread = rng.uniform(0.3, 1.0, (workloads, runs))
-    return LatencyEstimate(jnp.ones((workloads, runs)), jnp.asarray(scores), jnp.asarray(spread))
+    return Estimate(jnp.ones((workloads, runs)), jnp.asarray(scores), jnp.asarray(spread))
 
 
 CANDIDATES, TARGETS = random_estimate(), random_estimate(1, 5, 2)

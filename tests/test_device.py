@@ -73,8 +73,10 @@ def test_device_codes_give_a_row_of_arrays():
 
 
 def test_coefficients_become_floats_and_a_checked_row_refuses_what_no_machine_has():
-    for value in (True, 3, np.array([1, 2]), np.bool_(True), np.uint8(3), jnp.array([1, 2]), [1, 2]):
-        leaf = dataclasses.replace(rx.gate.BACKEND_ROWS["cpu"], dispatch_ns=value).dispatch_ns
+    row = rx.gate.BACKEND_ROWS["cpu"]
+    given = [("dispatch_ns", value) for value in (3, np.array([1, 2]), np.uint8(3), jnp.array([1, 2]), [1, 2])]
+    for name, value in [*given, ("unified_memory", True), ("unified_memory", np.bool_(True))]:
+        leaf = getattr(dataclasses.replace(row, **{name: value}), name)
         assert np.asarray(leaf).dtype == np.float64
         np.testing.assert_array_equal(leaf, value)
     good = vars(rx.gate.BACKEND_ROWS["cpu"])
@@ -102,7 +104,6 @@ def test_a_code_is_a_position_by_whatever_name():
 def test_what_is_no_device_is_refused():
     for value, says in [
         ("abacus", "unknown device 'abacus'; expected one of cpu, metal, .*tpu"),
-        (["cpu", "abacus"], "unknown device .*abacus"),
         (12, "device: expected codes from 0 to 11, got 12"),
         (np.array([0, -1]), "device: expected codes from 0 to 11"),
         (np.array([0.0]), "device: expected names or integer codes, got float64"),
@@ -183,21 +184,8 @@ def test_a_profile_costs_what_its_io_costs_and_a_function_its_launch_bytes_resul
     np.testing.assert_allclose(difference, 2 * 512**3 * (1 / 2.0 - 1 / 201.0), rtol=1e-3)
 
 
-def test_a_loop_counts_as_often_as_it_turns():
-    def chained(x):
-        return jax.lax.fori_loop(0, 50, lambda _, y: jnp.tanh(y @ y), x)
-
-    x = jax.ShapeDtypeStruct((256, 256), jnp.float32)
-    once, often = (cost_on_cpu(fn, x) for fn in (lambda x: jnp.tanh(x @ x), chained))
-    readback_ns = float(rx.io_cost_ns(rx.GraphIoProfile(0, 0, 4 << 16, 0), rx.backend_coefficients("cpu")))
-    assert often > 40 * once - 39 * readback_ns
-    with pytest.raises(ValueError, match="the trip count of the loop at test_device.py:.* depends on data"):
-        cost_on_cpu(lambda x: jax.lax.while_loop(lambda y: y[0, 0] < 9, lambda y: y + 1, x), x)
-
-
 def test_work_and_options_that_are_none_are_refused_in_one_sentence():
     for work, options, sentence in [
-        (relu_graph(), {"devices": ["gpux"]}, "unknown device 'gpux'"),
         (relu_graph(), {"devices": []}, "at least one device"),
         (relu_graph(), {"coefficients": "typical"}, "coefficients: expected one of arch, portable"),
         (relu_graph(), {"rows": {"cuda": 3.0}}, "expected BackendCoefficients for 'cuda'"),

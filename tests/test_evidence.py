@@ -26,15 +26,12 @@ def read(path, folder):
         return read_corpus(path).batches
     if path.name.endswith(".json.gz"):
         return json.loads(gzip.decompress(path.read_bytes()))
-    if path.name.startswith("corpus"):
-        return read_corpus(path).batches
     if path.suffix == ".gz":
         start = folder / path.name.removesuffix(".gz")
         with gzip.open(path, "rt", encoding="utf-8") as lines:
             start.write_text("".join(itertools.islice(lines, 300)), encoding="utf-8")
         return read_samples(start)
-    content = json.loads(path.read_text(encoding="utf-8"))
-    return rx.learned.load_learned_fft(path) if content.get("kind") == "learned_fft" else content
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def test_every_file_of_evidence_is_read(tmp_path):

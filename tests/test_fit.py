@@ -18,7 +18,6 @@ from rlxjax.fit import (
     estimate,
     fit_posterior,
     fit_posteriors,
-    fit_terms,
     pooled_prior,
     predicted_ns,
     stack_timings,
@@ -294,7 +293,6 @@ def test_many_devices_are_fitted_as_one_after_the_other_whatever_stands_where_a_
     spoilt = dataclasses.replace(timings, time_ns=np.where(weights > 0, timings.time_ns, np.nan))
     again = fit_posteriors(spoilt, weights=weights, **options)
     assert [fit.terms.coefficients for fit in again] == [own.coefficients for own in many]
-    assert fit_terms(spoilt, weights=weights, **options) == many
 
 
 def as_fits(fit, means, sds, converged=True):

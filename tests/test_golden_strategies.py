@@ -73,19 +73,24 @@ def everything(set_, workload, learned):
         rx.welch_peaks_fusion_gate_breakdown(*workload, coefficients=set_),
         rx.fused_graph_ns(*workload, coefficients=set_),
         rx.block_graph_ns(*workload, coefficients=set_),
+        rx.welch.evaluate_welch_peaks(*workload, *learned, coefficients=set_, temperature_ns=1e6),
     )
 
 
 @each_set
 def test_every_strategy_row_in_one_program_and_in_float32(name):
     rows, workload, learned, costs, picks = strategy_table(name)
-    estimate, pick, breakdown, fused, _ = everything(traced_set(name), workload, learned)
-    close(estimate, costs)
+    estimate, pick, breakdown, fused, _, whole = everything(traced_set(name), workload, learned)
+    for found in (estimate, whole.costs.stack()):
+        close(found, costs)
     np.testing.assert_array_equal(pick, picks)
     close(breakdown.score_ns, column(rows, "gate", "score_ns"))
     for field in rows[0]["gate"].keys() - {"score_ns"}:
         np.testing.assert_array_equal(getattr(breakdown, field), column(rows, "gate", field))
     np.testing.assert_array_equal(breakdown.compute_floor_ok, column(rows, "compute_floor_ok"))
+    for field in ("score_ns", "should_fuse_io", "should_fuse", "compute_floor_ok"):
+        np.testing.assert_array_equal(getattr(whole, field), getattr(breakdown, field))
+    np.testing.assert_array_equal(whole.fuse_probability > 0.5, breakdown.should_fuse_io)
     close(fused, column(rows, "fused_graph_ns"))
     with jax.enable_x64(False):
         estimate, pick, breakdown, *_ = everything(traced_set(name), workload, learned)
@@ -105,7 +110,7 @@ def margins_ns(name):
     """Return how far every row is from its gate's, its floor's and its costs' ties."""
     _, workload, learned, _, _ = strategy_table(name)
     codes, batch = workload[:2]
-    _, _, breakdown, fused, block = everything(traced_set(name), workload, learned)
+    _, _, breakdown, fused, block, _ = everything(traced_set(name), workload, learned)
     slack = np.where((batch >= 8192) & np.isin(codes, rx.Device.codes(np.array(["cuda", "rocm"]))), 1.15, 1.1)
     return np.abs(breakdown.score_ns - breakdown.min_gain_ns), np.abs(block * slack - fused)
 

@@ -8,12 +8,12 @@ from _campaigns import SUITE, toy_cell
 
 from calibrate.judge import error_summaries, said_of_pace, verdict_on, what_pays, widened_spread
 from rlxjax.calibration import ErrorSummary, Pace
-from rlxjax.fit import COVERED, COVERED_SDS, LatencyEstimate
+from rlxjax.fit import COVERED, COVERED_SDS, Estimate
 
 
 def known(times_ns, spread):
     """Return an estimate whose uncertainty is each run's own."""
-    return LatencyEstimate(times_ns, np.zeros((len(times_ns), 1)), np.full(len(times_ns), spread))
+    return Estimate(times_ns, np.zeros((len(times_ns), 1)), np.full(len(times_ns), spread))
 
 
 def test_errors_are_means_over_the_cells_of_each_group_seen_and_not():

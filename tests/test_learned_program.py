@@ -105,27 +105,6 @@ def test_samples_that_no_live_bin_depends_on_are_not_read(form):
 
 
 @each_form
-def test_jit_equals_eager_vmap_equals_a_loop_and_models_pruned_alike_share_a_program(form):
-    traces, params = [], WelchPeakParams.fast(4, k=2)
-
-    @jax.jit
-    def compiled(signal, program):
-        traces.append(1)
-        return learned_peaks(signal, program, params)
-
-    signals = np.stack([noise(3, params, seed) for seed in range(3)])
-    for seed, signal in enumerate(signals):
-        model = random_model(4, 5, 0.7, 0.6)
-        model = dataclasses.replace(model, twiddles=random_model(4, seed, 0, 0).twiddles)
-        program = learned_program(model, params, form)
-        assert_peaks_of(model, signal, compiled(signal, program), params)
-    assert_peaks_of(model, signal, learned_peaks(jnp.asarray(signal), program, params), params)
-    assert len(traces) == 1
-    for signal, peaks in zip(signals, jax.vmap(compiled, (0, None))(signals, program), strict=True):
-        assert_peaks_of(model, signal, peaks, params)
-
-
-@each_form
 def test_the_gradient_of_the_peak_powers_is_the_finite_difference(form):
     signal, direction = noise(2, PARAMS), noise(2, PARAMS, seed=1)
     program = learned_program(random_model(16, 3, 0.7, 0.8), PARAMS, form)

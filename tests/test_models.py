@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _built_in_models import FACTS, MODELS, PADDED, SIZES, machine, runs_of, times
+from _built_in_models import FACTS, MODELS, PADDED, SIZES, checked, machine, runs_of, times, units_of
 from _tolerances import FLOAT32_RTOL, FLOAT64_RTOL, assert_gradient_is_the_finite_difference
 
 from rlxjax.fit import Runs, Timings, coefficient_names, fit_posterior, named, predicted_ns, unit_of
@@ -76,7 +76,7 @@ def test_a_slower_clock_scales_the_prediction(model):
     power = {"ns": 1, "bytes/ns": -1, "FLOP/ns": -1, "steps/ns": -1, "rows": 0, "bytes": 0, "1": 0}
     for scale in (1e-3, 7.0):
         # A class of operations takes so many times what its weights say in ns.
-        unit = {name: "ns" if f"{name}_work_ns" in model.inputs else unit_of(name) for name in named(own)}
+        unit = {name: "ns" if f"{name}_work_ns" in model.kernels else unit_of(name) for name in named(own)}
         slower = {name: value * scale ** power[unit[name]] for name, value in named(own).items()}
         slowed = {name: fact / scale if name.endswith("_per_ns") else fact for name, fact in facts.items()}
         # Links are slower by as much as the devices that they join.
@@ -115,25 +115,24 @@ def test_float32_is_within_1e_5_of_float64(model):
 def test_the_prediction_grows_with_every_size(model):  # a GPU hides small work; its own test has what it does not
     own = machine(model, 1)
     for name in SIZES[model.name]:
-        if name == "unsure_ns" or model.inputs[name].unit == "1":  # how sure, and how much is shared, are no sizes
+        if name == "unsure_ns" or units_of(model)[name] == "1":  # how sure, and how much is shared, are no sizes
             continue
         # A partition of nearly all bins ends sooner.
         column = 2.0 ** np.arange(1, 7 if name == "k" else 9)
         sizes = {"batch": 64, "n_fft": 256, "k": 8, "n_segments": 2, "busiest_ns": 1e5, "hops_ns": 1e3}
         if model is FUNCTIONS:  # a kernel that one processor computes; what a loop launches is launched
             column = 4.0 ** np.arange(2, 13)
-            sizes = {key: 1e4 if entry.unit != "1" else key == "exponent" for key, entry in model.inputs.items()}
+            sizes = {key: 1e4 if unit != "1" else key == "exponent" for key, unit in units_of(model).items()}
             sizes |= {"launches": 1.0 + (column if name == "looped" else 0.0), "looped": 0.0}
-        sizes = {key: value for key, value in sizes.items() if key in model.inputs} | {name: column}
-        sizes = {key: np.reshape(v, (-1, 1)) if model.inputs[key].is_list else v for key, v in sizes.items()}
+        sizes = {key: value for key, value in sizes.items() if key in units_of(model)} | {name: column}
+        sizes = {key: np.broadcast_to(value, column.shape) for key, value in sizes.items()}
         for variant in model.variants:
             if variant == "learned":
                 continue
-            runs = Runs.checked(model, variant, **sizes).of_shape(column.shape)
-            columns = {key: np.reshape(own, column.shape) for key, own in runs.inputs.items()}
+            runs = checked(model, variant, sizes).of_shape(column.shape)
             found = times(own, runs, FACTS[model.name])
             # Where processors begin to share, a larger run may take less.
-            samples = np.prod([own for key, own in columns.items() if key != "k"], 0)
+            samples = np.prod([own for key, own in runs.inputs.items() if key != "k"], 0)
             kind = {"host": "host", "block": "block"}.get(variant, "fused")
             is_shared = samples > model.facts.get(f"alone_samples_{kind}", np.inf)
             steps = np.diff(found)[is_shared[1:] == is_shared[:-1]]
@@ -145,7 +144,7 @@ def test_coefficients_are_few_and_say_their_units():
     for model in MODELS:
         names = coefficient_names(model.prior.median)
         # Those of functions are known from other machines, as is the rate of each class of operations.
-        assert len([name for name in names if f"{name}_work_ns" not in model.inputs]) <= (
+        assert len([name for name in names if f"{name}_work_ns" not in model.kernels]) <= (
             30 if model is FUNCTIONS else 20
         )
         documented = inspect.getdoc(type(model.prior.median))

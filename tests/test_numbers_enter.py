@@ -62,7 +62,6 @@ def entries():
     sizes = {"batch": [8, 64], "n_fft": [256, 256]}
     runs = rx.fit.Runs.checked(FFT, "fft", **sizes)
     timings = rx.Timings.checked(FFT, variant="fft", time_ns=[1e5, 2e5], **sizes)
-    prior = rx.fit.prior_posterior(FFT)
     counts = rx.GraphIoProfile(4, 1, 100, 100)
     yield from {
         "Timings.checked": lambda bad: rx.Timings.checked(FFT, variant="fft", time_ns=bad, **sizes),
@@ -77,7 +76,6 @@ def entries():
         "Runs.checked": lambda bad: rx.fit.Runs.checked(FFT, "fft", batch=bad, n_fft=256),
         "Timings": lambda bad: rx.fit_posterior(rx.Timings(runs, bad), min_timings=1),
         "weights": lambda bad: rx.fit_posterior(timings, weights=bad, min_timings=1),
-        "condition": lambda bad: rx.fit.condition(prior, runs, bad),
         "predict_ns": lambda bad: known.predict_ns("fused", bad, 256, 16),
         "interval_ns": lambda bad: known.interval_ns("fused", bad, 256, 16),
         "pick": lambda bad: known.pick(bad, 256, 16),

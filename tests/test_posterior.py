@@ -13,12 +13,13 @@ from rlxjax.fit import (
     COVERED,
     COVERED_SDS,
     SURE,
-    LatencyEstimate,
+    Estimate,
     LatencyPosterior,
     Runs,
+    compare,
     corrected_terms_ns,
-    decision,
     estimate,
+    faster_probability,
     fit_posterior,
     fit_posteriors,
     named,
@@ -243,23 +244,23 @@ def pair_of(one, other):
 
 def test_what_two_runs_share_cancels_in_their_difference():
     one, other = pair_of(1, 4)
-    found = decision(one, other)
+    found = compare(one, other)
     both = np.stack([one.time_ns * one.scores, other.time_ns * other.scores])
     own = [(one.time_ns * one.spread) ** 2, (other.time_ns * other.spread) ** 2]
     covariance, difference = both @ both.T + np.diag(own), np.array([-1.0, 1.0])
     np.testing.assert_allclose(found.margin_sd_ns, np.sqrt(difference @ covariance @ difference), rtol=1e-9)
     np.testing.assert_allclose(found.margin_ns, other.time_ns - one.time_ns)
-    np.testing.assert_allclose(found.temperature_ns * np.pi / np.sqrt(3), found.margin_sd_ns)
-    np.testing.assert_allclose(found.probability, jax.nn.sigmoid(found.margin_ns / found.temperature_ns))
+    temperature_ns = found.margin_sd_ns * np.sqrt(3) / np.pi
+    np.testing.assert_allclose(found.probability, jax.nn.sigmoid(found.margin_ns / temperature_ns))
 
 
 def test_a_decision_and_its_opposite_say_the_same():
     one, other = pair_of(0, 3)
-    there, back = decision(one, other), decision(other, one)
+    there, back = compare(one, other), compare(other, one)
     assert float(there.margin_ns) == -float(back.margin_ns)
     assert float(there.probability + back.probability) == pytest.approx(1.0)
     assert back.verdict() == {"fuse": "keep", "keep": "fuse", "undecided": "undecided"}[there.verdict()]
-    same = decision(one, one)
+    same = compare(one, one)
     assert (float(same.margin_ns), float(same.probability), same.verdict()) == (0.0, 0.5, "undecided")
 
 
@@ -268,13 +269,12 @@ def test_the_probability_is_that_of_a_simulation():
     rng, ratio, spread = np.random.default_rng(0), np.array([0.93, 1.0, 1.02, 1.1]), np.array([0.02, 0.03])
     scores, times = rng.normal(0, 0.02, (2, 5)), 1e4 * np.stack([np.ones_like(ratio), ratio])
     one, other = (
-        LatencyEstimate(*map(jnp.asarray, (times[i], np.tile(scores[i], (4, 1)), np.full(4, spread[i]))))
-        for i in (0, 1)
+        Estimate(*map(jnp.asarray, (times[i], np.tile(scores[i], (4, 1)), np.full(4, spread[i])))) for i in (0, 1)
     )
     logs = rng.normal(size=(DRAWS, 5)) @ scores.T + spread * rng.normal(size=(DRAWS, 2))
     share = np.mean(logs[:, :1] < logs[:, 1:] + np.log(ratio), 0)
     # A logistic distribution of the same standard deviation is within 0.023 of the normal one.
-    np.testing.assert_allclose(decision(one, other).probability, share, atol=0.023 + 3 * 0.5 / DRAWS**0.5)
+    np.testing.assert_allclose(compare(one, other).probability, share, atol=0.023 + 3 * 0.5 / DRAWS**0.5)
 
 
 def test_what_is_own_to_both_runs_of_one_work_cancels_as_far_as_it_is_alike():
@@ -282,22 +282,22 @@ def test_what_is_own_to_both_runs_of_one_work_cancels_as_far_as_it_is_alike():
     shared = float(np.sum(np.square(other.time_ns * other.scores - one.time_ns * one.scores)))
     own = np.array([one.time_ns * one.spread, other.time_ns * other.spread])
     alike = np.linspace(-1.0, 1.0, 21)
-    found = jax.vmap(decision, (None, None, 0))(one, other, alike)
+    found = jax.vmap(compare, (None, None, 0))(one, other, alike)
     np.testing.assert_allclose(found.margin_sd_ns**2, shared + np.sum(own**2) - 2 * alike * np.prod(own), rtol=1e-9)
     away = np.abs(np.asarray(found.probability) - 0.5)
     assert np.all(np.diff(away) > 0)
     for row in (0, 7, 20):
-        by_itself = decision(one, other, alike[row])
+        by_itself = compare(one, other, alike[row])
         with jax.disable_jit():
-            eager = decision(one, other, alike[row])
+            eager = compare(one, other, alike[row])
         for got, want, mapped in zip(eager[:5], by_itself[:5], found[:5], strict=True):
             np.testing.assert_allclose(got, want, rtol=FLOAT64_RTOL)
             np.testing.assert_allclose(np.broadcast_to(mapped, 21)[row], want, rtol=FLOAT64_RTOL)
-    jax.tree.map(np.testing.assert_array_equal, decision(one, other, 0.0)[:5], decision(one, other)[:5])
+    jax.tree.map(np.testing.assert_array_equal, compare(one, other, 0.0)[:5], compare(one, other)[:5])
     # Of equal times and spreads nothing is left but what the unknowns say.
     twin = other._replace(time_ns=one.time_ns, spread=one.spread)
     left = float(one.time_ns) * np.linalg.norm(np.asarray(one.scores - twin.scores))
-    assert float(decision(one, twin, 1.0).margin_sd_ns) == pytest.approx(left, rel=1e-9)
+    assert float(compare(one, twin, 1.0).margin_sd_ns) == pytest.approx(left, rel=1e-9)
 
 
 def own_times(alike, noise_sd=0.08, sizes=140):
@@ -332,9 +332,9 @@ def test_how_alike_the_variants_of_a_work_are_is_found_in_timings_that_say_so():
 
 def test_verdicts_follow_the_probability():
     times = jnp.array([1.0, 1.0, 1.0])
-    exact = LatencyEstimate(times, jnp.zeros((3, 1)), jnp.full(3, 0.1))
-    other = LatencyEstimate(jnp.array([2.0, 1.0, 0.4]), jnp.zeros((3, 1)), jnp.full(3, 0.1))
-    found = decision(exact, other)
+    exact = Estimate(times, jnp.zeros((3, 1)), jnp.full(3, 0.1))
+    other = Estimate(jnp.array([2.0, 1.0, 0.4]), jnp.zeros((3, 1)), jnp.full(3, 0.1))
+    found = compare(exact, other)
     assert found.verdict().tolist() == ["fuse", "undecided", "keep"]
     for verdict, probability in zip(found.verdict(), found.probability, strict=True):
         assert verdict == ("fuse" if probability >= SURE else "keep" if probability <= 1 - SURE else "undecided")
@@ -351,3 +351,12 @@ def test_a_posterior_of_a_dataclass_of_coefficients_is_estimated_too():
     got = estimate(found, runs)
     np.testing.assert_allclose(got.time_ns, sum(FFT.terms_ns(FFT.prior.median, runs, {}).values()), rtol=1e-12)
     assert got.scores.shape == (*runs.shape, 5)
+
+
+def test_a_probability_is_one_half_without_a_margin_or_with_an_infinite_spread_and_certain_without_a_spread():
+    margins_ns, sds_ns = np.array([3.0, 3.0, 0.0, -3.0, 0.0, np.inf]), np.array([np.inf, 0.0, 0.0, 0.0, 2.0, 1.0])
+    expected = [0.5, 1.0, 0.5, 0.0, 0.5, 1.0]
+    assert faster_probability(margins_ns, sds_ns).tolist() == expected
+    assert faster_probability(jnp.asarray(margins_ns), sds_ns).tolist() == expected
+    slope = jax.grad(lambda margin_ns: faster_probability(margin_ns, 2.0))(0.0)
+    assert float(slope) == pytest.approx(np.pi / np.sqrt(3.0) / 8.0)  # of the logistic distribution at its middle

@@ -51,7 +51,7 @@ def test_a_model_keeps_the_interface(model):
     assert hash(model) == hash(model)
     # What may be timed can be; a variant may need more than a size, as a file of its own.
     assert set(np.unique(grid.variant).tolist()) <= set(range(len(model.variants)))
-    Runs.checked(model, grid.variant, **grid.inputs)
+    assert model.kernels or Runs.checked(model, grid.variant, **grid.inputs).shape == grid.shape
     terms = jax.jit(model.terms_ns)(model.prior.median, grid, dict(model.facts))
     total = sum(np.asarray(term) for term in terms.values())
     assert np.broadcast_shapes(total.shape, grid.shape) == grid.shape

@@ -17,7 +17,7 @@ from rlxjax.calibration import sha256_of
 from rlxjax.fit import cell_runs
 from rlxjax.jaxpr import gpu_program
 from rlxjax.learned import learned_program
-from rlxjax.models import FUNCTIONS, GPU_KERNELS, WELCH, gpu_inputs
+from rlxjax.models import GPU_KERNELS, WELCH, gpu_inputs
 
 CELLS = WelchSuite().cells()
 FUNCTIONS_TIMED = timed_functions()
@@ -112,10 +112,9 @@ def test_functions_have_every_family_seen_and_held_out_and_rules_count_all_of_ea
 def test_a_function_that_the_suite_does_not_have_is_refused_and_others_are_profiled_again():
     suite = FunctionsSuite(KINDS[:1])
     cell = suite.cells()[0]
-    assert suite.kept([rx.Cell(cell.name, "jitted", {})]) == [cell]
-    assert set(cell.inputs) == set(FUNCTIONS.inputs)
+    assert suite.runs([rx.Cell(cell.name, "jitted", {"an_earlier_input": 1.0})]) == suite.runs([cell])
     with pytest.raises(ValueError, match="holds 'nope', which is no function of this suite"):
-        suite.kept([rx.Cell("nope", "jitted", {})])
+        suite.runs([rx.Cell("nope", "jitted", {})])
     np.testing.assert_array_equal(suite.program(cell)(), suite.program(cell)())
 
 
@@ -153,15 +152,13 @@ def test_the_suite_of_gpu_kernels_takes_what_samples_say_or_else_texts_and_refus
   ROOT %f = f32[8]{0} copy(%x)
 }"""
     counts = gpu_inputs(gpu_program(text))
-    kept = {name: tuple(count) if np.ndim(count) else count for name, count in counts.items()}
     cells = FunctionsSuite(KINDS[:1]).cells()
     assert not any(cell.compiled for cell in cells)  # nothing is compiled until it is timed
-    said = KernelsSuite().kept([dataclasses.replace(cell, compiled=counts) for cell in cells])
-    read = KernelsSuite({cell.name: text for cell in cells}).kept(cells)
-    assert all(dict(cell.inputs) == kept for cell in (*said, *read))
-    assert {cell.variant for cell in (*said, *read)} <= set(GPU_KERNELS.variants)
+    said = KernelsSuite().runs([dataclasses.replace(cell, compiled=counts) for cell in cells])
+    read = KernelsSuite({cell.name: text for cell in cells}).runs(cells)
+    assert said == read == GPU_KERNELS.runs([counts] * len(cells))
     with pytest.raises(ValueError, match="without the counts of its compiled program"):
-        KernelsSuite().kept(cells)
+        KernelsSuite().runs(cells)
 
 
 def test_a_file_has_a_suite_that_is_given_that_ships_or_that_a_package_offers_and_imports_none(tmp_path, monkeypatch):

@@ -35,7 +35,7 @@ def explanation():
 PLAIN = (
     "BranchSpread Cell Disagreement FusionEdge GraphWork Grouping "
     "Input LearnedProgram LearnedWork Node Op OperationCounts "
-    "Schedule StagePlan StrategySpec Table ToneSignals UnknownLoop WelchPeakParams WelchVariant"
+    "Schedule StagePlan StrategySpec ToneSignals UnknownLoop WelchPeakParams WelchVariant"
 )
 #: All other public dataclasses and named tuples.
 SHOWN = [
@@ -100,7 +100,7 @@ def test_a_named_tuple_is_no_plain_tuple():
     for decided in (rx.fit.Decision(1.0, 2.0, 1.0, 0.5, 0.9), filled("Decision")):
         plain = tuple(decided)
         assert (decided == plain, plain == decided, decided != plain, plain != decided) == (False, False, True, True)
-        assert decided != rx.fit.LatencyEstimate(*plain[:3])
+        assert decided != rx.fit.Estimate(*plain[:3])
     assert len({rx.fit.Decision(1.0, 2.0, 1.0, 0.5, 0.9), (1.0, 2.0, 1.0, 0.5, 0.9, None)}) == 2
 
 

@@ -20,13 +20,11 @@ from rlxjax.models import (
     FUNCTIONS,
     FunctionCoefficients,
     function_runs,
-    functions_table,
     kernel_runs,
     read_weights,
     untimed_operations,
 )
 from rlxjax.models._weights import KnownWeights, wide_weights
-from rlxjax.tables import evaluate
 
 RNG = np.random.default_rng(0)
 WEIGHTS = jax.tree.map(lambda leaf: leaf * np.exp(RNG.normal(0.0, 0.3, leaf.shape)), wide_weights())
@@ -112,7 +110,7 @@ def test_a_loop_dispatches_its_kernels_once_its_iterations_move_much_or_call_a_l
 
         profile = profile_function(run, *(real(*shape) for shape in shapes))
         runs = function_runs([profile])
-        return float(runs.inputs["dispatched"].sum()) / 64, runs
+        return float(runs.kernels["dispatched"].sum()) / 64, runs
 
     few, runs = dispatched(lambda x: jnp.tanh(x) * 0.5, (4,))
     many, _ = dispatched(lambda x: jnp.tanh(x) * 0.5, (4096,))
@@ -164,18 +162,8 @@ def test_weights_are_learned_from_times_of_known_ones():
         learned_weights([])
 
 
-def test_a_table_of_functions_says_what_each_of_them_takes():
-    profiles = PROFILES[:9]
-    known = CalibratedModel(
-        prior_posterior(FUNCTIONS, spread=0.1), {}, {}, dict.fromkeys(FUNCTIONS.inputs, (0.0, 1e15))
-    )
-    found = evaluate(functions_table(profiles), known)["time_ns"].to_pylist()
-    expected = [one.time_ns for one in predict_profiles(known, profiles).predictions]
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
 def test_an_operation_that_no_machine_timed_is_named_and_widens_the_interval():
-    domain = dict.fromkeys(FUNCTIONS.inputs, (0.0, 1e15))
+    domain = dict.fromkeys([*FUNCTIONS.inputs, *FUNCTIONS.kernels], (0.0, 1e15))
     prior = prior_posterior(FUNCTIONS, spread=0.1)
     known = CalibratedModel(dataclasses.replace(prior, factor=0.0 * prior.factor), {}, {}, domain)
     profiles = [profile_function(fn, real(512, 512)) for fn in (jnp.linalg.eig, jnp.linalg.eigh)]

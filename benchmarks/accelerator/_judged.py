@@ -20,7 +20,7 @@ from rlxjax.models import FUNCTIONS
 from rlxjax.welch import fused_peaks
 
 from ._ceilings import ceiling_gbps
-from ._kept import Run, both_ns, clocks, piped_ns, reason, say
+from ._kept import Run, clocks, piped_ns, reason, say
 
 #: The contenders, and n_fft and batches of the workloads.
 NAMES = ["fused", "auto", "naive", "torch"]
@@ -38,31 +38,16 @@ FORMS = ("apart", "together")
 def peaks(run: Run, until_s: float) -> None:
     """Time Welch peaks of rows on the device, and the installed peers."""
     jax.config.update("jax_enable_x64", False)
-    ceiling, cells = ceiling_gbps(run), []
-    workloads = ((64, 32),) if run.is_small else WORKLOADS
+    cells, workloads = [], ((64, 32),) if run.is_small else WORKLOADS
     for place, (n_fft, batch) in enumerate(workloads):
         left_s = until_s - time.perf_counter()
         if left_s < 0:
             say("peaks: no time for", n_fft, batch)
             break
-        cell = of_workload(n_fft, batch, NAMES, 0.7 * left_s / (len(workloads) - place))
-        best = {name: min(own) for name, own in cell["times_ns"].items()}
-        cell["share_of_ceiling"] = {name: cell["bytes_moved"] / ns / ceiling for name, ns in best.items()}
-        cell["fused, piped_ns"] = fused_piped_ns(run, n_fft, batch)
-        cells.append(cell)
-        run.keep("welch-peaks.json", ceiling_GBps=ceiling, cells=cells, clocks=clocks())
-        shares = {name: (round(ns / 1e3), round(cell["share_of_ceiling"][name], 3)) for name, ns in best.items()}
-        say(f"{n_fft}x{batch}: us, share", shares, cell["notes"])
-
-
-def fused_piped_ns(run: Run, n_fft: int, batch: int) -> float:
-    """Return the time per call of our fused program with calls sent at once, and keep the program's text."""
-    params = rx.WelchPeakParams.fast(n_fft, 16)
-    rows = jax.random.normal(jax.random.key(0), (batch, params.frame_len), jnp.float32)
-    run.program(f"welch peaks {n_fft}x{batch}", jax.jit(lambda x: rx.welch_peaks(x, params, "fused")), rows)
-    run.write_programs()
-    call = functools.partial(rx.welch_peaks, rows, params, "fused")
-    return both_ns(call)["piped_ns"]
+        cells.append(of_workload(n_fft, batch, NAMES, left_s / (len(workloads) - place)))
+        run.keep("welch-peaks.json", cells=cells, clocks=clocks())
+        best_us = {name: round(min(own) / 1e3) for name, own in cells[-1]["times_ns"].items()}
+        say(f"{n_fft}x{batch}, us:", best_us, cells[-1]["notes"])
 
 
 def kernel(run: Run, until_s: float) -> None:
@@ -87,9 +72,7 @@ def kernel(run: Run, until_s: float) -> None:
             row["largest_error"] = float(np.max(np.abs(peaks["kernel"] / peaks["top_k"] - 1)[same[0], 1]))
             calls = {form: functools.partial(program, rows) for form, program in forms.items()}
             times = visits(calls, KERNEL_ROUNDS, least=4)
-            for form, own in times.items():
-                row[f"{form}_ns"] = float(np.quantile(own, QUARTILE))
-                row[f"{form}, piped_ns"] = piped_ns(calls[form], own.min())
+            row |= {f"{form}_ns": float(np.quantile(own, QUARTILE)) for form, own in times.items()}
         except Exception as error:  # noqa: BLE001 - whatever a device raises
             row["failed"] = reason(error)
         found.append(row)
@@ -101,7 +84,7 @@ def gates(run: Run, until_s: float) -> None:
     """Time tables of the gate and of the costs against a copy of the same bytes, and gradients against values."""
     jax.config.update("jax_enable_x64", False)
     ceiling, rows, found = ceiling_gbps(run), TABLE_ROWS // 1000 if run.is_small else TABLE_ROWS, []
-    columns = jax.block_until_ready(ev.columns_of(rows, "float32"))
+    columns = jax.block_until_ready(ev.columns_of(rows))
 
     def timed(kind: str, name: str, runs: dict[str, Callable], arguments: tuple, base: str, n_bytes: int = 0) -> None:
         if time.perf_counter() > until_s:
@@ -109,7 +92,7 @@ def gates(run: Run, until_s: float) -> None:
             return
         try:
             ms = ev.least_ms(runs, arguments, TABLE_ROUNDS)
-            row: dict[str, Any] = {"rows": rows, **ev.measured(kind, "float32", name, ms, base)}
+            row: dict[str, Any] = {"rows": rows, **ev.measured(kind, name, ms, base)}
         except Exception as error:  # noqa: BLE001 - whatever a device raises
             row = {kind: name, "failed": reason(error)}
         else:

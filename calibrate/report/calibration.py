@@ -208,7 +208,7 @@ def _residuals(calibrated: CalibratedModel, section: ModelSection, measured: Mea
 def _choices(calibrated: CalibratedModel, measured: Measured | None, asked: Mapping[str, float]) -> Iterator[Section]:
     """For a model with several strategies, yield the sections with times, the map of decisions, and one explanation."""
     model, name = calibrated.model, calibrated.model.name
-    if len(model.strategies) < 2 or any(entry.is_list for entry in model.inputs.values()):
+    if len(model.strategies) < 2:
         return
     sizes, free = _sizes(calibrated, asked), [key for key, entry in model.inputs.items() if entry.default is None]
     first, second = free[0], next(iter(free[1:]), None)
@@ -270,15 +270,11 @@ def _in_words(sizes: Mapping[str, float]) -> str:
 
 
 def _sizes(calibrated: CalibratedModel, asked: Mapping[str, float]) -> Mapping[str, Any]:
-    """Return the given sizes if the model has inputs of these names, else the middle timed sizes and empty lists."""
+    """Return the given sizes if the model has inputs of these names, else the middle timed sizes."""
     inputs = calibrated.model.inputs
     if asked.keys() <= inputs.keys():
         return asked
-    spans = {
-        name: [()] if entry.is_list else _values(calibrated, name, 3)
-        for name, entry in inputs.items()
-        if entry.default is None or entry.is_list
-    }
+    spans = {name: _values(calibrated, name, 3) for name, entry in inputs.items() if entry.default is None}
     return {name: values[len(values) // 2] for name, values in spans.items()}
 
 

@@ -18,9 +18,10 @@ from rlxjax.calibration import (
     read_calibration_file,
     sha256_of,
 )
-from rlxjax.fit import LatencyModel, cell_runs, estimate, named, unit_of
+from rlxjax.fit import Cell, LatencyModel, Runs, cell_runs, estimate, named, unit_of
 
 from ..samples import noise_floor, quantile_ns, read_samples
+from ..suites import suite_of_file
 from .page import Section, Table, drawn, rows_of
 
 #: A change is more than chance if it exceeds this many joint standard deviations.
@@ -42,9 +43,10 @@ class Measured(NamedTuple):
 
 
 def model_of(path: FilePath, calibration: Calibration) -> str:
-    timed = {(cell.variant, frozenset(cell.inputs)) for cell in read_samples(path).cells}
+    cells = read_samples(path).cells
+    variants, inputs = {cell.variant for cell in cells}, {frozenset(cell.inputs) for cell in cells}
     for name, own in calibration.models.items():
-        if timed <= {(variant, frozenset(own.model.inputs)) for variant in own.model.variants}:
+        if variants <= {*own.model.variants} and (own.model.kernels or inputs <= {frozenset(own.model.inputs)}):
             return name
     raise ValueError(f"{path}: expected samples of {', '.join(calibration.models)}, got samples of another model")
 
@@ -72,10 +74,10 @@ def measured_beside(
     if not cells:
         return None, f"{samples.name} holds no times."
     try:
-        runs = cell_runs(calibrated.model, cells)
+        runs = _runs(calibrated.model, log.header.suite, cells)
     except ValueError as reason:
         return None, f"{samples.name} holds no runs of this version of the model: {reason}."
-    timings = Timings.checked(calibrated.model, variant=runs.variant, time_ns=quantile_ns(visits), **runs.inputs)
+    timings = Timings(runs, quantile_ns(visits))
     # The calibration may not know every timed variant: a learned FFT, for instance.
     can_be = np.asarray(calibrated.model.same_result(runs, calibrated.posterior.facts))
     kept = np.take_along_axis(can_be, np.asarray(runs.variant)[:, None], -1)[:, 0]
@@ -83,6 +85,16 @@ def measured_beside(
     said = f"The measured times are of {len(measured.cells)} cells in {samples.name}"
     is_fitted = fitted is not None and sha256_of(samples) == fitted.sha256
     return measured, f"{said}. The fit {'used' if is_fitted else 'did not use'} these times."
+
+
+def _runs(model: LatencyModel, suite: str, cells: Sequence[Cell]) -> Runs:
+    """Return the runs of timed cells. If the model's runs have kernels, the suite counts the kernels."""
+    if not model.kernels:
+        return cell_runs(model, cells)
+    timed = suite_of_file(suite, model.name)
+    if timed.model != model:
+        raise ValueError(f"{suite} times runs of {timed.model.name}")
+    return timed.runs(cells)
 
 
 def earlier_calibration(

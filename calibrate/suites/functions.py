@@ -14,8 +14,8 @@ import numpy as np
 from jax import Array, lax
 
 from rlxjax import profile_function
-from rlxjax.fit import Cell, Facts, Suite
-from rlxjax.jaxpr import gpu_program
+from rlxjax.fit import Cell, Facts, Runs, Suite
+from rlxjax.jaxpr import FunctionProfile, gpu_program
 from rlxjax.models import FUNCTIONS, GPU_KERNELS, function_runs, gpu_facts_of_kind, gpu_inputs
 
 
@@ -386,49 +386,46 @@ class KernelsSuite(Suite):
     def cells(self) -> list[Cell]:
         return []
 
-    def kept(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Return cells with the counts of their kernels; refuse a cell without any."""
-
-        def inputs(cell: Cell) -> Mapping[str, float]:
-            if not cell.compiled and cell.name not in self._texts:
-                raise ValueError(f"holds {cell.name!r} without the counts of its compiled program")
-            return cell.compiled or gpu_inputs(gpu_program(self._texts[cell.name]))
-
-        return [dataclasses.replace(cell, variant=GPU_KERNELS.variants[0], inputs=inputs(cell)) for cell in cells]
+    def runs(self, cells: Sequence[Cell]) -> Runs:
+        """Return the runs of compiled programs. Refuse a cell that has neither counts nor a program text."""
+        if unknown := [cell.name for cell in cells if not cell.compiled and cell.name not in self._texts]:
+            raise ValueError(f"holds {unknown[0]!r} without the counts of its compiled program")
+        return GPU_KERNELS.runs([cell.compiled or gpu_inputs(gpu_program(self._texts[cell.name])) for cell in cells])
 
 
 class FunctionsSuite(Suite):
-    """Jitted functions of device arrays; a cell's inputs are the counts in its profile."""
+    """Jitted functions that are called with device arrays. The counts in a function's profile give its run."""
 
     model = FUNCTIONS
     most_error = 0.25
 
     def __init__(self, kinds: Sequence[Kind] = KINDS) -> None:
         self._functions = timed_functions(kinds)
+        self._profiles: dict[str, FunctionProfile] = {}
 
     def cells(self) -> list[Cell]:
         return [self._cell(name) for name in self._functions]
 
     def _cell(self, name: str) -> Cell:
         function = self._functions[name]
-        profile = profile_function(function.fn, *function.abstract())
-        inputs = {name: column[0].tolist() for name, column in function_runs([profile]).inputs.items()}
-        about = {
-            "group": function.family,
-            "held_out": function.held_out,
-            "n_bytes": profile.peak_bytes,
-        }
-        return Cell(name, FUNCTIONS.variants[0], inputs, **about)
+        about = {"group": function.family, "held_out": function.held_out, "n_bytes": self._profile(name).peak_bytes}
+        return Cell(name, FUNCTIONS.variants[0], {}, **about)
+
+    def _profile(self, name: str) -> FunctionProfile:
+        if name not in self._profiles:
+            function = self._functions[name]
+            self._profiles[name] = profile_function(function.fn, *function.abstract())
+        return self._profiles[name]
 
     def program(self, cell: Cell) -> functools.partial[Any]:
         function = self._functions[cell.name]
         return functools.partial(jax.jit(function.fn), *jax.device_put(function.arguments(np.random.default_rng(0))))
 
-    def kept(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Return cells with the counts of their profiles; refuse a cell that the suite lacks."""
+    def runs(self, cells: Sequence[Cell]) -> Runs:
+        """Return the runs of functions, from their profiles. Refuse a cell that the suite does not have."""
         if unknown := [cell.name for cell in cells if cell.name not in self._functions]:
             raise ValueError(f"holds {unknown[0]!r}, which is no function of this suite")
-        return [dataclasses.replace(self._cell(cell.name), compiled=cell.compiled) for cell in cells]
+        return function_runs([self._profile(cell.name) for cell in cells])
 
     def facts(self) -> Facts:
         return gpu_facts_of_kind(jax.devices()[0].device_kind) or {}

@@ -18,11 +18,11 @@ from rlxjax.fit import (
     LatencyPosterior,
     LatencyPrior,
     PosteriorFit,
-    as_lists,
     coefficient_names,
     estimate,
     is_measured,
     prior_posterior,
+    smallest_run,
     transferred_prior,
     unit_of,
 )
@@ -101,8 +101,7 @@ def posterior_of(model: LatencyModel, section: ModelSection) -> LatencyPosterior
     names = coefficient_names(model.prior.median)
     _expect_units("coefficients", {name: unit_of(name) for name in names}, section.coefficients)
     _expect_names("facts", model.facts, section.facts, may_be_more=True)
-    extents = [name for name, _ in model.extents(as_lists(model.inputs, dict.fromkeys(model.inputs, 1.0)))]
-    _expect_names("domain", extents, section.domain, may_be_more=True)
+    _expect_names("domain", model.extents(smallest_run(model)), section.domain, may_be_more=True)
     facts = {name: np.asarray(own, float) if isinstance(own, list) else own for name, own in section.facts.items()}
     for name, fact in model.facts.items():
         if np.ndim(facts[name]) != np.ndim(fact):

@@ -109,11 +109,9 @@ def explain(calibrated: CalibratedModel, *inputs: float, **given: float | None) 
         **given: the sizes of the workload by name.
 
     Raises:
-        ValueError: an input is impossible; an input of the model is a list; or fewer than two strategies can be used.
+        ValueError: an input is impossible, or fewer than two strategies can be used.
     """
     model = calibrated.model
-    if lists := [name for name, entry in model.inputs.items() if entry.is_list]:
-        raise ValueError(f"{model.name}: expected a model whose inputs are numbers, but {lists[0]} is a list")
     known = all_inputs(model, next(iter(alternatives_of(model) or model.strategies)), inputs, given)
     for name, value in known.items():
         if np.ndim(value) or not np.asarray(value) > 0:

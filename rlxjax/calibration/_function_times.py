@@ -13,9 +13,17 @@ import numpy as np
 from jaxtyping import Array
 
 from rlxjax._chunks import on_cpu
-from rlxjax._numerics import temperature_from_sd
 from rlxjax._values import by_value
-from rlxjax.fit import COVERED, Decision, LatencyEstimate, LatencyPosterior, Runs, corrected_terms_ns, estimate
+from rlxjax.fit import (
+    COVERED,
+    Decision,
+    Estimate,
+    LatencyPosterior,
+    Runs,
+    corrected_terms_ns,
+    estimate,
+    faster_probability,
+)
 from rlxjax.jaxpr import FunctionProfile
 from rlxjax.models import function_runs, untimed_operations
 from rlxjax.units import interval_text, time_text
@@ -171,9 +179,7 @@ class FunctionTimes(NamedTuple):
         is_whole = not any(own.uncounted for own in asked)
         sd_ns = float(np.sqrt(np.sum(shared**2) + own)) if is_whole else float("inf")
         margin_ns = kept_ns - fused_ns
-        # Equal sets have neither a margin nor an uncertainty.
-        log_odds = margin_ns / temperature_from_sd(sd_ns) if sd_ns else 0.0
-        probability, inside = 0.5 + 0.5 * math.tanh(0.5 * log_odds), all(own.in_domain for own in asked)
+        probability, inside = float(faster_probability(margin_ns, sd_ns)), all(own.in_domain for own in asked)
         return Decision(fused_ns, kept_ns, margin_ns, sd_ns, probability, inside)  # pyright: ignore
 
 
@@ -203,7 +209,7 @@ def times_of_runs(
     with on_cpu(), jax.ensure_compile_time_eval():
         answers = jax.device_get(_estimates_and_terms(calibrated.posterior, filled))
     found, named = jax.tree.map(lambda column: column[:count], answers)
-    inside = np.broadcast_to(calibrated.in_domain(**runs.inputs) if calibrated.domain else False, runs.shape)
+    inside = np.broadcast_to(calibrated.covers(runs) if calibrated.domain else False, runs.shape)
     times_ns, terms_ns = np.asarray(found.time_ns, np.float64), np.stack([*named.values()], -1, dtype=np.float64)
     reach = np.exp(NormalDist().inv_cdf((1.0 + COVERED) / 2.0) * np.hypot(found.log_sd(), calibrated.pace_log_sd))
     predictions = []
@@ -220,5 +226,5 @@ def times_of_runs(
 
 
 @jax.jit
-def _estimates_and_terms(posterior: LatencyPosterior, runs: Runs) -> tuple[LatencyEstimate, Mapping[str, Array]]:
+def _estimates_and_terms(posterior: LatencyPosterior, runs: Runs) -> tuple[Estimate, Mapping[str, Array]]:
     return estimate(posterior, runs), corrected_terms_ns(posterior, runs)

@@ -20,22 +20,18 @@ from rlxjax._values import FrozenDict, Handle, by_value, handle
 from rlxjax.fit import (
     SURE,
     Decision,
-    LatencyEstimate,
+    Estimate,
     LatencyModel,
     LatencyPosterior,
     Runs,
     all_inputs,
     alternatives_of,
-    as_lists,
-    batch_shape,
+    compare,
     corrected_terms_ns,
-    decision,
     estimate,
     estimate_of_variant,
-    has_separate_weights,
     is_candidate,
     own_correlation,
-    size_text,
     strategy_of,
 )
 
@@ -66,7 +62,7 @@ class Pick(NamedTuple):
     time_log_sd: Float[Array, "*batch"]
 
     def log_sd(self) -> Float[Array, "*batch"]:
-        """Return `time_log_sd`. An estimate has a method of the same name: `LatencyEstimate.log_sd`."""
+        """Return `time_log_sd`. An estimate has a method of the same name: `Estimate.log_sd`."""
         return self.time_log_sd
 
     @property
@@ -78,8 +74,8 @@ class Pick(NamedTuple):
 class Predictions:
     """The methods that predict, compare and pick; they use the first model unless `model=` names another model.
 
-    Give the model's inputs by place or by name, each as a number or an array `[*batch]`; an input that is a list has
-    shape `[*batch, entries]`. You may leave out an input that has a default or that the strategy's name implies.
+    Give the model's inputs by place or by name, each as a number or an array `[*batch]`. You may leave out an input
+    that has a default or that the strategy's name implies. For models of programs, use `predict_function`.
 
     Examples:
         >>> from rlxjax.calibration import prior_calibration
@@ -112,7 +108,7 @@ class Predictions:
         """Return the parts of the predicted time by name, in ns; the arguments are the same as in `predict_ns`."""
         return self.of(model)._asked("terms", (strategy,), inputs, named)
 
-    def estimate(self, strategy: str, *inputs: Size, model: ModelName = None, **named: Size | None) -> LatencyEstimate:
+    def estimate(self, strategy: str, *inputs: Size, model: ModelName = None, **named: Size | None) -> Estimate:
         """Return the predicted time with its uncertainty, `[*batch]`; the arguments are the same as in `predict_ns`."""
         return self.of(model)._asked("estimate", (strategy,), inputs, named)
 
@@ -193,11 +189,7 @@ class Predictions:
         own, numbers = self.of(model), {}
         for name, value in own._all_inputs(inputs, named).items():
             numbers[name] = value.astype(float) if isinstance(value, jax.Array) else np.asarray(value, float)
-        inside = True
-        for name, value in own.model.extents(numbers):
-            low, high = own.domain[name]
-            inside = inside & (low <= value) & (value <= high)
-        return inside if is_traced(inside) or np.ndim(inside) else bool(inside)
+        return own.covers(Runs(own.model, 0, numbers))
 
 
 @by_value
@@ -250,8 +242,7 @@ class CalibratedModel(Predictions):
         posterior = dataclasses.replace(self.posterior, facts={**self.posterior.facts, **facts})
         return dataclasses.replace(self, posterior=posterior)
 
-
-    def bounds_ns(self, run: LatencyEstimate | Pick, level: float = 0.9) -> tuple[Nanoseconds, Nanoseconds]:
+    def bounds_ns(self, run: Estimate | Pick, level: float = 0.9) -> tuple[Nanoseconds, Nanoseconds]:
         """Return the two ends of `interval_ns`, `[*batch]`, for an estimate or a pick that this model returned.
 
         Raises:
@@ -275,6 +266,14 @@ class CalibratedModel(Predictions):
         if is_traced(is_possible):
             raise ValueError("alternatives: expected inputs that are numbers, got traced values; use `pick_index`")
         return tuple(np.array(self.strategies)[np.asarray(is_possible)].tolist())
+
+    def covers(self, runs: Runs) -> bool | np.ndarray | Array:
+        """Return whether each run lies within the range of the timings of all strategies, `[*batch]`."""
+        inside = True
+        for name, value in self.model.extents(runs).items():
+            low, high = self.domain[name]
+            inside = inside & (low <= value) & (value <= high)
+        return inside if is_traced(inside) or np.ndim(inside) else bool(inside)
 
     def variant_of(self, strategy: str, *inputs: Size, **named: Size | None) -> str:
         """Return the name of a strategy's fastest variant for one workload.
@@ -305,7 +304,7 @@ class CalibratedModel(Predictions):
         """Check the inputs on the host; return the answer named `ask` for the strategies from the compiled program."""
         runs, counts = self._runs(strategies, inputs, named)
         codes = tuple(np.ravel(runs.variant).tolist())
-        if ask == "pick" and len(set(codes)) == len(codes) and _has_separate_weights(handle(self.posterior)):
+        if ask == "pick" and len(set(codes)) == len(codes):  # no two candidates share a variant's weights
             found, is_possible = _answered(self.posterior, runs, counts, "separate pick", codes)
         else:
             found, is_possible = _answered(self.posterior, runs, counts, ask)
@@ -313,7 +312,7 @@ class CalibratedModel(Predictions):
         if ask != "place" and not is_traced(is_possible):
             for name in np.array(strategies)[~np.asarray(is_possible)]:
                 first, columns = (0,) * len(runs.shape), runs.of_shape(runs.shape).inputs
-                sizes = ", ".join(f"{key} {size_text(column[first])}" for key, column in columns.items())
+                sizes = ", ".join(f"{key} {column[first]:g}" for key, column in columns.items())
                 raise ValueError(f"strategy: {str(name)!r} was not timed for this work ({sizes})")
         return found
 
@@ -329,10 +328,9 @@ class CalibratedModel(Predictions):
             if not is_traced(*values.values()):
                 self.model.check({name: np.asarray(value, float) for name, value in values.items()})
         counts, columns = tuple(map(len, variants)), dict(each[0])
-        axes = [1] * max(len(batch_shape(entry, columns[name])) for name, entry in self.model.inputs.items())
+        axes = [1] * max(map(np.ndim, columns.values()))
         for name, value in columns.items():
-            is_list = self.model.inputs[name].is_list
-            if not is_list and any(values[name] is not value for values in each):  # implied by the name
+            if any(values[name] is not value for values in each):  # implied by the name
                 columns[name] = np.repeat([float(values[name]) for values in each], counts).reshape(-1, *axes)
         codes = [self.model.variants.index(name) for names in variants for name in names]
         return Runs.checked(self.model, np.array(codes, np.int32).reshape(-1, *axes), **columns), counts
@@ -341,28 +339,18 @@ class CalibratedModel(Predictions):
         self, candidates: tuple[str, ...] | None, inputs: Sequence[Any], named: Mapping[str, Any]
     ) -> tuple[str, str]:
         """Return the fastest candidate for one workload, the first in a tie, and the candidate's fastest variant."""
-        lists = [name for name, entry in self.model.inputs.items() if entry.is_list]
         for name, value in (*zip(self.model.inputs, inputs, strict=False), *named.items()):
-            own = as_lists(self.model.inputs, {name: value})[name] if name in lists else value
-            own = own if name in lists or own is None else real_numbers(own, name)
-            if is_traced(own) or np.ndim(own) > (name in lists):
+            own = None if value is None else real_numbers(value, name)
+            if is_traced(own) or np.ndim(own):
                 given = "a traced value" if is_traced(own) else f"shape {np.shape(own)}"
-                one = "list" if name in lists else "number"
-                raise ValueError(f"{name}: expected a {one} for one workload, got {given}; use `pick_index`")
+                raise ValueError(f"{name}: expected a number for one workload, got {given}; use `pick_index`")
         by_place, by_name = (tuple(map(_hashable, values)) for values in (inputs, named.values()))
         return _choice(handle(self), candidates, by_place, tuple(zip(named, by_name, strict=True)))
 
 
 def _hashable(value: Any) -> Any:
-    """Return a value as the key of a cache: a number stays a number, and a list becomes a tuple."""
-    value = value.tolist() if hasattr(value, "tolist") else value
-    return tuple(value) if isinstance(value, list) else value
-
-
-@functools.lru_cache(maxsize=64)
-def _has_separate_weights(known: Handle) -> bool:
-    posterior: Any = known()
-    return has_separate_weights(posterior)
+    """Return a value as the key of a cache: a number of Python."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 @functools.lru_cache(maxsize=MOST_CHOICES)
@@ -409,7 +397,7 @@ def _program(
     def of_one_variant(code: Code, inputs: Mapping[str, Array]) -> tuple[_Run, Array]:
         own = dataclasses.replace(runs, variant=code, inputs=inputs)
         said, is_own = says(posterior, own), is_candidate(posterior, own)
-        is_estimate = isinstance(said, LatencyEstimate)
+        is_estimate = isinstance(said, Estimate)
         time_ns = jnp.where(is_own, said.time_ns if is_estimate else sum(said.values()), jnp.inf)
         said = said._replace(time_ns=time_ns) if is_estimate else said
         return _Run(time_ns, jnp.broadcast_to(code, own.shape), said), is_own
@@ -450,7 +438,7 @@ def _compared(posterior: LatencyPosterior, found: Sequence[_Run]) -> Decision:
     if posterior.alike is not None:  # rescaled, since an estimate's spread may include an unshared part
         one, other = (jnp.asarray(posterior.spread)[run.variant] for run in found)
         alike = alike * (one * other / jnp.maximum(fused.said.spread * kept.said.spread, LEAST_VARIANCE))
-    return decision(fused.said, kept.said, alike)
+    return compare(fused.said, kept.said, alike)
 
 
 def _decided(posterior: LatencyPosterior, found: Sequence[_Run]) -> Pick:
@@ -478,6 +466,6 @@ _ANSWERS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 
 @jax.jit
-def _bounds(run: LatencyEstimate | Pick, sds: RealLike, pace_log_sd: RealLike) -> tuple[Nanoseconds, Nanoseconds]:
+def _bounds(run: Estimate | Pick, sds: RealLike, pace_log_sd: RealLike) -> tuple[Nanoseconds, Nanoseconds]:
     reach = jnp.exp(sds * jnp.hypot(run.log_sd(), pace_log_sd))
     return run.time_ns / reach, run.time_ns * reach

@@ -142,7 +142,7 @@ def times_for_target(
     uncounted = [profile.uncounted for profile in profiles]
     called = times_of_runs(known.model, runs, profiles, uncounted)
     piped = _pipelined(known.model)
-    steps = times_of_runs(piped, Runs(piped.model, runs.variant, runs.inputs), profiles, uncounted)
+    steps = times_of_runs(piped, dataclasses.replace(runs, model=piped.model), profiles, uncounted)
     more = [_on_top(profile, device, calibration) for profile in profiles]
     for name in dict.fromkeys(name for own in more for name in own):
         each = [own.get(name, (0.0, 0.0)) for own in more]

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from rlxjax._checks import check_at_least, is_traced
-from rlxjax._numerics import temperature_from_sd
 from rlxjax._tracing import is_from_jit
 from rlxjax._values import counted
 from rlxjax.calibration import (
@@ -28,7 +27,7 @@ from rlxjax.calibration import (
     times_for_target,
 )
 from rlxjax.devices import DoesNotFitError, TargetDevice, target_device
-from rlxjax.fit import SURE
+from rlxjax.fit import SURE, faster_probability
 from rlxjax.fusion import plan_stages
 from rlxjax.jaxpr import FunctionProfile, TripCounts, profile_function
 from rlxjax.models import FUNCTIONS
@@ -365,8 +364,7 @@ class _Question:
             return margin_ns, 1.0
         if self.device is not None and self.dominates(times, other, form):
             return margin_ns, 0.0
-        odds = (margin_ns - asked_ns) / temperature_from_sd(sd_ns)
-        return margin_ns, 0.5 + 0.5 * math.tanh(0.5 * odds)
+        return margin_ns, float(faster_probability(margin_ns - asked_ns, sd_ns))
 
     def dominates(self, times: FunctionTimes, form: Grouping, other: Grouping) -> bool:
         """Whether the compiler reports that a form needs less of one resource than `other`, and no more of others."""

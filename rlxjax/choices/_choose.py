@@ -19,11 +19,10 @@ import numpy as np
 
 from rlxjax._checks import check_at_least, is_traced
 from rlxjax._chunks import callers_settings
-from rlxjax._numerics import temperature_from_sd
 from rlxjax._values import handle
 from rlxjax.calibration import Calibration, default_calibration
 from rlxjax.clock import BUSY, LEAST_WATCH_S, OtherWork
-from rlxjax.fit import Suite
+from rlxjax.fit import Suite, faster_probability
 
 from ._calls import ALONE, Caller, FailedError, Party, difference
 from ._contest import Contest, contest, longest_s
@@ -340,9 +339,7 @@ def _predicted(work: Work, party: Party, regret: float) -> tuple[list[Way], dict
     first = order[0]
     sd_ns = np.where(np.isfinite(costs), sd_ns[first], np.inf)
     margins_ns = costs - costs[first] / (1.0 + regret) if math.isfinite(costs[first]) else costs
-    is_doubtful = (sd_ns > 0.0) & np.isfinite(sd_ns)
-    odds = np.divide(margins_ns, temperature_from_sd(sd_ns), out=np.full(len(costs), np.inf), where=is_doubtful)
-    chances = np.where(np.isfinite(sd_ns), 0.5 + 0.5 * np.tanh(0.5 * odds), 0.5)
+    chances = np.where(sd_ns > 0.0, faster_probability(margins_ns, sd_ns), 1.0)
     return ways, {place: float(chances[place]) for place in order}
 
 

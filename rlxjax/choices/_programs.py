@@ -14,7 +14,7 @@ from rlxjax._chunks import on_cpu
 from rlxjax._tracing import default_device, is_from_jit, name_of, of_arrays_only, wrong_count
 from rlxjax._values import by_value, counted
 from rlxjax.calibration import CalibratedModel, Calibration, FunctionPrediction, FunctionTimes, predict_profiles
-from rlxjax.fit import SURE, Cell, Runs, Suite, as_lists, batch_shape, decision, estimate, size_text
+from rlxjax.fit import SURE, Cell, Runs, Suite, compare, estimate
 from rlxjax.jaxpr import FunctionProfile, profile_function
 from rlxjax.models import FUNCTIONS
 
@@ -317,15 +317,15 @@ def work_of_suite(suite: Suite, inputs: Mapping[str, Any] | None, known: Calibra
     model = suite.model
     if inputs is not None and not isinstance(inputs, Mapping):
         raise ValueError(f"inputs: expected a dict from name to size, got {inputs!r}")
-    given = as_lists(model.inputs, inputs or {})
+    given = dict(inputs or {})
     columns = Runs.checked(model, 0, **given).inputs
-    if several := [name for name, column in columns.items() if batch_shape(model.inputs[name], column)]:
+    if several := [name for name, column in columns.items() if np.shape(column)]:
         raise ValueError(f"inputs: expected a single workload, got several values of {', '.join(several)}")
     sizes = {name: np.asarray(given.get(name, column), float).tolist() for name, column in columns.items()}
     model.check({name: np.asarray(size) for name, size in sizes.items()})
     calibrated = None if known is None else known.models.get(model.name)
     facts = suite.facts() if calibrated is None else calibrated.posterior.facts
-    label = ", ".join(f"{name} {size_text(size)}" for name, size in sizes.items())
+    label = ", ".join(f"{name} {size:g}" for name, size in sizes.items())
     # A suite may count its runs or keep what it made, so only plain attributes identify it.
     plain = {name: own for name, own in vars(suite).items() if isinstance(own, bool | int | float | str | tuple)}
     state = description_of(suite if dataclasses.is_dataclass(suite) else plain)
@@ -350,7 +350,7 @@ def predicted_variants(ways: Sequence[Way], sizes: Mapping[str, Any], calibrated
         row, column = (jax.tree.map(functools.partial(np.expand_dims, axis=axis), found) for axis in (1, 0))
         codes, alike = np.asarray(runs.variant), calibrated.posterior.alike
         shared = np.zeros((len(codes),) * 2) if alike is None else np.asarray(alike, float)[np.ix_(codes, codes)]
-        sd_ns = np.array(decision(row, column, shared).margin_sd_ns, float)
+        sd_ns = np.array(compare(row, column, shared).margin_sd_ns, float)
     np.fill_diagonal(sd_ns, 0.0)
     is_inside = bool(calibrated.domain) and bool(calibrated.in_domain(**sizes))  # pyright: ignore
     said = zip(ways, *(np.asarray(own, float).tolist() for own in (found.time_ns, low_ns, high_ns)), strict=True)

@@ -2,15 +2,13 @@
 
 A `LatencyModel` predicts the time of a run as a sum of terms. `Timings` are measured runs of a model. `fit_posterior`
 fits a posterior to timings: the model's coefficients with their uncertainty. `next_measurements` chooses what to time
-next. `estimate` predicts times, and `decision` compares two estimates.
+next. `estimate` predicts times, and `compare` compares two estimates.
 """
 
-from ._fit import STARTS as STARTS
 from ._fit import FitResult as FitResult
 from ._fit import PosteriorFit as PosteriorFit
 from ._fit import fit_posterior as fit_posterior
 from ._fit import fit_posteriors as fit_posteriors
-from ._fit import fit_terms as fit_terms
 from ._fit import is_measured as is_measured
 from ._fit import pooled_prior as pooled_prior
 from ._latency_model import Facts as Facts
@@ -22,33 +20,27 @@ from ._latency_model import StrategySpec as StrategySpec
 from ._latency_model import all_inputs as all_inputs
 from ._latency_model import alternatives_of as alternatives_of
 from ._latency_model import check_size as check_size
+from ._latency_model import check_takes_sizes as check_takes_sizes
 from ._latency_model import coefficient_names as coefficient_names
 from ._latency_model import named as named
+from ._latency_model import smallest_run as smallest_run
 from ._latency_model import strategy_of as strategy_of
 from ._latency_model import unit_of as unit_of
 from ._latency_model import wide_prior as wide_prior
-from ._lists import as_lists as as_lists
-from ._lists import batch_shape as batch_shape
-from ._lists import columns_of as columns_of
-from ._lists import size_text as size_text
-from ._lists import stacked_lists as stacked_lists
-from ._lists import unequal_lists as unequal_lists
-from ._lists import widened_lists as widened_lists
 from ._posterior import CORRECTION_SD as CORRECTION_SD
 from ._posterior import SURE as SURE
 from ._posterior import Decision as Decision
-from ._posterior import LatencyEstimate as LatencyEstimate
+from ._posterior import Estimate as Estimate
 from ._posterior import LatencyPosterior as LatencyPosterior
+from ._posterior import compare as compare
 from ._posterior import corrected_terms_ns as corrected_terms_ns
-from ._posterior import decision as decision
 from ._posterior import estimate as estimate
 from ._posterior import estimate_of_variant as estimate_of_variant
-from ._posterior import has_separate_weights as has_separate_weights
+from ._posterior import faster_probability as faster_probability
 from ._posterior import is_candidate as is_candidate
 from ._posterior import own_correlation as own_correlation
 from ._posterior import predicted_ns as predicted_ns
 from ._posterior import prior_posterior as prior_posterior
-from ._posterior import total_ns as total_ns
 from ._posterior import transferred_prior as transferred_prior
 from ._spread import COVERED as COVERED
 from ._spread import COVERED_SDS as COVERED_SDS
@@ -58,11 +50,7 @@ from ._suite import Suite as Suite
 from ._suite import cell_runs as cell_runs
 from ._suite import next_measurements as next_measurements
 from ._timings import MIN_TIMINGS as MIN_TIMINGS
-from ._timings import UNITS_NS as UNITS_NS
-from ._timings import Table as Table
 from ._timings import Timings as Timings
-from ._timings import check_enough as check_enough
-from ._timings import runs_and_times as runs_and_times
 from ._timings import stack_timings as stack_timings
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]

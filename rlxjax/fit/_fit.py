@@ -15,8 +15,14 @@ from rlxjax._typing import RealLike
 from rlxjax._values import by_value
 
 from ._latency_model import Facts, LatencyPrior, Runs, coefficient_names, named
-from ._minimise import HUBER_DELTA, RELATIVE_SD, Minimum, minimise
-from ._posterior import CORRECTION_SD, LatencyPosterior, correction_log_factor, mean_correction, prior_posterior
+from ._minimise import RELATIVE_SD, Minimum, influence_of, minimise
+from ._posterior import (
+    CORRECTION_SD,
+    LatencyPosterior,
+    correction_log_factor,
+    mean_correction,
+    prior_posterior,
+)
 from ._spread import alike_of, spread_and_errors
 from ._timings import MIN_TIMINGS, Timings, check_enough, filled_up
 
@@ -159,11 +165,17 @@ def fit_posteriors(
         >>> [fit.terms.converged for fit in fit_posteriors(timings, weights=weights)]
         [True, True]
     """
-    before, timed = prior_posterior(timings.model, prior, facts=facts), jax.tree.map(np.asarray, timings.runs)
+    before, timed = (
+        prior_posterior(timings.model, prior, facts=facts),
+        jax.tree.map(np.asarray, timings.runs),
+    )
     _check_devices(timings)
     prior, counted, facts = _checked(timings, prior, weights, min_timings, before.facts)
     own, counted = filled_up(timings, counted)
-    features, known = np.asarray(own.model.features(own.runs, facts), np.float64), np.asarray(before.weights)
+    features, known = (
+        np.asarray(own.model.features(own.runs, facts), np.float64),
+        np.asarray(before.weights),
+    )
     if known.any():
         factor = np.exp(-correction_log_factor(features, known, np.asarray(own.runs.variant)))
         own = dataclasses.replace(own, time_ns=np.asarray(own.time_ns) * factor)
@@ -175,7 +187,10 @@ def fit_posteriors(
 
     def fit(start: int, stop: int) -> None:
         for place in range(start, stop):
-            alone, its = _terms(_of_device(of_terms, place), counted[place], prior), _of_device(minima, place)
+            alone, its = (
+                _terms(_of_device(of_terms, place), counted[place], prior),
+                _of_device(minima, place),
+            )
             posterior, error = _posterior(before, its, *_of_device((own.runs, features, counted), place))
             if alone.converged and not _has_converged(its):
                 said = f"{alone.message} The fit with the correction did not converge."
@@ -186,40 +201,17 @@ def fit_posteriors(
     return found
 
 
-def fit_terms(
-    timings: Timings,
-    prior: LatencyPrior[Any] | None = None,
-    weights: np.ndarray | None = None,
-    facts: Facts | None = None,
-    n_starts: int = 1,
-    min_timings: int = MIN_TIMINGS,
-) -> list[Any]:
-    """Fit only a model's terms, without the correction, for many devices at once; much faster than `fit_posteriors`.
-
-    The result is a `FitResult` for each device. The arguments and errors are the same as for `fit_posteriors`.
-
-    Examples:
-        >>> from rlxjax.models import FFT
-        >>> batch, n_fft = np.repeat([32, 256, 2048], 4), np.tile([64, 256, 1024, 4096], 3)
-        >>> timings = Timings.checked(FFT, variant="fft", batch=batch, n_fft=n_fft, time_ns=2e4 + 12.0 * batch * n_fft)
-        >>> many = jax.tree.map(lambda column: np.stack([column, column]), timings)
-        >>> [fit.converged for fit in fit_terms(many)]
-        [True, True]
-    """
-    _check_devices(timings)
-    prior, counted, facts = _checked(timings, prior, weights, min_timings, facts)
-    own, counted = filled_up(timings, counted)
-    minima = _lowest(own, counted, prior, facts, n_starts)
-    return [_terms(_of_device(minima, place), its, prior) for place, its in enumerate(counted)]
-
-
 def _check_devices(timings: Timings) -> None:
     if len(shape := np.shape(timings.time_ns)) != 2 or not shape[0]:
         raise ValueError(f"timings: expected columns of shape [devices, n], got time_ns of shape {shape}")
 
 
 def _checked(
-    timings: Timings, prior: LatencyPrior | None, weights: Any, min_timings: int, facts: Facts | None
+    timings: Timings,
+    prior: LatencyPrior | None,
+    weights: Any,
+    min_timings: int,
+    facts: Facts | None,
 ) -> tuple[LatencyPrior, np.ndarray, Facts]:
     """Check the arguments and fill in defaults. Return the prior without its correction, the weights and the facts."""
     prior = timings.model.prior if prior is None else prior
@@ -233,7 +225,11 @@ def _checked(
         else real_numbers(weights, "weights", is_flag=True).astype(float)
     )
     check_enough(timings, counted, min_timings)
-    return prior._replace(correction=0.0), counted, dict(timings.model.facts if facts is None else facts)
+    return (
+        prior._replace(correction=0.0),
+        counted,
+        dict(timings.model.facts if facts is None else facts),
+    )
 
 
 def _of_device(tree: Any, place: int) -> Any:
@@ -254,7 +250,7 @@ def _lowest(timings: Timings, counted: np.ndarray, prior: LatencyPrior, facts: F
 
 def _has_converged(minimum: Minimum) -> bool:
     least_decrease = CONVERGED_DECREASE + CONVERGED_SHARE * minimum.loss
-    return bool(np.isfinite(minimum.loss) & (minimum.expected_decrease < least_decrease))
+    return bool(np.isfinite(minimum.loss) & (minimum.predicted_reduction < least_decrease))
 
 
 def _terms(minimum: Minimum, weights: np.ndarray, prior: LatencyPrior[C]) -> FitResult[C]:
@@ -286,10 +282,16 @@ def _terms(minimum: Minimum, weights: np.ndarray, prior: LatencyPrior[C]) -> Fit
     converged, count = _has_converged(minimum), int(np.sum(weights > 0))
     message = (
         f"The fit of {count} timings {'converged' if converged else 'did not converge'} in {minimum.steps} steps "
-        f"(loss {minimum.loss:.4g}, expected decrease in the next step {minimum.expected_decrease:.2g})."
+        f"(loss {minimum.loss:.4g}, expected decrease in the next step {minimum.predicted_reduction:.2g})."
     )
     fitted, sds = (structure.unflatten(own.tolist()) for own in (np.exp(minimum.logs), log_sd))
-    end = float(minimum.loss), float(minimum.expected_decrease), int(minimum.steps), converged, float(noise_sd)
+    end = (
+        float(minimum.loss),
+        float(minimum.predicted_reduction),
+        int(minimum.steps),
+        converged,
+        float(noise_sd),
+    )
     measured = dict(zip(names, is_measured(log_sd, prior_sd).tolist(), strict=True))
     return FitResult(fitted, *end, sds, measured, left * scale, inseparable, message)
 
@@ -303,13 +305,17 @@ def is_measured(log_sd: RealLike, prior_sd: RealLike) -> Bool[np.ndarray, "*batc
 
 
 def _posterior(
-    before: LatencyPosterior, minimum: Minimum, runs: Runs, features: np.ndarray, counted: np.ndarray
+    before: LatencyPosterior,
+    minimum: Minimum,
+    runs: Runs,
+    features: np.ndarray,
+    counted: np.ndarray,
 ) -> tuple[LatencyPosterior, np.ndarray]:
     """Return a device's posterior, and the mean error of each variant on left-out folds."""
-    shape, variant, knee = np.shape(before.weights), np.asarray(runs.variant), HUBER_DELTA * RELATIVE_SD
+    shape, variant = np.shape(before.weights), np.asarray(runs.variant)
     weights = CORRECTION_SD * minimum.z[len(minimum.logs) :].reshape(shape)
     left = correction_log_factor(features, weights, variant) - minimum.residuals
-    influence = counted * np.minimum(1.0, knee / np.maximum(np.abs(minimum.residuals), knee))
+    influence = counted * influence_of(minimum.residuals)
     spread, left_out_error = np.full(shape[0], UNKNOWN_SPREAD), np.full(shape[0], np.nan)
     scatter = np.broadcast_to(np.asarray(runs.model.scatter(runs, before.facts), np.float64), variant.shape)
     for code in range(shape[0]):

@@ -24,8 +24,6 @@ from rlxjax._counts import Columns, size_as_float
 from rlxjax._typing import Code, RealLike
 from rlxjax._values import FrozenDict, by_value
 
-from ._lists import as_lists, batch_shape, places_of
-
 C = TypeVar("C")
 
 #: The standard deviation of each coefficient's logarithm in a wide prior. A factor of 50 is two standard deviations.
@@ -111,8 +109,6 @@ class Input(NamedTuple):
         step: the allowed values are multiples of `step`. Use 1 for whole numbers; 0 allows any real number.
         most: the largest value that is tried in a search for a crossover, a size at which the fastest strategy changes.
         default: the value if a caller leaves the input out. None means that a caller must give a value.
-        is_list: whether the input is a list of sizes, padded with zeros. The column is then `[*batch, entries]`.
-            `least` and `step` apply to each nonzero entry. A default of 0 means an empty list.
     """
 
     unit: str
@@ -120,7 +116,6 @@ class Input(NamedTuple):
     step: int = 1
     most: float = 2.0**17
     default: float | None = None
-    is_list: bool = False
 
 
 class StrategySpec(NamedTuple):
@@ -145,6 +140,7 @@ class LatencyModel(Protocol):
         name: the name of the model in a calibration file.
         version: the version of the formula. Increase the version when the formula changes.
         inputs: the sizes of a piece of work, by name. Searches for a crossover (`Input.most`) vary the first input.
+        kernels: the unit of each column of `Runs.kernels`, by name. Without names, a run has sizes only.
         variants: the names of the programs that do the work. Each program can be timed.
         is_choice: whether the variants are alternatives for the same work, so that `pick` may choose among them.
         prior: the prior of the coefficients. If a coefficient has a unit, its name ends in the unit, such as `_ns`.
@@ -166,6 +162,7 @@ class LatencyModel(Protocol):
     name: str
     version: int
     inputs: Mapping[str, Input]
+    kernels: Mapping[str, str] = FrozenDict()
     variants: tuple[str, ...]
     is_choice: bool = True
 
@@ -181,7 +178,7 @@ class LatencyModel(Protocol):
         smooth function of the coefficients, and must have a shape that broadcasts to `[*batch]`.
 
         Args:
-            coefficients: values in the structure of `prior.median`: scalars, or `[*batch]` if no input is a list.
+            coefficients: values in the structure of `prior.median`: scalars, or `[*batch]` if runs have no kernels.
             runs: runs of this model.
             facts: the facts that describe how the machine schedules programs.
         """
@@ -223,20 +220,20 @@ class LatencyModel(Protocol):
 
     def folds(self, runs: "Runs") -> Sequence[np.ndarray]:
         """Return arrays `[n]`. Each validation fold leaves out all runs with the same value in one of the arrays."""
-        columns = map(np.asarray, runs.inputs.values())
-        return [column if column.ndim < 2 else places_of(column) for column in columns]
+        return [*map(np.asarray, runs.inputs.values())]
 
     def check(self, values: Mapping[str, Any]) -> None:
         """Raise a ValueError if no run can have this combination of (concrete) sizes; by default, raise nothing."""
 
-    def extents(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """Return pairs of a quantity's name and values, `[*batch]`. The quantities' ranges are a calibration's domain.
+    def extents(self, runs: "Runs") -> dict[str, Any]:
+        """Return quantities of runs by name, `[*batch]`. The quantities' ranges are a calibration's domain.
 
-        By default, the quantities are the inputs and the products of two inputs. A list counts as its entries' sum.
+        By default, the quantities are the inputs and the products of two inputs.
         """
-        sizes = {name: value.sum(-1) if self.inputs[name].is_list else value for name, value in values.items()}
-        pairs = [(f"{one}*{other}", sizes[one] * sizes[other]) for one, other in combinations(sizes, 2)]
-        return [*sizes.items(), *pairs]
+        # JAX sorts the keys of a dictionary, so the model's order is restored.
+        sizes = {name: runs.inputs[name] for name in self.inputs}
+        pairs = combinations(sizes, 2)
+        return sizes | {f"{one}*{other}": sizes[one] * sizes[other] for one, other in pairs}
 
     def grid(self) -> "Runs":
         """Return the runs that `rlxjax calibrate` may time, `[n]`; by default, each variant at a few sizes."""
@@ -248,79 +245,92 @@ class LatencyModel(Protocol):
             sizes[name] = spaced if entry.default is None else [float(entry.default)]
         columns = np.meshgrid(np.arange(len(self.variants)), *sizes.values(), indexing="ij")
         variant, *inputs = (column.ravel() for column in columns)
-        columns = zip(self.inputs.items(), inputs, strict=True)
-        return Runs.checked(self, variant, **{n: own[:, None] if entry.is_list else own for (n, entry), own in columns})
+        return Runs.checked(self, variant, **dict(zip(self.inputs, inputs, strict=True)))
 
 
 @by_value
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Runs:
-    """Runs of a model, as columns. A column is a scalar or `[*batch]`; if an input is a list, `[*batch, entries]`.
+    """Runs of a model, as columns.
 
     Attributes:
         model: the model of the runs.
-        variant: the variant of each run, as an index into `model.variants`.
-        inputs: the column of each input, by name, as floats.
+        variant: the variant of each run, as an index into `model.variants`, a scalar or `[*batch]`.
+        inputs: the column of each input, by name, as floats, a scalar or `[*batch]`.
+        kernels: columns with an entry for each kernel of a run, by name, `[*batch, kernels]`; empty if the model
+            names no kernels. Rows of zeros make the numbers of kernels equal.
     """
 
     model: LatencyModel = dataclasses.field(metadata={"static": True})
     variant: Code
     inputs: Mapping[str, Any]
+    kernels: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def checked(cls, model: LatencyModel, variant: str | Sequence[Any] | Code, **inputs: Columns) -> "Runs":
         """Build runs from variants, given as names or indices, and from inputs, given by name.
 
-        The lists of different runs may differ in length. Zeros pad all lists to the same length.
-
         Raises:
             ValueError: a variant or an input is unknown, an input is missing, a size is not allowed, shapes do not
-                broadcast, or the lists within a run differ in length.
+                broadcast, or the model's runs have kernels.
 
         Examples:
             >>> from rlxjax.models import FFT
             >>> Runs.checked(FFT, "fft", batch=[8, 64], n_fft=256).shape
             (2,)
         """
+        check_takes_sizes(model)
         codes = variant_codes(model, variant)
         values: dict[str, Any] = {name: inputs.get(name, entry.default) for name, entry in model.inputs.items()}
         wrong = [f"got {name!r}" for name in inputs if name not in model.inputs]
         wrong += [f"{name!r} is missing" for name, value in values.items() if value is None]
         if wrong:
             raise ValueError(f"{model.name}: expected the inputs {', '.join(model.inputs)}; {wrong[0]}")
-        values = as_lists(model.inputs, values)
         for name, entry in model.inputs.items():
             # Predictions are smooth in sizes, so a crossover may lie between whole numbers.
             check_size(values[name], name, entry, entry.step if entry.step > 1 else 0)
-        check_shapes(variant=codes, **{n: v[..., 0] if model.inputs[n].is_list else v for n, v in values.items()})
+        check_shapes(variant=codes, **values)
         return cls(model, codes, {name: size_as_float(value, name) for name, value in values.items()})
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """The shape to which the columns broadcast, without the axis of a list's entries."""
-        shapes = (batch_shape(self.model.inputs[name], column) for name, column in self.inputs.items())
-        return broadcast_shape(np.shape(self.variant), *shapes)
+        """The shape to which the variants and the inputs broadcast."""
+        return broadcast_shape(np.shape(self.variant), *map(np.shape, self.inputs.values()))
 
     def hull(self) -> dict[str, tuple[float, float]]:
         """Return the domain of these runs: the smallest and the largest value of each quantity in `model.extents`."""
-        # JAX sorts the keys of a dictionary, so the model's order is restored.
-        sizes = {name: np.asarray(self.inputs[name], float) for name in self.model.inputs}
-        return {name: (float(np.min(value)), float(np.max(value))) for name, value in self.model.extents(sizes)}
+        found = self.model.extents(jax.tree.map(lambda column: np.asarray(column, float), self))
+        return {name: (float(np.min(value)), float(np.max(value))) for name, value in found.items()}
 
     def together(self) -> "Runs":
         """Return the same runs with every column broadcast to `shape`, as JAX arrays."""
         return self.of_shape(self.shape, jnp)
 
     def of_shape(self, shape: tuple[Any, ...], xp: Any = np) -> "Runs":
-        """Return the same runs with columns broadcast to `shape` (lists: `[*shape, entries]`), as arrays of `xp`."""
+        """Return the same runs with columns broadcast to `shape` (`[*shape, kernels]`), as arrays of `xp`."""
 
-        def column(value: Any, is_list: bool = False) -> Any:
-            value = xp.asarray(value)
-            return xp.broadcast_to(value, (*shape, *value.shape[value.ndim - is_list :]))
+        def spread(value: Any) -> Any:
+            return xp.broadcast_to(xp.asarray(value), shape)
 
-        inputs = {name: column(value, self.model.inputs[name].is_list) for name, value in self.inputs.items()}
-        return dataclasses.replace(self, variant=column(self.variant), inputs=inputs)
+        kernels = {
+            name: xp.broadcast_to(xp.asarray(value), (*shape, np.shape(value)[-1]))
+            for name, value in self.kernels.items()
+        }
+        inputs = {name: spread(value) for name, value in self.inputs.items()}
+        return Runs(self.model, spread(self.variant), inputs, kernels)
+
+
+def smallest_run(model: LatencyModel) -> Runs:
+    """Return a run of the smallest size, and of one empty kernel if the model's runs have kernels."""
+    inputs = {name: np.asarray(max(entry.least, 1.0)) for name, entry in model.inputs.items()}
+    return Runs(model, 0, inputs, {name: np.zeros(1) for name in model.kernels})
+
+
+def check_takes_sizes(model: LatencyModel) -> None:
+    """Check that sizes alone make a run of a model, which is so unless its runs have kernels."""
+    if model.kernels:
+        raise ValueError(f"{model.name}: expected a program, whose kernels give the inputs, got sizes")
 
 
 def variant_codes(model: LatencyModel, variant: str | Sequence[Any] | Code, name: str = "variant") -> Code:
@@ -345,8 +355,6 @@ def check_size(value: Columns, name: str, entry: Input, step: int) -> None:
     """Check that the values of an input are allowed. Traced values are not checked."""
     if is_traced(value):
         return
-    if entry.is_list:  # padded with zeros
-        value = np.asarray(value)[np.asarray(value) != 0]
     check_at_least(value, name, entry.least, "size")
     if step:
         flat = np.asarray(value, np.float64).reshape(-1)
@@ -358,7 +366,7 @@ def check_size(value: Columns, name: str, entry: Input, step: int) -> None:
 
 def check_timed_size(value: Columns, name: str, entry: Input) -> None:
     """Check the values of an input of timed runs. Whole numbers must be positive, since nothing takes no time."""
-    if entry.step and entry.least <= 0.0 and not entry.is_list:
+    if entry.step and entry.least <= 0.0:
         check_positive(value, name, "size")
     check_size(value, name, entry, entry.step)
 
@@ -381,13 +389,17 @@ def strategy_of(model: LatencyModel, name: str) -> StrategySpec:
 
 
 def all_inputs(
-    model: LatencyModel, strategy: str, given: Sequence[Columns], named: Mapping[str, Columns | None]
+    model: LatencyModel,
+    strategy: str,
+    given: Sequence[Columns],
+    named: Mapping[str, Columns | None],
 ) -> dict[str, Columns]:
     """Return the value of each input by name: the given value, the strategy's `fixed` value, or the default.
 
     Raises:
         ValueError: an input is unknown, missing or given twice, or its value differs from the strategy's `fixed` value.
     """
+    check_takes_sizes(model)
     fixed, names = strategy_of(model, strategy).fixed, list(model.inputs)
     if len(given) > len(names):
         raise ValueError(f"{model.name}: expected at most {len(names)} inputs ({', '.join(names)}), got {len(given)}")
@@ -410,6 +422,5 @@ def all_inputs(
             values[name] = entry.default
     for name, entry in model.inputs.items():
         values[name] = unmasked(values[name], name)
-        if not entry.is_list:
-            real_numbers(values[name], name, f"number of {entry.unit}")
-    return as_lists(model.inputs, {name: values[name] for name in names})
+        real_numbers(values[name], name, f"number of {entry.unit}")
+    return {name: values[name] for name in names}

@@ -14,13 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from rlxjax._checks import is_traced
 from rlxjax._numerics import namespace_of, temperature_from_sd
 from rlxjax._typing import Code, Nanoseconds, RealLike
 from rlxjax._values import by_value
 
-from ._latency_model import Facts, LatencyModel, LatencyPrior, Runs, vector
-from ._lists import as_lists
+from ._latency_model import Facts, LatencyModel, LatencyPrior, Runs, smallest_run, vector
 
 #: The prior standard deviation of a weight of the correction.
 CORRECTION_SD = 0.05
@@ -30,8 +28,6 @@ TERM = "correction_ns"
 SURE = 0.9
 #: The standard deviation of a coefficient's logarithm between machines, and the share of a correction common to two.
 TRANSFERRED_LOG_SD, TRANSFERRED_SHARE = 1.0, 0.7
-#: An entry of a covariance's factor counts as 0 if it is at most this number times `CORRECTION_SD`.
-ROUNDING = 1e-9
 #: The spread of every variant before any timing: the standard deviation of the residuals of log times.
 PRIOR_SPREAD = 0.05
 
@@ -71,7 +67,7 @@ class LatencyPosterior:
 
 
 @by_value
-class LatencyEstimate(NamedTuple):
+class Estimate(NamedTuple):
     """The predicted times of runs, `[*batch]`, with their uncertainty.
 
     Attributes:
@@ -106,7 +102,7 @@ def corrected_terms_ns(posterior: LatencyPosterior, runs: Runs) -> Mapping[str, 
 
 
 @jax.jit
-def estimate(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
+def estimate(posterior: LatencyPosterior, runs: Runs) -> Estimate:
     """Predict the times of runs, `[*batch]`, and the uncertainty of the predictions.
 
     Examples:
@@ -130,41 +126,32 @@ def estimate(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
     known = posterior.model.own_log_sd(posterior.coefficients, runs, posterior.facts)
     spread = jnp.asarray(posterior.spread)[runs.variant] * posterior.model.scatter(runs, posterior.facts)
     spread = jnp.hypot(spread, known) if np.ndim(known) else spread
-    return LatencyEstimate(jnp.exp(log_ns + log_factor), scores, spread)
+    return Estimate(jnp.exp(log_ns + log_factor), scores, spread)
 
 
 @jax.jit
-def estimate_of_variant(posterior: LatencyPosterior, runs: Runs) -> LatencyEstimate:
+def estimate_of_variant(posterior: LatencyPosterior, runs: Runs) -> Estimate:
     """Predict runs of a single variant like `estimate`, but with fewer scores, `[*batch, coefficients]`.
 
-    `has_separate_weights` must be True for the posterior. The scores cover only the coefficients. The spread includes
-    the uncertainty of the correction's weights, because no other variant shares these weights.
+    The scores cover only the coefficients. The spread includes the uncertainty of the correction's weights, which no
+    other variant shares: given the coefficients, a fit makes the weights of different variants independent.
     """
     log_ns, jacobian = log_prediction_and_jacobian(posterior.coefficients, runs, posterior.facts)
     # The barrier makes XLA store the features as an array. Recomputing the features in each product is slower.
     features = jax.lax.optimization_barrier(jnp.asarray(posterior.model.features(runs, posterior.facts)))
     log_factor = features @ jnp.asarray(posterior.weights)[runs.variant]
-    count, shape, factor = jacobian.shape[-1], np.shape(posterior.weights), jnp.asarray(posterior.factor)
+    count, shape, factor = (
+        jacobian.shape[-1],
+        np.shape(posterior.weights),
+        jnp.asarray(posterior.factor),
+    )
     by_coefficient = factor[count:, :count].reshape(*shape, count)[runs.variant]
     by_weight = factor[count:, count:].reshape(*shape, *shape)[runs.variant, :, runs.variant]
     scores = jacobian @ factor[:count, :count] + features @ by_coefficient
     spread = jnp.asarray(posterior.spread)[runs.variant] * posterior.model.scatter(runs, posterior.facts)
-    variance = jnp.sum((features @ by_weight) ** 2, -1) + spread**2
-    return LatencyEstimate(jnp.exp(log_ns + log_factor), scores, jnp.sqrt(variance))
-
-
-def has_separate_weights(posterior: LatencyPosterior) -> bool:
-    """Return whether the weights of different variants are independent of each other, given the coefficients.
-
-    Weights are independent after a fit. Tracers give False.
-    """
-    if is_traced(*jax.tree.leaves(posterior)):
-        return False
-    factor, shape = np.asarray(posterior.factor), np.shape(posterior.weights)
-    count = len(factor) - np.size(posterior.weights)
-    blocks = factor[count:, count:].reshape(*shape, *shape)
-    others = np.moveaxis(blocks, 2, 1)[~np.eye(shape[0], dtype=bool)]
-    return bool(np.all(np.abs(others) <= ROUNDING * CORRECTION_SD))
+    known = posterior.model.own_log_sd(posterior.coefficients, runs, posterior.facts)
+    variance = jnp.sum((features @ by_weight) ** 2, -1) + spread**2 + jnp.square(known)
+    return Estimate(jnp.exp(log_ns + log_factor), scores, jnp.sqrt(variance))
 
 
 def own_correlation(posterior: LatencyPosterior, one: Code, other: Code) -> RealLike:
@@ -206,8 +193,7 @@ def prior_posterior(
     """
     prior = model.prior if prior is None else prior
     facts = dict(model.facts if facts is None else facts)
-    least = as_lists(model.inputs, {name: max(entry.least, 1.0) for name, entry in model.inputs.items()})
-    count = np.shape(model.features(Runs(model, 0, least), facts))[-1]
+    count = np.shape(model.features(smallest_run(model), facts))[-1]
     known = np.broadcast_to(np.asarray(prior.correction, np.float64), (len(model.variants), count))
     sds = [*map(float, jax.tree.leaves(prior.log_sd)), *[float(correction_sd)] * known.size]
     spreads = np.full(len(model.variants), float(spread))
@@ -255,12 +241,6 @@ def mean_correction(posteriors: Sequence[LatencyPosterior]) -> np.ndarray:
     return share * np.mean([np.asarray(one.weights) for one in posteriors], 0)
 
 
-def total_ns(posterior: LatencyPosterior, runs: Runs) -> Nanoseconds:
-    """Return predicted times in ns, `[*batch]`; infinite if the variant does not give the requested result."""
-    time_ns = sum(corrected_terms_ns(posterior, runs).values())
-    return jnp.where(is_candidate(posterior, runs), time_ns, jnp.inf)
-
-
 def is_candidate(posterior: LatencyPosterior, runs: Runs) -> Bool[Array, "*batch"]:
     """Return, for each run, `[*batch]`, whether its variant gives the requested result. If so, `pick` may choose it."""
     is_same = jnp.asarray(posterior.model.same_result(runs, posterior.facts))
@@ -284,7 +264,7 @@ def log_prediction_and_jacobian(
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch c"]]:
     """Return the logarithm of `predicted_ns`, and its derivatives with respect to the coefficients' logarithms."""
     structure, values = jax.tree.structure(coefficients), vector(coefficients)
-    if any(entry.is_list for entry in runs.model.inputs.values()):  # factors `[*batch]` would not broadcast
+    if runs.kernels:  # factors `[*batch]` would not broadcast
 
         def of_one(factors, run):
             return jnp.log(predicted_ns(structure.unflatten(list(values * factors)), run, facts))
@@ -338,7 +318,7 @@ class Decision(NamedTuple):
         kept_ns: predicted time without fusion, in ns.
         margin_ns: `kept_ns - fused_ns`; positive if fusing saves time.
         margin_sd_ns: standard deviation of `margin_ns`.
-        probability: probability that the fused run is faster: `sigmoid(margin_ns / temperature_ns)`.
+        probability: probability that the fused run is faster, see `faster_probability`.
         in_domain: whether the workload lies in the range of the measured workloads. None means an unknown range.
     """
 
@@ -348,11 +328,6 @@ class Decision(NamedTuple):
     margin_sd_ns: Nanoseconds
     probability: Float[Array, "*batch"]
     in_domain: bool | np.ndarray | Array | None = None
-
-    @property
-    def temperature_ns(self) -> Nanoseconds:
-        """The scale, in ns, of the logistic distribution whose standard deviation is `margin_sd_ns`."""
-        return jnp.asarray(temperature_from_sd(self.margin_sd_ns))
 
     def verdict(self, sure: float = SURE) -> str | np.ndarray:
         """Return "fuse", "keep" or "undecided" for a single decision, or an array of these words, `[*batch]`, for many.
@@ -370,9 +345,21 @@ class Decision(NamedTuple):
         return words if words.ndim else str(words)
 
 
+def faster_probability(margin_ns: RealLike, sd_ns: RealLike) -> RealLike:
+    """Return the probability that a margin of time is positive, `[*batch]`, from its standard deviation.
+
+    The distribution is logistic. The probability is 1/2 for a margin of 0, and for an infinite standard deviation.
+    """
+    xp = namespace_of(margin_ns, sd_ns)
+    is_spread = (sd_ns > 0.0) & xp.isfinite(sd_ns)
+    log_odds = xp.where(is_spread, margin_ns, 0.0) / temperature_from_sd(xp.where(is_spread, sd_ns, 1.0))
+    probability = jax.nn.sigmoid(log_odds) if xp is jnp else 0.5 + 0.5 * np.tanh(0.5 * log_odds)
+    return xp.where(sd_ns == 0.0, 0.5 + 0.5 * xp.sign(margin_ns), probability)
+
+
 @jax.jit
-def decision(fused: LatencyEstimate, kept: LatencyEstimate, alike: RealLike = 0.0) -> Decision:
-    """Decide which of two runs on a machine is faster, `[*batch]`. An error common to both estimates cancels out.
+def compare(fused: Estimate, kept: Estimate, alike: RealLike = 0.0) -> Decision:
+    """Compare two runs on a machine, `[*batch]`. An error common to both estimates cancels out.
 
     Args:
         fused: the estimate of the run with fusion.
@@ -384,7 +371,7 @@ def decision(fused: LatencyEstimate, kept: LatencyEstimate, alike: RealLike = 0.
         >>> from rlxjax.models import FFT
         >>> posterior = prior_posterior(FFT)
         >>> small, large = (estimate(posterior, Runs.checked(FFT, "fft", batch=b, n_fft=256)) for b in (1, 10**6))
-        >>> bool(decision(fused=small, kept=large).probability > 0.5)
+        >>> bool(compare(fused=small, kept=large).probability > 0.5)
         True
     """
     margin_ns = kept.time_ns - fused.time_ns
@@ -393,5 +380,5 @@ def decision(fused: LatencyEstimate, kept: LatencyEstimate, alike: RealLike = 0.
     # This form of `kept_own**2 + fused_own**2 - 2 alike kept_own fused_own` cannot become negative by rounding.
     own = (kept_own - fused_own) ** 2 + 2.0 * (1.0 - alike) * kept_own * fused_own
     sd_ns = jnp.sqrt(jnp.sum(shared**2, -1) + own)
-    probability = jax.nn.sigmoid(margin_ns / temperature_from_sd(sd_ns))
+    probability: Any = faster_probability(margin_ns, sd_ns)
     return Decision(fused.time_ns, kept.time_ns, margin_ns, sd_ns, probability)

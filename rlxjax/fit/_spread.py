@@ -4,7 +4,6 @@ import numpy as np
 from jaxtyping import Float
 
 from ._latency_model import Runs
-from ._lists import places_of
 from ._minimise import RELATIVE_SD
 from ._posterior import CORRECTION_SD
 
@@ -22,7 +21,11 @@ COVERED, COVERED_SDS = 0.9, 1.6449
 
 
 def spread_and_errors(
-    features: np.ndarray, left: np.ndarray, influence: np.ndarray, groups: tuple[np.ndarray, ...], scatter: np.ndarray
+    features: np.ndarray,
+    left: np.ndarray,
+    influence: np.ndarray,
+    groups: tuple[np.ndarray, ...],
+    scatter: np.ndarray,
 ) -> tuple[float, np.ndarray]:
     """Return the spread whose intervals cover the share `COVERED` of the errors on left-out folds; and the errors."""
     from scipy.special import stdtrit  # loaded when first used
@@ -34,7 +37,10 @@ def spread_and_errors(
         """Return the posterior covariance of the correction's weights, `[*folds, f, f]`, for noise of `noise_sd`."""
         return np.linalg.inv(squares / noise_sd**2 + np.eye(squares.shape[-1]) / CORRECTION_SD**2)
 
-    outs, weighted = np.array([values == value for values in groups for value in np.unique(values)]), influence * left
+    outs, weighted = (
+        np.array([values == value for values in groups for value in np.unique(values)]),
+        influence * left,
+    )
     fold, row = np.nonzero(outs)
     squares = products(slice(None))
     without = squares - np.stack([products(out) for out in outs])
@@ -67,8 +73,7 @@ def alike_of(errors: Float[np.ndarray, "n"], runs: Runs, n_variants: int) -> Flo
     if n_variants == 1:
         return np.ones((1, 1))
     variant = np.asarray(runs.variant)
-    columns = map(np.asarray, runs.of_shape(variant.shape).inputs.values())
-    inputs = np.stack([column if column.ndim == 1 else places_of(column) for column in columns], -1)
+    inputs = np.stack([*runs.of_shape(variant.shape).inputs.values()], -1)
     work = np.unique(inputs, axis=0, return_inverse=True)[1].reshape(-1)
     shape = (int(work.max(initial=-1)) + 1, n_variants)
     counts, sums, scaled = np.zeros(shape), np.zeros(shape), np.zeros(shape)

@@ -14,8 +14,7 @@ from rlxjax._chunks import on_cpu
 from rlxjax._values import FrozenDict, by_value
 
 from ._latency_model import Facts, LatencyModel, LatencyPrior, Runs
-from ._lists import as_lists, columns_of, places_of, size_text
-from ._posterior import LatencyEstimate
+from ._posterior import Estimate
 
 #: One out of this number of pieces of work in a grid is held out.
 HELD_OUT_EVERY = 4
@@ -28,12 +27,13 @@ class Cell:
     Attributes:
         name: a name that is unique in the suite.
         variant: the name of the program's variant in the model.
-        inputs: the values of the model's inputs, by name. Every cell has the same names. A list becomes a tuple.
+        inputs: the values of the model's inputs, by name. Every cell has the same names.
         work: the name of the work that the program does. Cells with the same `work` are alternatives. Default: `name`.
         group: the name of the cells whose errors are averaged together, for example a strategy. Default: `variant`.
         held_out: whether the cell is held out. A fit without the held-out cells predicts their times to find the error.
         n_bytes: the number of bytes of all arrays that a run holds at the same time; 0 if unknown.
-        compiled: inputs, by name, for the model of `Suite.of_compiled`, from the compiled program; empty if unknown.
+        compiled: numbers, and tuples with an entry for each kernel, by name. `Suite.of_compiled` takes them from the
+            compiled program. Empty if unknown.
     """
 
     name: str
@@ -46,10 +46,9 @@ class Cell:
     compiled: Mapping[str, Any] = FrozenDict()
 
     def __post_init__(self) -> None:
-        for name in ("inputs", "compiled"):
-            sizes = getattr(self, name).items()
-            own = {key: np.asarray(size, float).tolist() if np.ndim(size) else size for key, size in sizes}
-            object.__setattr__(self, name, FrozenDict(own))
+        compiled = {name: np.asarray(own, float).tolist() for name, own in self.compiled.items()}
+        object.__setattr__(self, "compiled", FrozenDict(compiled))
+        object.__setattr__(self, "inputs", FrozenDict(self.inputs))
         object.__setattr__(self, "work", self.work or self.name)
         object.__setattr__(self, "group", self.group or self.variant)
 
@@ -106,9 +105,13 @@ class Suite:
         """Return a second suite that fits the same samples with `Cell.compiled` as the inputs; by default, None."""
         return None
 
-    def kept(self, cells: Sequence[Cell]) -> Sequence[Cell]:
-        """Return the given cells of earlier samples, with the inputs that the fit needs; by default, the same cells."""
-        return cells
+    def runs(self, cells: Sequence[Cell]) -> Runs:
+        """Return the runs of cells, `[cells]`, also of cells of earlier samples; by default, from the cells' inputs.
+
+        Raises:
+            ValueError: for the same reasons as in `Runs.checked`.
+        """
+        return cell_runs(self.model, cells)
 
 
 def grid_cells(model: LatencyModel) -> list[Cell]:
@@ -116,16 +119,19 @@ def grid_cells(model: LatencyModel) -> list[Cell]:
     # The held-out work is spread evenly, so the fit sees every value of an input.
     runs = model.grid()
     columns = {name: np.asarray(column, float) for name, column in runs.of_shape(runs.shape).inputs.items()}
-    places = {name: places_of(column) for name, column in columns.items()}
+    places = {name: np.unique(column, return_inverse=True)[1] for name, column in columns.items()}
     varied = [name for name, own in places.items() if own.max(initial=0)] or list(columns)
     cells = []
     for row, variant in enumerate(np.broadcast_to(np.asarray(runs.variant), runs.shape).tolist()):
         inputs = {name: column[row].tolist() for name, column in columns.items()}
         try:
-            model.check(as_lists(model.inputs, inputs))
+            model.check(inputs)
         except ValueError:
             continue
-        work, name = " ".join(f"{name}={size_text(inputs[name])}" for name in varied), model.variants[variant]
+        work, name = (
+            " ".join(f"{name}={inputs[name]:g}" for name in varied),
+            model.variants[variant],
+        )
         is_held_out = sum(own[row] for own in places.values()) % HELD_OUT_EVERY == HELD_OUT_EVERY // 2
         cells.append(Cell(f"{name} {work}", name, inputs, work, held_out=bool(is_held_out)))
     return cells
@@ -137,7 +143,8 @@ def cell_runs(model: LatencyModel, cells: Sequence[Cell]) -> Runs:
     Raises:
         ValueError: for the same reasons as in `Runs.checked`.
     """
-    columns = columns_of(model.inputs, cells[0].inputs, [cell.inputs for cell in cells])
+    names = cells[0].inputs if cells else ()
+    columns = {name: np.array([cell.inputs.get(name, np.nan) for cell in cells]) for name in names}
     return Runs.checked(model, [cell.variant for cell in cells], **columns)
 
 
@@ -155,12 +162,12 @@ class Design(NamedTuple):
 
 
 def next_measurements(
-    candidates: LatencyEstimate,
+    candidates: Estimate,
     n: int,
     *,
     seconds: np.ndarray | Float[Array, "workloads"] | None = None,
-    targets: LatencyEstimate | None = None,
-    timed: LatencyEstimate | None = None,
+    targets: Estimate | None = None,
+    timed: Estimate | None = None,
 ) -> Design:
     """Choose the workloads to time next. Each choice is the workload with the largest expected information gain.
 
@@ -259,7 +266,7 @@ def _after(scores, block):
     return scores - (scores @ along.T) @ (along / (root * (1.0 + root))[:, None])
 
 
-def _scaled(name: str, estimate: LatencyEstimate) -> Float[Array, "*batch runs unknowns"]:
+def _scaled(name: str, estimate: Estimate) -> Float[Array, "*batch runs unknowns"]:
     scores, spread = jnp.asarray(estimate.scores), jnp.asarray(estimate.spread)
     if spread.ndim < 1 or scores.shape[:-1] != spread.shape:
         said = f"scores [..., runs, unknowns] and spreads [..., runs], got shapes {scores.shape} and {spread.shape}"

@@ -15,8 +15,7 @@ from rlxjax._checks import real_numbers, unmasked
 from rlxjax._values import by_value
 from rlxjax.extras import require
 
-from ._latency_model import LatencyModel, Runs, check_timed_size, variant_codes
-from ._lists import as_lists, batch_shape, widened_lists
+from ._latency_model import LatencyModel, Runs, check_takes_sizes, check_timed_size, variant_codes
 
 #: The number of nanoseconds in the unit of a time column, by the ending of the column's name.
 UNITS_NS = {"_ns": 1.0, "_us": 1e3, "_ms": 1e6, "_s": 1e9}
@@ -31,8 +30,6 @@ MIN_TIMINGS, LEAST_FILLED = 8, 128
 @dataclasses.dataclass(frozen=True)
 class Timings:
     """Timed runs of a model. Each column has the shape `[n]`, or `[devices, n]` for many devices.
-
-    If an input is a list, its column has one more axis, the last axis, for the entries of the list.
 
     Attributes:
         runs: the timed runs.
@@ -50,7 +47,7 @@ class Timings:
             model: the model of the timed runs.
             variant: each run's variant, `[n]`, as a name or an index into `model.variants`; or one variant for all.
             time_ns: the time of each run in ns, `[n]`.
-            **inputs: each input of the model, `[n]`, or `[n, entries]` for a list. Inputs with a default are optional.
+            **inputs: each input of the model, `[n]`. Inputs with a default are optional.
 
         Raises:
             ValueError: columns differ in length, a variant or an input is unknown, a size is not allowed, or a time is
@@ -66,7 +63,7 @@ class Timings:
         time_ns = unmasked(time_ns, "time_ns")
         variant = np.broadcast_to(variant, np.shape(time_ns)) if np.ndim(variant) == 0 else variant
         columns = {"variant": variant, "time_ns": time_ns, **inputs}
-        table = _table_of_frame(columns, "timings", _lists_of(model))
+        table = _table_of_frame(columns, "timings")
         return cls(*runs_and_times(model, table, "variant", "time_ns"))
 
     @classmethod
@@ -81,7 +78,7 @@ class Timings:
         r"""Read timings from a file, a data frame or records. Each row of the source is a timing.
 
         The column of an input has the input's name. If an input has a default, its column may be missing. Columns with
-        other names are ignored. A CSV file cannot hold inputs that are lists.
+        other names are ignored.
 
         Args:
             model: the model of the timed runs.
@@ -107,7 +104,7 @@ class Timings:
             >>> Timings.of(FFT, path).time_ns.tolist()
             [100000.0, 200000.0]
         """
-        return cls(*runs_and_times(model, _table_of(source, _lists_of(model)), variant, time_ns))
+        return cls(*runs_and_times(model, _table_of(source), variant, time_ns))
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write a Parquet file with a row for each timing. The columns are `variant` (names), the inputs and `time_ns`.
@@ -139,7 +136,7 @@ class Timings:
             raise ValueError(f"timings: expected columns of shape [n], a single device, got time_ns of shape {shape}")
         names = np.array(self.model.variants)[np.broadcast_to(np.asarray(self.runs.variant), shape)]
         own = self.runs.of_shape(shape).inputs
-        columns = {name: list(own[name]) if entry.is_list else own[name] for name, entry in self.model.inputs.items()}
+        columns = {name: own[name] for name in self.model.inputs}
         table = pa.table({"variant": names.tolist(), **columns, "time_ns": np.asarray(self.time_ns)})
         with whole_file(path) as temporary:
             pq.write_table(table, temporary)
@@ -179,8 +176,9 @@ def stack_timings(timings: Sequence[Timings]) -> tuple[Timings, Float[np.ndarray
     filled = [jax.tree.map(operator.itemgetter(own), one) for own, one in pairs]
 
     def stack(*columns: np.ndarray) -> np.ndarray:
-        most = max(np.shape(column)[-1] for column in columns)  # devices may have lists of different widths
-        return np.stack([widened_lists(column, most) for column in columns])
+        most = max(np.shape(column)[-1] for column in columns)  # the number of kernels may differ
+        pads = ([*[(0, 0)] * (np.ndim(column) - 1), (0, most - np.shape(column)[-1])] for column in columns)
+        return np.stack([np.pad(column, pad) for column, pad in zip(columns, pads, strict=True)])
 
     return jax.tree.map(stack, *filled), (rows <= last).astype(float)
 
@@ -216,9 +214,9 @@ def check_enough(timings: Timings, weights: np.ndarray, min_timings: int) -> Non
         raise ValueError(f"weights: expected shape {shape}, got {weights.shape}")
     if not np.all(np.isfinite(weights) & (weights >= 0)):
         raise ValueError("weights: expected finite numbers of at least 0")
-    sizes = {"variant": timings.runs.variant, **timings.runs.inputs}
+    sizes = {"variant": timings.runs.variant, **timings.runs.inputs, **timings.runs.kernels}
     for name, column in sizes.items():
-        own = np.shape(column) if name == "variant" else batch_shape(timings.model.inputs[name], column)
+        own = np.shape(column)[: -1 if name in timings.runs.kernels else None]
         if own != shape:
             raise ValueError(f"{name}: expected shape {shape}, the same as time_ns, got {own}")
     counted = weights > 0
@@ -247,20 +245,16 @@ class Table(NamedTuple):
     place: Callable[[int], str]
 
 
-def _lists_of(model: LatencyModel) -> list[str]:
-    return [name for name, entry in getattr(model, "inputs", {}).items() if entry.is_list]
-
-
-def _table_of(source: Any, lists: Sequence[str]) -> Table:
+def _table_of(source: Any) -> Table:
     from rlxjax._files import read_csv_file, read_parquet_file  # loaded when first used
 
     if isinstance(source, (str, os.PathLike)):
         name = os.fspath(source)
         if name.lower().endswith((".parquet", ".pq")):
-            return _table_of_frame(read_parquet_file(source), name, lists)
-        return _table_of_lines(read_csv_file(source), name, lists)
+            return _table_of_frame(read_parquet_file(source), name)
+        return _table_of_lines(read_csv_file(source), name)
     if isinstance(source, Mapping) or _names_of(source) is not None or not isinstance(source, Iterable):
-        return _table_of_frame(source, lists=lists)
+        return _table_of_frame(source)
     rows = list(source)
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
@@ -269,7 +263,7 @@ def _table_of(source: Any, lists: Sequence[str]) -> Table:
     return Table(names, lambda name: [row.get(name) for row in rows], "records", lambda row: f"records, record {row}")
 
 
-def _table_of_frame(frame: Any, source: str = "frame", lists: Sequence[str] = ()) -> Table:
+def _table_of_frame(frame: Any, source: str = "frame") -> Table:
     """Return the `Table` of a pandas, polars or pyarrow frame, of NumPy records, or of a dictionary of columns."""
     names = list(frame) if isinstance(frame, Mapping) else _names_of(frame)
     if names is None:
@@ -283,7 +277,7 @@ def _table_of_frame(frame: Any, source: str = "frame", lists: Sequence[str] = ()
             column = np.asarray(given)
         except ValueError:  # the lists differ in length
             column = np.asarray(given, object)
-        if not 1 <= column.ndim <= 1 + (name in lists):
+        if column.ndim != 1:
             raise ValueError(f"{source}: {name}: expected a column with one cell per row, got shape {column.shape}")
         return column
 
@@ -295,14 +289,12 @@ def _names_of(frame: Any) -> Any:
     return getattr(frame, "column_names", getattr(frame, "columns", dtype_names))
 
 
-def _table_of_lines(lines: list[tuple[int, list[str]]], source: str, lists: Sequence[str]) -> Table:
+def _table_of_lines(lines: list[tuple[int, list[str]]], source: str) -> Table:
     if not lines:
         raise ValueError(f"{source}: expected a header and a line for each timing, got an empty file")
     (_, names), *rows = lines
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ValueError(f"{source}: expected columns of different names, got {twice[0]!r} twice")
-    if held := [name for name in names if name in lists]:
-        raise ValueError(f"{source}: {held[0]}: a CSV cell cannot hold a list; use a Parquet file")
     for line, row in rows:
         if len(row) != len(names):
             raise ValueError(f"{source}, line {line}: expected {len(names)} cells, one per name, got {len(row)}")
@@ -314,6 +306,8 @@ def runs_and_times(model: LatencyModel, table: Table, variant: str, time_ns: str
     """Check every cell of a table; return the runs of the table's rows and their times in ns, `[n]`."""
     if isinstance(model, type) or not hasattr(model, "variants"):
         raise ValueError(f"model: expected an instance of a LatencyModel, got {_kind(model)}")
+
+    check_takes_sizes(model)
 
     def lacks(name: str, what: str) -> NoReturn:
         shown = [str(other) for other in table.names[:SHOWN_NAMES]] + ["..."] * (len(table.names) > SHOWN_NAMES)
@@ -349,41 +343,21 @@ def runs_and_times(model: LatencyModel, table: Table, variant: str, time_ns: str
     inputs: dict[str, Any] = {}
     for key, entry in model.inputs.items():
         if key in table.names:
-            inputs[key] = _lists(table, key) if entry.is_list else _numbers(table, key)
+            inputs[key] = _numbers(table, key)
             try:
-                check_timed_size(np.concatenate([*inputs[key], ()]) if entry.is_list else inputs[key], key, entry)
+                check_timed_size(inputs[key], key, entry)
             except ValueError:
                 for row, value in enumerate(inputs[key]):
                     at(row, check_timed_size, value, key, entry)
         elif entry.default is None:
-            lacks(key, f", a {'list' if entry.is_list else 'number'} of {entry.unit}")
+            lacks(key, f", a number of {entry.unit}")
         else:
-            default, count = float(entry.default), len(times_ns)
-            inputs[key] = np.full((count, int(default != 0.0)) if entry.is_list else count, default)
+            inputs[key] = np.full(len(times_ns), float(entry.default))
     lengths = {name: len(times_ns), variant: len(codes), **{key: len(column) for key, column in inputs.items()}}
     if len(set(lengths.values())) > 1:
         said = ", ".join(f"{key} {length}" for key, length in lengths.items())
         raise ValueError(f"{table.source}: expected columns of the same length, got {said}")
-    try:
-        columns = as_lists(model.inputs, inputs)
-    except ValueError as reason:
-        raise ValueError(f"{table.source}, {reason}") from None
-    return Runs(model, np.array(codes, np.int32), columns), times_ns
-
-
-def _lists(table: Table, name: str) -> list[np.ndarray]:
-    """Return the lists in a column: a list of finite numbers for each row of the table."""
-    rows = []
-    for row, cell in enumerate(table.cells(name)):
-        try:
-            rows.append(np.asarray(cell, np.float64))
-            is_list = rows[-1].ndim == 1 and bool(np.isfinite(rows[-1]).all())
-        except (TypeError, ValueError):
-            is_list = False
-        if not is_list:
-            got = "nothing" if cell is None else f"{cell!r:.60}"
-            raise ValueError(f"{table.place(row)}: {name}: expected a list of finite numbers, got {got}")
-    return rows
+    return Runs(model, np.array(codes, np.int32), inputs), times_ns
 
 
 def _numbers(table: Table, name: str, positive: bool = False) -> np.ndarray:

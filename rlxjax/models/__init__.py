@@ -15,7 +15,6 @@ from ._fft import fft_flop as fft_flop
 from ._functions import FUNCTIONS as FUNCTIONS
 from ._functions import FunctionCoefficients as FunctionCoefficients
 from ._functions import function_runs as function_runs
-from ._functions import functions_table as functions_table
 from ._functions import kernel_runs as kernel_runs
 from ._functions import untimed_operations as untimed_operations
 from ._gpu_kernels import GPU_KERNELS as GPU_KERNELS

@@ -10,8 +10,7 @@ import numpy as np
 
 from rlxjax._typing import RealLike
 from rlxjax._values import FrozenDict
-from rlxjax.extras import require
-from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs, columns_of
+from rlxjax.fit import Facts, Input, LatencyModel, LatencyPrior, Runs
 from rlxjax.gate import Coefficients
 from rlxjax.jaxpr import CLASSES, OPERATIONS, FunctionProfile, Kernels, stacked
 
@@ -24,17 +23,25 @@ NEAR, FAR, STRIDED = 2.0, 3.0, 3.0
 BUSY = 2.0
 #: Inputs of the model with their units: of a program here, and of each of its kernels in `KERNEL_INPUTS`.
 PROGRAM_INPUTS: Mapping[str, str] = {
-    **{"arrays": "arrays", "results": "arrays", "trips": "trips", "hand_overs": "programs", "peak_bytes": "bytes"}
+    **{
+        "arrays": "arrays",
+        "results": "arrays",
+        "trips": "trips",
+        "hand_overs": "programs",
+        "peak_bytes": "bytes",
+    }
 }
 #: The fields that a run needs of a `FunctionProfile`, besides its kernels.
 PROFILE_FIELDS = ("arrays", "results", "trips", "static_ops", "peak_bytes")
-KERNEL_INPUTS: Mapping[str, str] = {
-    **{f"{name}_work_ns": "ns" for name in CLASSES},
-    **dict.fromkeys(("unsure_ns", "strided_ns", "far_strided_ns", "indexed_ns", "far_indexed_ns"), "ns"),
-    **{name: "kernels" if "bytes" not in name else "bytes" for name in SIZES},
-    **dict.fromkeys(("fresh_bytes", "strided_bytes", "first_strided_bytes"), "bytes"),
-    **{"dispatched": "kernels", "shared": "1", "exponent": "1"},
-}
+KERNEL_INPUTS: Mapping[str, str] = FrozenDict(
+    {
+        **{f"{name}_work_ns": "ns" for name in CLASSES},
+        **dict.fromkeys(("unsure_ns", "strided_ns", "far_strided_ns", "indexed_ns", "far_indexed_ns"), "ns"),
+        **{name: "kernels" if "bytes" not in name else "bytes" for name in SIZES},
+        **dict.fromkeys(("fresh_bytes", "strided_bytes", "first_strided_bytes"), "bytes"),
+        **{"dispatched": "kernels", "shared": "1", "exponent": "1"},
+    }
+)
 
 
 @coefficients
@@ -92,12 +99,29 @@ class CountsModel(LatencyModel):
         """Return a list with one array of fold numbers, `[n]`: validation holds out one program at a time."""
         return [np.arange(runs.shape[0])]
 
+    def extents(self, runs: Runs) -> dict[str, Any]:
+        """Return the inputs, and the sum of each column of kernels, `[*batch]`."""
+        sums = {name: runs.kernels[name].sum(-1) for name in self.kernels}
+        return {name: runs.inputs[name] for name in self.inputs} | sums
+
     def grid(self) -> Runs:
         return self.runs([])
 
-    def runs(self, rows: Sequence[Mapping[str, float]]) -> Runs:
-        """Return the runs of programs, `[n]`, from one mapping of counts for each program."""
-        return Runs(self, np.zeros(len(rows), np.int32), columns_of(self.inputs, self.inputs, rows))
+    def runs(self, programs: Sequence[Mapping[str, Any]]) -> Runs:
+        """Return the runs of programs, `[n]`. Each program gives numbers, and lists with an entry for each kernel."""
+        most = max([1, *(len(own[name]) for own in programs for name in self.kernels)])
+        rows = 1 << (most - 1).bit_length()  # so that programs of another size seldom compile a prediction again
+        inputs = {name: np.array([own[name] for own in programs], float) for name in self.inputs}
+        kernels = {name: np.zeros((len(programs), rows)) for name in self.kernels}
+        for name, column in kernels.items():
+            for row, own in zip(column, programs, strict=True):
+                row[: len(own[name])] = own[name]
+        return Runs(self, np.zeros(len(programs), np.int32), inputs, kernels)
+
+
+def columns_of(runs: Runs) -> dict[str, jax.Array]:
+    """Return the inputs, `[*batch]`, and the columns of kernels, `[*batch, kernels]`, by name."""
+    return {name: jnp.asarray(column) for name, column in {**runs.inputs, **runs.kernels}.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,10 +134,8 @@ class FunctionsModel(CountsModel):
     """
 
     name, version = "functions", 5
-    inputs = FrozenDict(
-        {name: Input(unit, least=0.0, step=0) for name, unit in PROGRAM_INPUTS.items()}
-        | {name: Input(unit, least=0.0, step=0, is_list=True) for name, unit in KERNEL_INPUTS.items()}
-    )
+    inputs = FrozenDict({name: Input(unit, 0.0, 0) for name, unit in PROGRAM_INPUTS.items()})
+    kernels = KERNEL_INPUTS
     variants = ("jitted",)
 
     @property
@@ -143,16 +165,17 @@ class FunctionsModel(CountsModel):
         """Return the standard deviation of the logarithm of the time, `[*batch]`, due to errors of the weights."""
         known, parts = shipped_weights(), _parts_ns(coefficients, runs)
         # The uncertain share of the work is the same at any rate of the machine.
-        work_ns, x = jnp.sum(parts.work_ns, -1), {name: jnp.asarray(column) for name, column in runs.inputs.items()}
+        work_ns, x = jnp.sum(parts.work_ns, -1), columns_of(runs)
         unsure_ns = x["unsure_ns"] * work_ns / (sum(x[f"{name}_work_ns"] for name in CLASSES) + 1e-9)
         unsure_ns = unsure_ns * parts.kernel_ns / (work_ns + parts.memory_ns + 1e-3)
         share = jnp.sqrt(jnp.sum(unsure_ns**2, -1) + 1e-12) / self.time_ns(coefficients, runs, facts)
         return jnp.hypot(share, WIDE_SCATTER if known is None else known.scatter)
 
-    def extents(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """Return the quantities whose ranges limit the domain: program inputs, and sums of inputs over kernels."""
-        names = [*PROGRAM_INPUTS, *(name for name in KERNEL_INPUTS if name.endswith("_work_ns") or name in SIZES)]
-        return [(name, np.sum(values[name], -1) if name in KERNEL_INPUTS else values[name]) for name in names]
+    def extents(self, runs: Runs) -> dict[str, Any]:
+        """Return the inputs, the work of each class, and the sizes of kernels, `[*batch]`."""
+        names = [*PROGRAM_INPUTS, *(f"{name}_work_ns" for name in CLASSES), *SIZES]
+        found = super().extents(runs)
+        return {name: found[name] for name in names}
 
 
 class _Parts(NamedTuple):
@@ -168,8 +191,11 @@ class _Parts(NamedTuple):
 
 
 def _parts_ns(c: FunctionCoefficients, runs: Runs) -> _Parts:
-    x = {name: jnp.asarray(runs.inputs[name]) for name in runs.model.inputs}
-    of_run, c = c, jax.tree.map(lambda leaf: jnp.asarray(leaf)[..., None] if jnp.ndim(leaf) else leaf, c)
+    x = columns_of(runs)
+    of_run, c = (
+        c,
+        jax.tree.map(lambda leaf: jnp.asarray(leaf)[..., None] if jnp.ndim(leaf) else leaf, c),
+    )
     one, peak_bytes = jnp.maximum(x["launches"], 1.0), x["peak_bytes"][..., None]
     near, far = _beyond(peak_bytes, c.near_bytes, NEAR), _beyond(peak_bytes, c.far_bytes, FAR)
     work = {name: x[f"{name}_work_ns"] for name in CLASSES}
@@ -237,32 +263,6 @@ def function_runs(profiles: Sequence[FunctionProfile]) -> Runs:
     )
 
 
-def functions_table(profiles: Sequence[FunctionProfile]) -> Any:
-    """Return a `pyarrow.Table` for `rlxjax evaluate --model functions`: a row with the inputs of each function.
-
-    Args:
-        profiles: a profile for each function.
-
-    Raises:
-        ImportError: pyarrow is not installed.
-
-    Examples:
-        >>> from rlxjax.jaxpr import profile_function
-        >>> table = functions_table([profile_function(jnp.tanh, 1.0)])
-        >>> table.num_rows, table["special_work_ns"].to_pylist()[0][0] > 0.0
-        (1, True)
-    """
-    require("pyarrow", "scale")
-    import pyarrow as pa
-
-    rows = function_runs(profiles).inputs
-    lengths = [len(profile.kernels) for profile in profiles]
-    columns: dict[str, Any] = {name: rows[name] for name in FUNCTIONS.inputs}
-    for name in (name for name, entry in FUNCTIONS.inputs.items() if entry.is_list):
-        columns[name] = [row[:length].tolist() for row, length in zip(rows[name], lengths, strict=True)]
-    return pa.table(columns)
-
-
 def kernel_runs(kernels: Kernels, weights: Any = None, **sizes: Any) -> Runs:
     """Return the runs of `FUNCTIONS` for programs, from their kernels. `jax.grad` works by the weights.
 
@@ -274,7 +274,8 @@ def kernel_runs(kernels: Kernels, weights: Any = None, **sizes: Any) -> Runs:
     columns = (known_weights() if weights is None else weights).columns(kernels, sizes["static_ops"], sizes["trips"])
     found = {**sizes, **columns}
     zeros = np.zeros(np.shape(found["arrays"]), np.int32)
-    return Runs(FUNCTIONS, zeros, {name: found[name] * 1.0 for name in FUNCTIONS.inputs})
+    inputs, kernels = ({name: found[name] * 1.0 for name in names} for names in (PROGRAM_INPUTS, KERNEL_INPUTS))
+    return Runs(FUNCTIONS, zeros, inputs, kernels)
 
 
 def untimed_operations(profile: FunctionProfile) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from rlxjax.gate import Coefficients
 from rlxjax.jaxpr import OPERATIONS, GpuProgram
 
 from ._coefficients import ROOFLINE_SHARPNESS, coefficients, prior_of, typical
-from ._functions import CountsModel
+from ._functions import CountsModel, columns_of
 
 #: The wait, as a share of the longest wake-up time, after which waking the host takes half of the longest time.
 WAKE_SHARE = 0.2
@@ -137,9 +137,8 @@ class GpuKernelsModel(CountsModel):
     """
 
     name, version = "gpu_kernels", 4
-    inputs = FrozenDict(
-        {one: Input(one.rpartition("_")[2], 0.0, 0, is_list=one in LISTS) for one in SUMS + LISTS}
-    )
+    inputs = FrozenDict({name: Input(name.rpartition("_")[2], 0.0, 0) for name in SUMS})
+    kernels = FrozenDict({name: name.rpartition("_")[2] for name in LISTS})
     variants = ("compiled",)
     prior = prior_of(GpuCoefficients, log_sd=0.8)  # pyright: ignore
 
@@ -147,10 +146,6 @@ class GpuKernelsModel(CountsModel):
     def facts(self) -> Facts:
         """The default facts: the data sheet of an H100."""
         return gpu_facts(target_device("h100"))
-
-    def extents(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """Return the quantities whose ranges limit the domain: each number, and the sum of each list."""
-        return [(name, value.sum(-1) if self.inputs[name].is_list else value) for name, value in values.items()]
 
     def terms_ns(self, coefficients: GpuCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
         """Return a dict from name to part of the predicted time in ns, `[*batch]`. The sum is the predicted time."""
@@ -174,7 +169,7 @@ class GpuKernelsModel(CountsModel):
 
 def _host_and_device_ns(c: GpuCoefficients, runs: Runs, facts: Facts) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return two dicts from name to time in ns, `[*batch]`: the parts of the host time and of the device time."""
-    x = {name: jnp.asarray(value) for name, value in runs.inputs.items()}
+    x = columns_of(runs)
     launches = jnp.maximum(x["launches"], 1.0)
     memory = c.memory_share * facts["memory_bytes_per_ns"]
     beyond = soft_excess(x["moved_bytes"] / launches + 1.0, facts["cache_bytes"], CACHE_SHARPNESS)

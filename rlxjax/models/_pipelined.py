@@ -39,6 +39,10 @@ class PipelinedModel(CountsModel):
         return self.called.inputs
 
     @property
+    def kernels(self) -> Mapping[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.called.kernels
+
+    @property
     def prior(self) -> LatencyPrior[Any]:
         return self.called.prior
 

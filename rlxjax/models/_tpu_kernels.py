@@ -16,7 +16,7 @@ from rlxjax.gate import Coefficients
 from rlxjax.jaxpr import OPERATIONS, FunctionProfile
 
 from ._coefficients import ROOFLINE_SHARPNESS, coefficients, prior_of, typical
-from ._functions import CountsModel
+from ._functions import CountsModel, columns_of
 
 #: Sharpness of the lower bound of a program's time, which its bytes and its matrix products set.
 FLOOR_SHARPNESS = 12
@@ -83,9 +83,8 @@ class TpuKernelsModel(CountsModel):
     """
 
     name, version = "tpu_kernels", 1
-    inputs = FrozenDict(
-        {name: Input(unit, 0.0, 0, is_list=name in LISTS) for name, unit in {**SUMS, **LISTS}.items()}
-    )
+    inputs = FrozenDict({name: Input(unit, 0.0, 0) for name, unit in SUMS.items()})
+    kernels = FrozenDict(LISTS)
     variants = ("compiled",)
     prior = prior_of(TpuCoefficients)  # pyright: ignore
 
@@ -96,7 +95,7 @@ class TpuKernelsModel(CountsModel):
 
     def terms_ns(self, coefficients: TpuCoefficients, runs: Runs, facts: Facts) -> Mapping[str, RealLike]:
         """Return a dict from name to part of the predicted time in ns, `[*batch]`. The sum is the predicted time."""
-        c, x = coefficients, {name: jnp.asarray(value) for name, value in runs.inputs.items()}
+        c, x = coefficients, columns_of(runs)
         call_ns = c.call_share * facts["call_ns"] + c.array_ns * x["arrays"]
         return {"call_ns": call_ns, **_device_ns(c, x, facts)}
 
@@ -121,7 +120,7 @@ def _device_ns(c: TpuCoefficients, x: Mapping[str, Any], facts: Facts) -> dict[s
 
 def tpu_parts_ns(coefficients: TpuCoefficients, runs: Runs, facts: Facts) -> tuple[RealLike, RealLike]:
     """Return two times for runs, `[*batch]` each: `device_ns` of the TPU, and `dispatch_ns` of the host."""
-    c, x = coefficients, {name: jnp.asarray(value) for name, value in runs.inputs.items()}
+    c, x = coefficients, columns_of(runs)
     return sum(_device_ns(c, x, facts).values()), c.dispatch_ns + c.array_ns * x["arrays"]
 
 

@@ -83,8 +83,7 @@ def predicted_vs_measured(
     predicted_ns, low_ns, high_ns = map(np.asarray, (found.time_ns, *whole.bounds_ns(found, level)))
     measured_ns, code = np.asarray(timings.time_ns), np.asarray(timings.runs.variant)
 
-    ratio, entries = predicted_ns / measured_ns, whole.model.inputs
-    sizes = {name: column for name, column in timings.runs.inputs.items() if not entries[name].is_list}
+    ratio, sizes = predicted_ns / measured_ns, timings.runs.inputs
     if names is None:
         columns = {name: np.broadcast_to(column, code.shape) for name, column in sizes.items()}
         said = [in_words({name: column[row] for name, column in columns.items()}) for row in range(code.size)]
@@ -200,8 +199,7 @@ def _measured(
     wanted = all_inputs(whole.model, name, (), {**sizes, along: at})
     kept = (at >= values[0]) & (at <= values[-1])
     for key, value in wanted.items():
-        own = np.asarray(inputs[key])
-        kept &= ~own.any(-1) if whole.model.inputs[key].is_list else own == np.asarray(value)  # lists are left empty
+        kept &= np.asarray(inputs[key]) == np.asarray(value)
     # A strategy runs one of its variants, and the sizes determine which.
     variants = strategy_of(whole.model, name).variants
     run = {value: whole.variant_of(name, **{**sizes, along: value}) for value in np.unique(at[kept]) if variants[1:]}
@@ -305,7 +303,7 @@ def decision_map(
 
 def _timed(whole: CalibratedModel, sizes: Mapping[str, Any]) -> dict[str, Sequence[float]]:
     """Return values for the first two inputs without a size: doublings in the timed range that the model accepts."""
-    free = [name for name, entry in whole.model.inputs.items() if sizes.get(name) is None and not entry.is_list]
+    free = [name for name, entry in whole.model.inputs.items() if sizes.get(name) is None]
     free.sort(key=lambda name: whole.model.inputs[name].default is not None)
     ends = {name: whole.domain[name] for name in free[:2]}
 

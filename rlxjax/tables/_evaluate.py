@@ -15,7 +15,7 @@ from rlxjax._counts import as_temperature
 from rlxjax._values import Handle, handle
 from rlxjax.calibration import CalibratedModel
 from rlxjax.extras import require
-from rlxjax.fit import Input, all_inputs, check_size
+from rlxjax.fit import Input, all_inputs, check_size, check_takes_sizes
 from rlxjax.gate import FusionBenefit, IoFusionGate, fusion_benefit
 from rlxjax.graph import GraphIoProfile
 
@@ -35,7 +35,7 @@ TYPES = {
     **{"margin_ns": "float32", "probability": "float32", "in_domain": "bool"},
 }
 
-#: Columns by name: an array `[rows]` of numbers, or a list of lists of numbers.
+#: Columns by name, `[rows]` each.
 Columns = Mapping[str, Any]
 
 
@@ -72,7 +72,7 @@ def evaluate(
         table: a pyarrow table or batch, any object with the method `__arrow_c_stream__` or `__arrow_c_array__` (such as
             a Polars or pandas frame), or a dict of columns. A gate needs the counts of two profiles:
             `before_kernel_launches`, ..., `after_device_traffic_bytes`. A model needs its inputs; the column of an
-            input may be absent only if the input has a default. An input that is a list needs a column of lists.
+            input may be absent only if the input has a default.
         what: a gate of numbers, or a calibrated model, such as `rx.default_calibration().of("welch")`.
         temperature_ns: the temperature of a gate's probability, in ns.
         strategy: the strategy for which a model predicts the time. By default, it is the fastest strategy in each row.
@@ -163,6 +163,7 @@ def _gate_program(gate: IoFusionGate, temperature_ns: float | None) -> _Program:
 def _model_program(given: Handle, strategy: str | None, level: float) -> _Program:
     known: Any = given()
     model, impossible = known.model, {*known.model.impossible(known.posterior.facts)}
+    check_takes_sizes(model)
     names = [name for name, own in model.strategies.items() if not own.fixed]
     names = tuple(name for name in names if not impossible.issuperset(model.strategies[name].variants))
     if strategy is None and len(names) == 1:
@@ -174,13 +175,8 @@ def _model_program(given: Handle, strategy: str | None, level: float) -> _Progra
     of_pick = ("pick", "time_ns", "low_ns", "high_ns", "margin_ns", "probability", "in_domain")
     adds = of_pick if strategy is None else ("time_ns", "low_ns", "high_ns", "in_domain")
 
-    lists = [name for name, entry in model.inputs.items() if entry.is_list]
-
     def check(columns: Columns) -> None:
-        sizes = prepared(columns)
-        for name in lists:
-            _check_column(name, model.inputs[name], sizes[name])
-        model.check(sizes)
+        model.check(prepared(columns))
 
     def prepared(columns: Columns) -> dict[str, np.ndarray]:
         sizes = all_inputs(model, strategy or names[0], (), columns)
@@ -214,7 +210,7 @@ def _table(given: Any) -> "pyarrow.Table":
 
 
 def _numbers(table: "pyarrow.Table", name: str, entry: Input, reasons: dict[int, str]) -> Any:
-    """Return a column of numbers, or of lists of numbers. Nulls become 0, and each null is a reason."""
+    """Return a column of numbers. Nulls become 0, and each null is a reason."""
     import pyarrow as pa
 
     if (count := table.column_names.count(name)) != 1:
@@ -223,17 +219,12 @@ def _numbers(table: "pyarrow.Table", name: str, entry: Input, reasons: dict[int,
     column = table.column(name)
     if pa.types.is_null(column.type):
         column = column.cast("float64")
-    is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
-    type_ = column.type.value_type if is_list else column.type
-    if is_list != entry.is_list or not (pa.types.is_integer(type_) or pa.types.is_floating(type_)):
-        wanted = f"{'lists of ' * entry.is_list}integers or floats"
-        raise ValueError(f"{name}: expected {wanted}, got {column.type}; cast the column first")
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise ValueError(f"{name}: expected integers or floats, got {column.type}; cast the column first")
     if column.null_count:
         for row in np.flatnonzero(column.is_null()).tolist():
             reasons.setdefault(row, f"{name}: expected a number, got null")
-    if is_list:
-        return column.to_pylist()
-    if pa.types.is_floating(type_):
+    if pa.types.is_floating(column.type):
         column = column.cast("float64")
     return (column.fill_null(0) if column.null_count else column).to_numpy()
 
@@ -250,8 +241,6 @@ def _reject(program: _Program, columns: Columns, reasons: dict[int, str]) -> Non
     n_rows = max(map(len, columns.values()), default=0)
     for name, values in columns.items():
         entry = program.inputs[name]
-        if entry.is_list:
-            continue
         check = functools.partial(_check_column, name, entry)
         with contextlib.suppress(ValueError):
             check(values)
@@ -294,8 +283,6 @@ def _refused(check: Callable[[np.ndarray], None], values: np.ndarray) -> dict[in
 
 
 def _at(values: Any, rows: np.ndarray) -> Any:
-    if isinstance(values, list):
-        return [values[row] for row in rows]
     return values if len(rows) == len(values) else values[rows]
 
 
