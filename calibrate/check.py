@@ -1,6 +1,5 @@
 """Check that a calibration still holds: compare this machine with the calibrated one, and time a few cells again."""
 
-import dataclasses
 import math
 import os
 import shlex
@@ -59,11 +58,10 @@ class Agreement(NamedTuple):
         return GOOD if is_near and self.inside >= LEAST_COVERED * self.cells else INCONCLUSIVE
 
 
-@dataclasses.dataclass(frozen=True)
-class Validation:
+class Validation(NamedTuple):
     """The result of a check: agreements, the load, changes of machine and software, and the command of each section."""
 
-    models: Mapping[str, Agreement] = dataclasses.field(default_factory=dict)
+    models: Mapping[str, Agreement] = {}
     others: float | None = None
     busy: str = ""
     elsewhere: Sequence[str] = ()
@@ -121,11 +119,11 @@ def check(
     content, here = files.read_calibration_file(file), files.current_fingerprint()
     made_on = [section.fingerprint for section in content.sections().values()]
     differences = dict.fromkeys(text for own in made_on for text in files.fingerprint_differences(own, here))
-    about: dict[str, Any] = {"commands": [section.command for section in content.models.values()]}
-    for kind, is_kind in (("elsewhere", True), ("software", False)):
-        about[kind] = [text for text in differences if (text.partition(" ")[0] in files.MACHINE_FIELDS) == is_kind]
-    if about["elsewhere"]:
-        return Validation(**about)
+    elsewhere = [text for text in differences if text.partition(" ")[0] in files.MACHINE_FIELDS]
+    software = [text for text in differences if text not in elsewhere]
+    commands = [section.command for section in content.models.values()]
+    if elsewhere:
+        return Validation(elsewhere=elsewhere, software=software, commands=commands)
     found: dict[str, Suite] = {}
     not_timed = []
     for name, section in content.models.items():
@@ -152,7 +150,8 @@ def check(
         models[name] = Agreement.of(quantile_ns(visits), np.asarray(expected.time_ns), log_sd)
         looks.append(used_by_others(log))
     others = max((own for own in looks if own is not None), default=None)
-    return Validation(models, others, busier(others, content.machine), not_timed=not_timed, **about)
+    busy = busier(others, content.machine)
+    return Validation(models, others, busy, elsewhere, software, not_timed, commands)
 
 
 def timed_again(

@@ -140,6 +140,7 @@ def run(commands: Callable[..., Any], arguments: list[str], name: str) -> None:
             sys.stdout.flush()
     except OSError as error:
         status = status or _refused(error)
+        assert sys.stdout is not None
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes again when it ends
     sys.exit(status)
 

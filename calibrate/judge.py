@@ -11,12 +11,26 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from rlxjax import Timings, calibration, fit, fit_posterior
-from rlxjax.units import number_text, probability_text, time_text
+from rlxjax import Timings, calibration, fit_posterior
+from rlxjax.calibration import CalibratedModel, ErrorSummary, ModelSection
+from rlxjax.fit import (
+    COVERED,
+    COVERED_SDS,
+    MIN_TIMINGS,
+    Cell,
+    Estimate,
+    LatencyPrior,
+    PosteriorFit,
+    Runs,
+    Suite,
+    estimate,
+    predicted_ns,
+)
+from rlxjax.units import number_text, time_text
 
 from .measure import by_work
 from .samples import SampleLog, noise_floor, quantile_ns
-from .terminal import Deadline, Row, counted, number, print_rows, print_table, say
+from .terminal import Deadline, Row, counted, print_rows, say
 
 #: A campaign ends early if each group's held-out error and the mean noise are this small; seconds between checks.
 TARGET_ERROR, TARGET_NOISE, ASK_EVERY_S = 0.04, 0.02, 4.0
@@ -51,12 +65,12 @@ class Verdict(NamedTuple):
 class Fitted:
     """A fit of all timings, each cell's estimate, and each group's errors from a second fit without held-out cells."""
 
-    cells: list[fit.Cell]
+    cells: list[Cell]
     measured_ns: np.ndarray
     noise: np.ndarray
-    whole: fit.PosteriorFit
-    estimate: fit.Estimate
-    errors: dict[str, calibration.ErrorSummary]
+    whole: PosteriorFit
+    estimate: Estimate
+    errors: dict[str, ErrorSummary]
     blind_converged: bool
     all_seen: bool
 
@@ -66,8 +80,8 @@ class Fitted:
         return None if np.isnan(self.noise).any() else float(self.noise.mean())
 
     @property
-    def calibrated(self) -> calibration.CalibratedModel:
-        return calibration.CalibratedModel(self.whole.posterior, {}, {}, self.whole.runs.hull())
+    def calibrated(self) -> CalibratedModel:
+        return CalibratedModel(self.whole.posterior, {}, {}, self.whole.runs.hull())
 
     def outliers(self) -> list[str]:
         """Return a phrase for each cell whose time is far from its prediction; the farthest cell comes first."""
@@ -80,28 +94,28 @@ class Fitted:
         ]
 
 
-def timings_of(suite: fit.Suite, cells: Sequence[fit.Cell], measured_ns: np.ndarray) -> Timings:
+def timings_of(suite: Suite, cells: Sequence[Cell], measured_ns: np.ndarray) -> Timings:
     return Timings(suite.runs(cells), measured_ns)
 
 
-def fitted(suite: fit.Suite, log: SampleLog, prior: fit.LatencyPrior) -> Fitted:
+def fitted(suite: Suite, log: SampleLog, prior: LatencyPrior) -> Fitted:
     """Fit all timings. A second fit, without the held-out cells, gives their errors and the spread of new runs."""
     cells, visits = log.timed()
-    if len(cells) < fit.MIN_TIMINGS:
-        raise ValueError(f"expected at least {fit.MIN_TIMINGS} measured cells for a fit, got {len(cells)}")
+    if len(cells) < MIN_TIMINGS:
+        raise ValueError(f"expected at least {MIN_TIMINGS} measured cells for a fit, got {len(cells)}")
     runs = suite.runs(cells)
     columns = *runs.inputs.values(), *runs.kernels.values()
     if not any(np.any(column != column[:1]) for column in columns):
         raise ValueError(f"expected cells with different inputs for a fit, got {len(cells)} with the same inputs")
     measured_ns, noise, facts = quantile_ns(visits), noise_floor(visits), log.facts
     seen = np.array([not cell.held_out for cell in cells])
-    all_seen = not fit.MIN_TIMINGS <= seen.sum() < len(cells)
+    all_seen = not MIN_TIMINGS <= seen.sum() < len(cells)
     seen |= all_seen
     timings = Timings(runs, measured_ns)
     whole = fit_posterior(timings, prior, facts=facts)
     blind = whole if all_seen else fit_posterior(timings, prior, seen.astype(float), facts)
-    by_whole, by_blind = (jax.tree.map(np.asarray, fit.estimate(one.posterior, timings.runs)) for one in (whole, blind))
-    terms_ns = np.asarray(jax.jit(fit.predicted_ns)(blind.terms.coefficients, timings.runs, dict(facts)))
+    by_whole, by_blind = (jax.tree.map(np.asarray, estimate(one.posterior, timings.runs)) for one in (whole, blind))
+    terms_ns = np.asarray(jax.jit(predicted_ns)(blind.terms.coefficients, timings.runs, dict(facts)))
     errors = np.log(measured_ns / by_blind.time_ns)
     known_sd, variant = np.sqrt(np.sum(by_blind.scores**2, -1)), np.asarray(timings.runs.variant)
     own = np.asarray(whole.posterior.spread)
@@ -116,39 +130,39 @@ def fitted(suite: fit.Suite, log: SampleLog, prior: fit.LatencyPrior) -> Fitted:
 def widened_spread(spread: np.ndarray, variant: np.ndarray, log_errors: np.ndarray, known_sd: np.ndarray) -> np.ndarray:
     """Return each variant's spread, `[n]`, widened so that its 90 % intervals contain 90 % of its held-out runs."""
     wide = np.array(spread, float)
-    needed = np.sqrt(np.maximum((np.abs(log_errors) / fit.COVERED_SDS) ** 2 - known_sd**2, 0.0))
+    needed = np.sqrt(np.maximum((np.abs(log_errors) / COVERED_SDS) ** 2 - known_sd**2, 0.0))
     for code in np.unique(variant):
         mine = needed[variant == code]
-        place = math.ceil(fit.COVERED * (mine.size + 1)) / mine.size
+        place = math.ceil(COVERED * (mine.size + 1)) / mine.size
         wide[code] = max(wide[code], float(np.quantile(mine, min(place, 1.0))))
     return wide
 
 
 def error_summaries(
-    cells: Sequence[fit.Cell],
+    cells: Sequence[Cell],
     measured_ns: np.ndarray,
-    blind: fit.Estimate,
+    blind: Estimate,
     blind_terms_ns: np.ndarray,
     noise: np.ndarray,
     seen: np.ndarray,
-) -> dict[str, calibration.ErrorSummary]:
+) -> dict[str, ErrorSummary]:
     """Return each group's mean absolute relative errors, on seen and on held-out cells. Each array is `[cells]`."""
     groups = np.array([cell.group for cell in cells])
     errors, terms_errors = (np.abs(times_ns / measured_ns - 1.0) for times_ns in (blind.time_ns, blind_terms_ns))
-    covered = np.abs(np.log(measured_ns / blind.time_ns)) <= fit.COVERED_SDS * np.asarray(blind.log_sd())
+    covered = np.abs(np.log(measured_ns / blind.time_ns)) <= COVERED_SDS * np.asarray(blind.log_sd())
 
     def mean(values: np.ndarray, which: np.ndarray) -> float | None:
         return None if not which.any() or np.isnan(found := float(np.mean(values[which]))) else found
 
-    def of_group(mine: np.ndarray) -> calibration.ErrorSummary:
+    def of_group(mine: np.ndarray) -> ErrorSummary:
         out, own = mine & ~seen, {"fit": mean(errors, mine & seen), "noise_floor": mean(noise, mine)}
         own |= {"held_out": mean(errors, out), "terms_alone": mean(terms_errors, out), "covered": mean(covered, out)}
-        return calibration.ErrorSummary(held_out_cells=int(out.sum()), **own)
+        return ErrorSummary(held_out_cells=int(out.sum()), **own)
 
     return {group: of_group(groups == group) for group in dict.fromkeys(groups.tolist())}
 
 
-def enough_known(suite: fit.Suite, log: SampleLog, prior: fit.LatencyPrior, deadline: Deadline) -> Callable[[], bool]:
+def enough_known(suite: Suite, log: SampleLog, prior: LatencyPrior, deadline: Deadline) -> Callable[[], bool]:
     """Return a function that says whether errors and noise are small. In the first half of the time, it says no."""
     ask_at_s = time.perf_counter() + deadline.left_s() / 2.0
 
@@ -159,10 +173,10 @@ def enough_known(suite: fit.Suite, log: SampleLog, prior: fit.LatencyPrior, dead
         cells, visits = log.timed()
         seen = np.array([not cell.held_out for cell in cells])
         measured_ns, noise = quantile_ns(visits), noise_floor(visits)
-        if not fit.MIN_TIMINGS <= seen.sum() < len(cells) or not noise.mean() <= TARGET_NOISE:
+        if not MIN_TIMINGS <= seen.sum() < len(cells) or not noise.mean() <= TARGET_NOISE:
             return False
         blind = fit_posterior(timings_of(suite, cells, measured_ns), prior, seen.astype(float), log.facts)
-        found = jax.tree.map(np.asarray, fit.estimate(blind.posterior, blind.runs))
+        found = jax.tree.map(np.asarray, estimate(blind.posterior, blind.runs))
         errors = error_summaries(cells, measured_ns, found, found.time_ns, noise, seen).values()
         ask_at_s = time.perf_counter() + ASK_EVERY_S
         return all(own.held_out is None or own.held_out <= TARGET_ERROR for own in errors)
@@ -170,9 +184,7 @@ def enough_known(suite: fit.Suite, log: SampleLog, prior: fit.LatencyPrior, dead
     return is_enough
 
 
-def verdict_on(
-    summaries: Mapping[str, calibration.ErrorSummary], noise_level: float | None, most_error: float
-) -> Verdict:
+def verdict_on(summaries: Mapping[str, ErrorSummary], noise_level: float | None, most_error: float) -> Verdict:
     """Return the verdict on the fit of a model. `most_error` is the largest mean held-out error that is good enough."""
     again = "run `rlxjax calibrate` again, on an idle machine or with a larger --budget"
     if not (out := [own for own in summaries.values() if own.held_out is not None and own.held_out_cells]):
@@ -217,9 +229,7 @@ def busier(others: float | None, then: calibration.MachineSection | None) -> str
     return f"Other programs use {others:.1f} processors, and used {before:.1f} at the calibration."
 
 
-def why_worse(
-    found: Fitted, runs: fit.Runs, mine: calibration.ModelSection, rival: calibration.CalibrationFile | None
-) -> str:
+def why_worse(found: Fitted, runs: Runs, mine: ModelSection, rival: calibration.CalibrationFile | None) -> str:
     """Return why a fit predicts worse than a rival (a calibration or a population); empty if it is not worse."""
     model = found.whole.posterior.model
     its = None if rival is None else rival.models.get(model.name)
@@ -231,26 +241,31 @@ def why_worse(
         if own < LEAST_SHARE * other:
             return f"The fit has {own:,} {what}, the earlier fit {other:,}."
     known = calibration.Calibration.from_file(rival, [model]).of(model.name).posterior
-    found_sd, known_sd = (fit.estimate(one, runs).log_sd() for one in (found.whole.posterior, known))
-    now, then = (fit.COVERED_SDS * float(np.median(log_sd)) for log_sd in (found_sd, known_sd))
+    found_sd, known_sd = (estimate(one, runs).log_sd() for one in (found.whole.posterior, known))
+    now, then = (COVERED_SDS * float(np.median(log_sd)) for log_sd in (found_sd, known_sd))
     if now <= MOST_WIDER * then:
         return ""
     factors = "{} in each direction, and {}".format(*(number_text(math.exp(min(one, 99.0)), 2) for one in (now, then)))
     return f"A typical 90 % interval reaches a factor of {factors} without this fit."
 
 
-def what_holds(summaries: Mapping[str, calibration.ErrorSummary], most_error: float) -> list[str]:
+def what_holds(summaries: Mapping[str, ErrorSummary], most_error: float) -> list[str]:
     """Return sentences that name the groups whose held-out error is small, large or unknown."""
-    out = {name: own.held_out for name, own in summaries.items() if own.held_out is not None}
-    good, bad = ([name for name in out if (out[name] <= most_error) == is_good] for is_good in (True, False))
-    kinds = {"You may use predictions of these groups (held-out error)": good}
-    kinds |= {"Use only the intervals of these groups": bad}
-    kinds |= {"No cell was held out of these groups": [name for name in summaries if name not in out]}
-    texts = {name: f"{name} ({100 * out[name]:.0f} %)" if name in out else name for name in summaries}
-    return [f"{said}: {', '.join(map(texts.__getitem__, names))}." for said, names in kinds.items() if names]
+    kinds: dict[str, list[str]] = {
+        "You may use predictions of these groups (held-out error)": [],
+        "Use only the intervals of these groups": [],
+        "No cell was held out of these groups": [],
+    }
+    good, bad, unknown = kinds.values()
+    for name, own in summaries.items():
+        if (error := own.held_out) is None:
+            unknown.append(name)
+        else:
+            (good if error <= most_error else bad).append(f"{name} ({100 * error:.0f} %)")
+    return [f"{said}: {', '.join(texts)}." for said, texts in kinds.items() if texts]
 
 
-def what_pays(calibrated: calibration.CalibratedModel, inputs: Mapping[str, Any]) -> list[str]:
+def what_pays(calibrated: CalibratedModel, inputs: Mapping[str, Any]) -> list[str]:
     """Return a sentence that says where along the first input the second strategy is faster."""
     if len(calibrated.strategies) < 2:
         return []
@@ -276,8 +291,8 @@ class Outcome:
     is_written: bool
     samples_path: FilePath
     verdict: Verdict
-    section: calibration.ModelSection
-    suite: fit.Suite
+    section: ModelSection
+    suite: Suite
     fitted: Fitted
     skipped: Mapping[str, Sequence[str]]  # cells without timings, by reason
     micro_ns: Mapping[str, float]
@@ -309,8 +324,9 @@ def print_outcome(outcome: Outcome, console: Console, *, is_verbose: bool = Fals
     samples, verdict, details = outcome.samples, outcome.verdict, []
     if is_verbose:
         print_rows(console, "Mean absolute error of predictions", error_rows(outcome.section))
-        _print_coefficients(outcome.section, console)
-        _print_works(outcome, console)
+        print_rows(console, "Coefficients", _coefficient_rows(outcome.section))
+        if rows := _work_rows(outcome):
+            print_rows(console, f"{outcome.suite.model.name} (a ratio of 1 is best)", rows)
         if outcome.micro_ns:
             times = (f"{name} {time_text(time_ns)}" for name, time_ns in outcome.micro_ns.items())
             details.append(f"micro-benchmarks: {', '.join(times)}")
@@ -334,43 +350,41 @@ def shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:SKIPPED_SHOWN]) + (f" and {more} more, which the file names" if more > 0 else "")
 
 
-def error_rows(section: calibration.ModelSection) -> list[Row]:
+def error_rows(section: ModelSection) -> list[Row]:
     """Return the errors of each group as rows of a table."""
-    errors = {name: own.model_dump() for name, own in section.held_out.items()}
-    return [{"of": name} | {text: own[field] for text, field in ERRORS.items()} for name, own in errors.items()]
+    return [
+        {"of": name} | {text: getattr(own, field) for text, field in ERRORS.items()}
+        for name, own in section.held_out.items()
+    ]
 
 
-def _print_coefficients(section: calibration.ModelSection, console: Console) -> None:
-    rows = []
-    for name, entry in section.coefficients.items():
-        uncertainty = f"{100 * entry.log_sd:.0f} %" if entry.log_sd < 0.5 else f"x {math.exp(entry.log_sd):.1f}"
-        rows.append([name, entry.unit, number(entry.value), uncertainty, entry.provenance])
-    print_table(console, "Coefficients", ["coefficient", "unit", "value", "uncertainty", "provenance"], rows, texts=2)
+def _coefficient_rows(section: ModelSection) -> list[Row]:
+    return [
+        {
+            "coefficient": name,
+            "unit": entry.unit,
+            "value": entry.value,
+            "uncertainty": f"{100 * entry.log_sd:.0f} %" if entry.log_sd < 0.5 else f"x {math.exp(entry.log_sd):.1f}",
+            "provenance": entry.provenance,
+        }
+        for name, entry in section.coefficients.items()
+    ]
 
 
-def _print_works(outcome: Outcome, console: Console) -> None:
-    """Print the time of each strategy for a few works, and the decisions."""
-    found, calibrated = outcome.fitted, outcome.fitted.calibrated
+def _work_rows(outcome: Outcome) -> list[Row]:
+    """Return the predicted and the measured time of each strategy, for a few works."""
+    found, rows = outcome.fitted, []
     pairs = zip(found.measured_ns, found.estimate.time_ns, strict=True)
     times_ns = {cell.name: pair for cell, pair in zip(found.cells, pairs, strict=True)}
     works = {name: cells for name, cells in by_work(found.cells).items() if len(cells) > 1}
     shown = [name for name in outcome.suite.shown if name in works] or list(works)
-    rows, decisions = [], []
     for work in shown[:: max(1, len(shown) // WORKS_SHOWN)][:WORKS_SHOWN]:
-        last: Mapping[str, Any] = works[work][-1].inputs
-        alike = [cell.name for cell in works[work] if cell.inputs == last]
+        alike = [cell.name for cell in works[work] if cell.inputs == works[work][-1].inputs]
         fastest = min(alike, key=lambda name: times_ns[name]) if len(alike) > 1 else ""
         for cell in works[work]:
-            (measured, predicted), note = times_ns[cell.name], "fastest" if cell.name == fastest else ""
-            rows.append(
-                [work, cell.group, time_text(predicted), time_text(measured), f"{predicted / measured:.2f}", note]
-            )
-        if len(calibrated.strategies) > 1:
-            decided, (kept, fused, *_) = calibrated.decide(**last), calibrated.strategies
-            likely = f"{probability_text(float(decided.probability))} likely to be faster than {kept}"
-            decisions.append(f"{work}: {calibrated.pick(**last)} is picked; {fused} is {likely}: {decided.verdict()}.")
-    if rows:
-        headings = ["work", "", "predicted", "measured", "predicted / measured", ""]
-        print_table(console, f"{outcome.suite.model.name} (a ratio of 1 is best)", headings, rows, texts=2)
-    for text in decisions:
-        say(text, to=console)
+            measured, predicted = times_ns[cell.name]
+            row = {"work": work, "of": cell.group}
+            row |= {"predicted (ns)": predicted, "measured (ns)": measured}
+            row |= {"predicted / measured": predicted / measured, "fastest": cell.name == fastest}
+            rows.append(row)
+    return rows

@@ -16,8 +16,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlxjax import fit
 from rlxjax.clock import call_ns, quiet_collector, visit_ns
+from rlxjax.fit import (
+    Cell,
+    Estimate,
+    Facts,
+    LatencyPrior,
+    Suite,
+    estimate,
+    next_measurements,
+    prior_posterior,
+)
 
 from .interrupts import heeded
 from .machine import CanaryWatch
@@ -40,17 +49,17 @@ COMPARED, TOLERANCE = 4096, 1e-3
 MEMORY_SHARE = 0.25
 
 
-def by_work(cells: Sequence[fit.Cell]) -> dict[str, list[fit.Cell]]:
+def by_work(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
     """Return a dict from each work to its cells; the works are in the order of their first cells."""
-    works: dict[str, list[fit.Cell]] = {}
+    works: dict[str, list[Cell]] = {}
     for cell in cells:
         works.setdefault(cell.work, []).append(cell)
     return works
 
 
 def measuring_order(
-    suite: fit.Suite, cells: Sequence[fit.Cell], prior: fit.LatencyPrior, facts: fit.Facts, rng: np.random.Generator
-) -> list[fit.Cell]:
+    suite: Suite, cells: Sequence[Cell], prior: LatencyPrior, facts: Facts, rng: np.random.Generator
+) -> list[Cell]:
     """Return the cells in the order of compilation. The cells of a work stay together, and the shown works come first.
 
     Then comes a work of each group, then the works that tell most for their time, then the rest in random order. Every
@@ -80,24 +89,22 @@ def measuring_order(
     return [cell for name in order for cell in works[name]]
 
 
-def _expected(
-    suite: fit.Suite, blocks: Sequence[Sequence[fit.Cell]], prior: fit.LatencyPrior, facts: fit.Facts
-) -> fit.Estimate:
+def _expected(suite: Suite, blocks: Sequence[Sequence[Cell]], prior: LatencyPrior, facts: Facts) -> Estimate:
     """Return the prior's estimates, `[works, cells]`. Works with fewer cells are padded, with an infinite spread."""
-    posterior = fit.prior_posterior(suite.model, prior, DESIGN_SPREAD, DESIGN_CORRECTION_SD, facts)
+    posterior = prior_posterior(suite.model, prior, DESIGN_SPREAD, DESIGN_CORRECTION_SD, facts)
     width = max(map(len, blocks))
     cells = [cell for block in blocks for cell in (*block, *[block[0]] * (width - len(block)))]
-    flat = fit.estimate(posterior, suite.runs(cells))
+    flat = estimate(posterior, suite.runs(cells))
     found = jax.tree.map(lambda column: np.asarray(column).reshape(len(blocks), width, *column.shape[1:]), flat)
     is_there = np.arange(width) < np.array([len(block) for block in blocks])[:, None]
     return found._replace(spread=np.where(is_there, found.spread, np.inf))
 
 
-def _design(blocks: fit.Estimate, count: int, n_first: int, n_unknowns: int) -> list[int]:
+def _design(blocks: Estimate, count: int, n_first: int, n_unknowns: int) -> list[int]:
     """Order `count` blocks by how much each helps to predict all blocks. The last `n_first` are timed already."""
 
-    def part(which: Sequence[int]) -> fit.Estimate:
-        return fit.Estimate(*(column[np.asarray(which)] for column in blocks))
+    def part(which: Sequence[int]) -> Estimate:
+        return Estimate(*(column[np.asarray(which)] for column in blocks))
 
     seconds = np.where(np.isfinite(blocks.spread), READY_S + EXPECTED_RUNS * blocks.time_ns / 1e9, 0.0).sum(1)
     taken, chosen = list(range(len(seconds) - n_first, len(seconds))), []
@@ -105,7 +112,7 @@ def _design(blocks: fit.Estimate, count: int, n_first: int, n_unknowns: int) -> 
         left = [place for place in range(count) if place not in chosen]
         if (n := min(n, len(left))) > 0:
             timed = part([*taken, *chosen]) if taken or chosen else None
-            found = fit.next_measurements(part(left), n, seconds=seconds[left], targets=targets, timed=timed)
+            found = next_measurements(part(left), n, seconds=seconds[left], targets=targets, timed=timed)
             chosen += [left[place] for place in found.order]
     return chosen + [place for place in range(count) if place not in chosen]
 
@@ -119,8 +126,8 @@ class Ready(NamedTuple):
 
 
 def made_ready(
-    suite: fit.Suite,
-    cells: Sequence[fit.Cell],
+    suite: Suite,
+    cells: Sequence[Cell],
     deadline: Deadline,
     advance: Callable[[], None] = lambda: None,
     *,
@@ -161,7 +168,7 @@ def made_ready(
     return Ready(programs, times_ns, {name: why for name, why in tried.items() if isinstance(why, str)})
 
 
-def _tried(suite: fit.Suite, cell: fit.Cell) -> tuple[Callable[[], Any], int] | str:
+def _tried(suite: Suite, cell: Cell) -> tuple[Callable[[], Any], int] | str:
     """Return the program of a cell and the time of its second run in ns, or the reason why the program is refused."""
     try:
         program = suite.program(cell)

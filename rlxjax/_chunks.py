@@ -137,8 +137,11 @@ SETTINGS = tuple(
     )
     if name in jax.config.values
 )
-_READS = tuple(
-    functools.partial(*(getattr, jax.config) if hasattr(jax.config, n) else (jax.config.read,), n) for n in SETTINGS
+_READS: tuple[Callable[[], Any], ...] = tuple(
+    functools.partial(getattr, jax.config, name)
+    if hasattr(jax.config, name)
+    else functools.partial(jax.config.read, name)
+    for name in SETTINGS
 )
 
 

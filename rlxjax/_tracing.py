@@ -46,7 +46,7 @@ def jitted(
     if is_from_jit(fn):
         return fn, args, kwargs
     with contextlib.suppress(Exception):  # `flax.nnx.jit` holds JAX's trace, with the new state
-        program = fn.trace(*args, **kwargs).traced
+        program = fn.trace(*args, **kwargs).traced  # pyright: ignore[reportFunctionMemberAccess]
         from jax.extend.core import jaxpr_as_fun  # a slow import, which loads Pallas
 
         shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.jaxpr.in_avals]

@@ -283,7 +283,7 @@ def test_what_cannot_run_is_refused_in_one_sentence(transform):
         *((one, {"strategy": name}, "expected 'fused' or 'learned'") for name in ("host", "2seg", "block") * is_traced),
     ]
     if not is_traced:
-        rows.append((np.ma.masked_invalid(one), {}, "expected plain numbers, got a masked array; use signal.filled"))
+        rows.append((np.ma.array(one, mask=True), {}, "expected plain numbers, got a masked array; use .filled"))
     for signal, arguments, message in rows:
         model = rx.learned.LearnedFft.exact(64) if arguments.get("strategy") == "learned" else None
         arguments = {"params": FAST, "strategy": "fused", "model": model, **arguments}

@@ -148,7 +148,8 @@ UNKNOWN = {
 
 
 def test_nothing_sure_is_said_of_what_is_not_counted():
-    model = CalibratedModel(rx.fit.prior_posterior(FUNCTIONS), {}, {}, dict.fromkeys(FUNCTIONS.inputs, (0.0, 1e18)))
+    domain = dict.fromkeys([*FUNCTIONS.inputs, *FUNCTIONS.kernels], (0.0, 1e18))
+    model = CalibratedModel(rx.fit.prior_posterior(FUNCTIONS), {}, {}, domain)
     known = Calibration({"functions": model}, None, {})
     sine = rx.profile_function(jnp.sin, X)
     assert sine.uncounted == () == predict_profiles(known.of("functions"), [sine]).predictions[0].uncounted

@@ -340,7 +340,7 @@ class CalibratedModel(Predictions):
     ) -> tuple[str, str]:
         """Return the fastest candidate for one workload, the first in a tie, and the candidate's fastest variant."""
         for name, value in (*zip(self.model.inputs, inputs, strict=False), *named.items()):
-            own = None if value is None else real_numbers(value, name)
+            own: Any = None if value is None else real_numbers(value, name)
             if is_traced(own) or np.ndim(own):
                 given = "a traced value" if is_traced(own) else f"shape {np.shape(own)}"
                 raise ValueError(f"{name}: expected a number for one workload, got {given}; use `pick_index`")
@@ -377,7 +377,8 @@ class _Run(NamedTuple):
 
 def _answered(*asked: Any) -> tuple[Any, Bool[Array, "strategies"]]:
     """Return what `_program` returns. The infinite times in it are no errors, though JAX's debugging takes them so."""
-    if not (jax.config.jax_debug_infs or jax.config.jax_debug_nans):
+    config: Any = jax.config
+    if not (config.jax_debug_infs or config.jax_debug_nans):
         return _program(*asked)
     with jax.debug_infs(False), jax.debug_nans(False):
         return _program(*asked)

@@ -149,7 +149,8 @@ class Advice(Choice):
         """The number of calls in which the change saves as much as compiling takes; None if it was not measured."""
         is_timed = self.is_change and self.pair and self.pair[0].measured_ns is not None
         seconds = self.pair[1].compile_s if is_timed else None
-        return math.ceil(seconds * 1e9 / self.gain_ns) if seconds and (self.gain_ns or 0.0) > 0.0 else None
+        gain_ns = self.gain_ns or 0.0
+        return math.ceil(seconds * 1e9 / gain_ns) if seconds and gain_ns > 0.0 else None
 
     @property
     def paying_back(self) -> str:
@@ -309,7 +310,7 @@ def why_measured(choice: Choice) -> tuple[str, str, str]:
         return code, name, said + failed
     faster, slower = sorted((apart, other), key=lambda own: _cost_ns(own, "measured_ns"))
     costs_ns, predicted_ns = ([_cost_ns(own, by) for own in (faster, slower)] for by in ("measured_ns", "predicted_ns"))
-    ends_ns = [own.measured_interval_ns or (own.measured_ns,) * 2 for own in (faster, slower)]
+    ends_ns = [own.measured_interval_ns or (own.measured_ns or 0.0,) * 2 for own in (faster, slower)]
     is_near = costs_ns[1] <= (1.0 + choice.regret) * costs_ns[0]
     is_apart = ends_ns[0][1] + faster.extra_ns < ends_ns[1][0] + slower.extra_ns
     times = ", ".join(f"{_in_words(own.name)} {time_text(own.measured_ns or 0.0)}" for own in (faster, slower))

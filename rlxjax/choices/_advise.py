@@ -119,7 +119,8 @@ def advise(
         >>> import jax.numpy as jnp
         >>> from rlxjax.calibration import CalibratedModel
         >>> from rlxjax.fit import prior_posterior
-        >>> model = CalibratedModel(prior_posterior(FUNCTIONS), {}, {}, {name: (0, 1e9) for name in FUNCTIONS.inputs})
+        >>> domain = {name: (0, 1e9) for name in (*FUNCTIONS.inputs, *FUNCTIONS.kernels)}
+        >>> model = CalibratedModel(prior_posterior(FUNCTIONS), {}, {}, domain)
         >>> known, rows = Calibration({"functions": model}, None, {}), jax.ShapeDtypeStruct((1000, 1000), jnp.float32)
         >>> found = advise([jnp.negative, jnp.abs], rows, calibration=known)
         >>> found.verdict, found.reason_code, found.saved_launches, found.saved_traffic_bytes

@@ -131,7 +131,7 @@ def _state_of(value: Any) -> dict[str, Any]:
     """Return the fields of a dataclass, or the attributes and slots of another object, without cached properties."""
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
-    state = object.__getstate__(value)
+    state: Any = object.__getstate__(value)
     parts = state if isinstance(state, tuple) else (state,)
     named = itertools.chain.from_iterable((part or {}).items() for part in parts)
     cached = functools.cached_property

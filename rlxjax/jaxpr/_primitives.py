@@ -145,7 +145,7 @@ def implementation(equation: Any, platform: str) -> Any | None:
     The implementation of `lax.platform_dependent`, which is a `cond`, is the platform's branch.
     """
     primitive, params = equation.primitive, equation.params
-    branches = zip(params.get("branches_platforms") or (), params.get("branches", ()), strict=False)
+    branches: Any = zip(params.get("branches_platforms") or (), params.get("branches", ()), strict=False)
     of_platform = {name: branch for group, branch in branches for name in group or ("others",)}
     if branch := of_platform.get(platform, of_platform.get("others")):
         return opened(branch)

@@ -274,8 +274,8 @@ def kernel_runs(kernels: Kernels, weights: Any = None, **sizes: Any) -> Runs:
     columns = (known_weights() if weights is None else weights).columns(kernels, sizes["static_ops"], sizes["trips"])
     found = {**sizes, **columns}
     zeros = np.zeros(np.shape(found["arrays"]), np.int32)
-    inputs, kernels = ({name: found[name] * 1.0 for name in names} for names in (PROGRAM_INPUTS, KERNEL_INPUTS))
-    return Runs(FUNCTIONS, zeros, inputs, kernels)
+    inputs, rows = ({name: found[name] * 1.0 for name in names} for names in (PROGRAM_INPUTS, KERNEL_INPUTS))
+    return Runs(FUNCTIONS, zeros, inputs, rows)
 
 
 def untimed_operations(profile: FunctionProfile) -> tuple[str, ...]:

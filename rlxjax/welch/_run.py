@@ -106,7 +106,7 @@ def welch_peaks(
         own = functools.partial(run_program, compiled(program))
         peaks = own(signal)
         if call.platform in (None, "cpu"):
-            found, rows = np.array(peaks), signal.reshape(-1, signal.shape[-1])
+            found, rows = np.array(peaks), np.asarray(signal).reshape(-1, signal.shape[-1])
             rescaled = rescaled_peaks(found, rows, lambda scaled: own(scaled.reshape(signal.shape)))
             peaks = peaks if is_jax and rescaled is found else rescaled
         return _placed_as(peaks, signal) if is_jax else peaks
