@@ -329,6 +329,11 @@ class Decision(NamedTuple):
     probability: Float[Array, "*batch"]
     in_domain: bool | np.ndarray | Array | None = None
 
+    @property
+    def temperature_ns(self) -> Nanoseconds:
+        """The temperature in ns at which the sigmoid of `margin_ns` is `probability`."""
+        return temperature_from_sd(self.margin_sd_ns)
+
     def verdict(self, sure: float = SURE) -> str | np.ndarray:
         """Return "fuse", "keep" or "undecided" for a single decision, or an array of these words, `[*batch]`, for many.
 
