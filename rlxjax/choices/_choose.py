@@ -33,8 +33,8 @@ from ._way import LIMIT_MS, REGRET, Choice, Way, choice_of_json, json_of_choice,
 
 #: This process keeps at most this number of choices, of about 2 kB each. They hold no functions and no arguments.
 MOST_CHOICES = 16_384
-#: A compilation is given up after this number of seconds.
-COMPILE_S = 3600.0
+#: Seconds after which a compilation is given up, and seconds that a first call may take to compile its operations.
+COMPILE_S, FIRST_CALL_S = 3600.0, 60.0
 #: After a look at the machine's load, a provisional choice is used for this number of seconds without another look.
 LOOK_AGAIN_S = 60.0
 #: The type of a jitted function.
@@ -76,6 +76,7 @@ def choose(
             are a tie, and the model's favourite wins.
         limit_ms: milliseconds that timing may take, without compiling. Six rounds are timed even if they take longer. A
             call is given up after 100 times this limit, but not before 1 s; it then goes on running in a daemon thread.
+            The first call of a function that is not jitted may take 60 s longer, because it compiles operations.
             The first call of a function that is not jitted compiles, so this limit does not count for it.
         calibration: the calibration of this machine; the default is `default_calibration()`.
         check: whether to raise an error if results differ by more than rounding explains. A list equals a tuple.
@@ -356,7 +357,9 @@ def _timed(
             begun_s, own, result, reason = time.perf_counter(), ways[place], None, ""
             run = lambda own=own: jax.block_until_ready(own.call())  # noqa: E731
             # All processes compile before any process waits for results. Without `make`, the first call compiles.
-            for call, longest in ((own.make or run, COMPILE_S), (run, longest_s(limit_s))):
+            longest_call_s = longest_s(limit_s)
+            first = (own.make, COMPILE_S) if own.make else (run, longest_call_s + FIRST_CALL_S)
+            for call, longest in (first, (run, longest_call_s)):
                 try:
                     result, reason = (None, reason) if reason else (caller(call, longest), "")
                 except FailedError as error:
