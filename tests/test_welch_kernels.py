@@ -1,5 +1,7 @@
 """The kernels of accelerators, run by the interpreter: peaks against float64, ties, NaN, derivatives, maps."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -90,7 +92,9 @@ def test_the_compiled_kernel_moves_the_samples_and_the_peaks_and_little_else(pla
     monkeypatch.setenv("RLXJAX_HOME", str(tmp_path))
     batch, useful = 1000, SMALL.frame_len + 2 * SMALL.k
     rows = jax.ShapeDtypeStruct((batch, SMALL.frame_len), jnp.float32)
-    made = compile_for(lambda rows: fused_peaks(rows, SMALL, platform=platform), rows, target=PLATFORMS[platform])
+    # Rows whose powers leave the range of float32 take another branch, which is not counted here.
+    peaks = functools.partial(fused_peaks, params=SMALL, platform=platform, rescales=False)
+    made = compile_for(peaks, rows, target=PLATFORMS[platform])
     moved = CompiledProgram(made.text, {}).totals.sums().bytes
     assert moved is not None
     assert moved < 1.5 * 4 * batch * useful
