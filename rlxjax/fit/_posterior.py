@@ -332,7 +332,7 @@ class Decision(NamedTuple):
     @property
     def temperature_ns(self) -> Nanoseconds:
         """The temperature in ns at which the sigmoid of `margin_ns` is `probability`."""
-        return temperature_from_sd(self.margin_sd_ns)
+        return jnp.asarray(temperature_from_sd(self.margin_sd_ns))
 
     def verdict(self, sure: float = SURE) -> str | np.ndarray:
         """Return "fuse", "keep" or "undecided" for a single decision, or an array of these words, `[*batch]`, for many.
